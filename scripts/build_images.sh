@@ -1,15 +1,15 @@
 #!/bin/sh
-# Build the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
+# Build the images: scripts/build_images.sh REGISTRY/sdp [ray|exporter ...]      (both, if none is named)
 # Uses docker, or buildah if docker does not run. The environment may set BASE_IMAGE, TAG and, for ray only, EFA_INSTALLER
 # (a version) together with EFA_SHA256 (the digest of its archive).
 #   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 EFA_SHA256=... scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
-# Prints the names of the images for the charts: REGISTRY/ray:TAG.
+# Prints the names of the images for the charts: REGISTRY/sdp/ray:TAG.
 set -eu
 cd "$(dirname "$0")/.."
 
 registry=${1:-}
 case $registry in
-  ''|-*) echo "usage: scripts/build_images.sh REGISTRY [ray|exporter ...]" >&2; exit 2 ;;
+  ''|-*) echo "usage: scripts/build_images.sh REGISTRY/sdp [ray|exporter ...]" >&2; exit 2 ;;
 esac
 shift
 [ $# -gt 0 ] || set -- ray exporter

@@ -57,7 +57,7 @@ with GPUs, scraping of Ray's pods, recording rules, alerts with [runbooks](../..
 ```sh
 CHARTS=oci://ghcr.io/prometheus-community/charts
 helm install kube-prometheus-stack $CHARTS/kube-prometheus-stack -n monitoring --create-namespace
-helm install sdp-monitoring charts/sdp-monitoring -n monitoring --set exporter.image.repository=REGISTRY/exporter
+helm install sdp-monitoring charts/sdp-monitoring -n monitoring --set exporter.image.repository=REGISTRY/sdp/exporter
 ```
 
 - If kube-prometheus-stack has another release name: `--set monitorLabels.release=NAME`.

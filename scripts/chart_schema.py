@@ -48,9 +48,9 @@ def _keys(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
     if "$ref" in schema:
         return _keys(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return _either([_keys(each, definitions) for each in choices])
+        return _either([_keys(choice, definitions) for choice in choices])
     if "properties" in schema:
-        properties = {name: _keys(each, definitions) for name, each in schema["properties"].items()}
+        properties = {name: _keys(subschema, definitions) for name, subschema in schema["properties"].items()}
         return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
     if isinstance(items := schema.get("items"), dict):
         return _unless_empty("items", _keys(items, definitions))

@@ -27,7 +27,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "lease": "One writer per output.",
         "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
         "device": "The device that a process computes on; threads, streams and events that stay on it.",
-        "ray_loss": "The one line that a job says when it loses Ray: a raylet, the head, its driver.",
+        "ray_loss": "The one line that a job prints when it loses Ray: a raylet, the head, its driver.",
         "cluster": "Connecting to Ray, and placing work by accelerator.",
         "waiting": "Waiting for places on a cluster that may have to grow, and saying what is missing.",
         "pool": "A pool of equal workers on Ray Data, for generate and evaluate.",

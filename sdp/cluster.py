@@ -21,7 +21,7 @@ from sdp.leaving import cleanups, kill_descendants
 
 _REACH_S = 10.0
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
-_TALKATIVE = ("ray._private.authentication", "ray.data._internal.progress")
+_NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
 
 
@@ -44,7 +44,7 @@ def connect(**local: Any) -> dict[str, float]:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         # A driver that waits for Ray handles a signal only after so long; the default is a second.
         os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
-        for name in _TALKATIVE:
+        for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
@@ -87,7 +87,7 @@ def abandon() -> None:
 
 
 def kill() -> None:
-    """End a local Ray with all that this process has started, which must end right after it."""
+    """End a local Ray and everything else that this process has started. The caller must exit right after it."""
     if is_local():
         kill_descendants(_delete_spilled)
 
@@ -120,7 +120,7 @@ def joined() -> bool:
 def on_gpus(section: str, workers: WorkersConfig) -> bool:
     """Return whether each worker gets a GPU, by its section of the configuration.
 
-    An idle cluster may have no GPU node yet, so the GPUs that exist decide only where no cluster was joined.
+    The GPUs that exist decide only for a local Ray: an idle cluster may have no GPU node yet.
     """
     if workers.gpu_each is not None:
         return workers.gpu_each

@@ -151,12 +151,12 @@ def duration(seconds: float) -> str:
 
 
 def clock(unix_s: float) -> str:
-    """Nov 23 04:12 UTC."""
+    """Return a time in words: Nov 23 04:12 UTC."""
     return time.strftime("%b %d %H:%M UTC", time.gmtime(unix_s))
 
 
 def spent(seconds: float, gpu_hours: float, cost: float = 0.0) -> str:
-    """Return 3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost if there are any."""
+    """Return what was spent: `3:05:00, 24.7 GPU-hours, cost 45.20`, without GPU-hours or cost if they are 0."""
     parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
     return ", ".join(part for part in parts if part)
 

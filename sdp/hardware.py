@@ -68,9 +68,9 @@ class Instance:
 #   glennklockwood.com/garden/processors/h100; of B200: modal.com/gpu-glossary; of A100-40G, H100-PCIe (2.0; some print
 #   2.039) and H100-NVL (3.9; some print 3.93): quotations in several repositories;
 # - L4 (121 dense, 242 with sparsity; 300 GB/s) and A10G (70 dense, 140 with sparsity; 600 GB/s): quotations of the
-#   datasheets. 125, which some print of the A10G, is the A10's, another GPU of the same bandwidth.
-# Of the Ada cards, L4 and L40S, some hold that bf16 with fp32 accumulation runs at half the datasheet's rate (so
-# allenai/OLMo-core's speed_monitor.py); cuBLAS has been seen above that half on an L4, so the datasheet stands.
+#   datasheets. 125, which some print for the A10G, is the peak of the A10, another GPU of the same bandwidth.
+# For the Ada cards, L4 and L40S, some sources say that bf16 with fp32 accumulation runs at half the datasheet's rate
+# (such as allenai/OLMo-core's speed_monitor.py). cuBLAS has exceeded that half on an L4, so the datasheet is used.
 # Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
 
 _GPUS = (

@@ -32,7 +32,7 @@ def raylet_command(pid: int) -> bytes:
 
 
 def kill_descendants(meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Stop all processes below this one, call `meanwhile`, and kill them; do nothing without /proc. End right after it.
+    """Stop all processes below this one, call `meanwhile`, and kill them; without /proc, do nothing. Then exit.
 
     Ray's own shutdown waits for seconds, and where its raylet alone is killed, its agents stay for a minute. A raylet's
     death makes Ray's core end this process, so it is killed last.

@@ -1,7 +1,7 @@
-"""The one line that a job says when it loses Ray.
+"""The one line that a job prints when it loses Ray.
 
 Ray's core ends a driver that has lost its raylet at once, and one that has lost the GCS after a minute, without a word.
-So a small process waits for the driver's end and speaks for it, and a thread looks for both losses first.
+So a thread watches for both losses, and a small process waits for the driver's end and prints the line in its place.
 """
 
 import atexit
@@ -22,16 +22,16 @@ from sdp.leaving import raylet_command
 
 _LOOK_S = 2.0
 _PATIENCE_S = 45.0
-"""The longest silence of a cluster's GCS: one with a store of its own is restarted. Ray's core waits 60 s."""
-_AGAIN = "run the same command again, it continues"
-_SPEAK = """
+"""The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
+_REMEDY = "run the same command again, it continues"
+_PRINT_LAST_LINE = """
 line=$1
 while read -r word; do
   case $word in over) exit ;; raylet) line=$2 ;; gcs) line=$3 ;; esac
 done
 printf '%s\\n' "$line" >&2
 """
-"""Wait for the end of the driver, which keeps the other end of standard input open."""
+"""A shell script that waits for the end of the driver, which keeps the other end of standard input open."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Watch:
     def __init__(self, job: str) -> None:
         self.job = job
         self._pipe: int | None = None
-        self._speaker: subprocess.Popen[bytes]
+        self._printer: subprocess.Popen[bytes]
         self._over = threading.Event()
         self._lock = threading.Lock()
 
@@ -54,15 +54,15 @@ class _Watch:
             return
         logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
         lines = [
-            f"{self.job}: the driver was killed, or Ray's core ended it ({logs}); {_AGAIN}",
-            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_AGAIN}",
-            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_AGAIN}",
+            f"{self.job}: the driver was killed, or Ray's core ended it ({logs}); {_REMEDY}",
+            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_REMEDY}",
+            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_REMEDY}",
         ]
         prefix = "" if as_json() else "sdp: "
         standard_input, self._pipe = os.pipe()
         # In a session of its own, so that Ctrl-C reaches the driver alone.
-        self._speaker = subprocess.Popen(
-            ["/bin/sh", "-c", _SPEAK, "sh", *(formatted(f"{prefix}{line}", "error") for line in lines)],
+        self._printer = subprocess.Popen(
+            ["/bin/sh", "-c", _PRINT_LAST_LINE, "sh", *(formatted(f"{prefix}{line}", "error") for line in lines)],
             stdin=standard_input,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -81,23 +81,24 @@ class _Watch:
                 self._tell("over")
                 os.close(self._pipe)
                 self._pipe = None
-                self._speaker.wait()
+                self._printer.wait()
         atexit.unregister(self.end)
 
     def _look(self, raylet: int | None, gcs: str, local: bool) -> None:
-        lost, process = select.poll(), None
+        """Watch for the loss of the raylet or of the GCS until the job ends."""
+        raylet_end, process = select.poll(), None
         if raylet is not None:
             with contextlib.suppress(OSError):  # ended already: the driver's next call fails
                 process = os.fdopen(os.pidfd_open(raylet))
-                lost.register(process, select.POLLIN)
+                raylet_end.register(process, select.POLLIN)
         with process or contextlib.nullcontext():
-            self._look_for(lost, gcs, local)
+            self._poll(raylet_end, gcs, local)
 
-    def _look_for(self, lost: select.poll, gcs: str, local: bool) -> None:
+    def _poll(self, raylet_end: select.poll, gcs: str, local: bool) -> None:
         host, _, port = gcs.rpartition(":")
         silent_since: float | None = None
         while not self._over.is_set():
-            if lost.poll(1000 * _LOOK_S):
+            if raylet_end.poll(1000 * _LOOK_S):
                 self._die("raylet")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
@@ -131,7 +132,7 @@ _watch: _Watch | None = None
 
 @contextlib.contextmanager
 def explained(job: str) -> Iterator[None]:
-    """Raise an error of Ray's as one line inside the block, and have one said where Ray ends this process."""
+    """Turn Ray's errors inside the block into one line, and have a line printed if Ray ends this process."""
     global _watch
     watch = _watch = _Watch(job)
     try:
@@ -142,7 +143,7 @@ def explained(job: str) -> Iterator[None]:
         if (own := unwrapped(error)) is not None:
             raise own from error
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_AGAIN}") from error
+        raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_REMEDY}") from error
     finally:
         watch.end()
         _watch = None
@@ -182,6 +183,6 @@ def _raylet_of(node: str) -> int | None:
     if not hasattr(os, "pidfd_open"):  # not Linux
         return None
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    names = [each["RayletSocketName"].encode() for each in nodes if each["NodeID"] == node]
+    names = [info["RayletSocketName"].encode() for info in nodes if info["NodeID"] == node]
     pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
     return next((pid for pid in pids if names and names[0] in raylet_command(pid)), None)

@@ -110,8 +110,8 @@ def wait_for(
 ) -> list[int]:
     """Wait until all places have room for their workers; return the number of workers at each.
 
-    The most are requested; if they do not come, fewer will do once the cluster has not changed for a while. Missing
-    places are logged every half minute and raised after `wait_s`. `check` is called meanwhile, and may raise.
+    The maximum is requested first, and fewer if that does not come and the cluster has not changed for a while. Missing
+    places are logged every half minute, and are an error after `wait_s`. `check` is called meanwhile and may raise.
     """
     began = changed = time.monotonic()
     pause, line_at, before = threading.Event(), began + _FIRST_LINE_S, list[tuple[int, int]]()
@@ -128,8 +128,8 @@ def wait_for(
             if not missing:
                 return counts
             if now - began > wait_s:
-                what = " and ".join(places[number].progress(places[number].least) for number in missing)
-                raise no_place(places[missing[-1]].section, what, wait_s)
+                needed = " and ".join(places[number].progress(places[number].least) for number in missing)
+                raise no_place(places[missing[-1]].section, needed, wait_s)
             if now > line_at:
                 for number in missing:
                     say(f"{job}: waiting for {places[number].progress(counts[number], duration(now - began))}")
@@ -148,10 +148,10 @@ def wait_for(
             request.__exit__()
 
 
-def no_place(section: str, what: str, wait_s: float, key: str | None = None) -> UserError:
+def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
     """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
     return UserError(
-        f"{key or f'{section}.wait_s'}: no node offered {what} within {duration(wait_s)}; the cluster has {_offer()}"
+        f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has {_offer()}"
         f"{_autoscaler()}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )
 

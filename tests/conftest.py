@@ -21,7 +21,7 @@ MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: 
 
 
 def pytest_configure() -> None:
-    """Processes that tests start find this `tests`, Ray's workers too: a library installs a package of that name."""
+    """Make processes that tests start, Ray's workers too, import this `tests`: a library installs one of that name."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
@@ -44,7 +44,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """PyTorch computes in one thread: on tiny networks more only get in each other's way."""
+    """Make PyTorch compute in one thread: on tiny networks more are slower."""
     import torch
 
     before = torch.get_num_threads()
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture starts something."""
+    """Skip a test whose programs are missing, before any fixture starts something."""
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             if tools.find(name) is None:
@@ -83,7 +83,7 @@ def _miss(name: str) -> NoReturn:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says, last, which programs were missed and how to get them."""
+    """Print last which programs were missing and how to install them."""
     missed: Counter[tuple[str, str]] = Counter()
     for outcome in ("skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):

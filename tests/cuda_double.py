@@ -100,11 +100,11 @@ class OnGpu(Tensor):
                 return gpus.placed(func(*args, **kwargs), inputs[0].stream)
             stream = gpus.current_stream(inputs[0].device)
             gpus.touch(stream.device)
-            for each in inputs:
-                each.ready_for(stream)
+            for tensor in inputs:
+                tensor.ready_for(stream)
             if func is Tensor.copy_ and not isinstance(args[0], OnGpu):
                 return gpus.copy_back(args[0], args[1], stream, **kwargs)
-            args = [each for each in args if not isinstance(each, torch.device)]
+            args = [argument for argument in args if not isinstance(argument, torch.device)]
             return gpus.placed(func(*args, **kwargs), stream)
 
     def ready_for(self, stream: Stream) -> None:
@@ -132,7 +132,7 @@ class Gpus:
         raise AssertionError(self.failures[-1])
 
     def touch(self, device: torch.device | None = None) -> None:
-        """Use a GPU."""
+        """Record that the current thread uses a GPU."""
         if not hasattr(self._thread, "device"):
             self.fail("touches CUDA before torch.cuda.set_device")
         self.contexts.add(self.current_device() if device is None else device.index)
@@ -192,7 +192,7 @@ class Gpus:
         return host
 
     def placed(self, results: Any, stream: Stream) -> Any:
-        """The same tensors as the GPU's."""
+        """Return the tensors as the GPU's."""
 
         def place(tensor: Tensor) -> Tensor:
             placed = tensor.as_subclass(OnGpu)
@@ -218,7 +218,7 @@ class Gpus:
 
 @contextmanager
 def two_gpus(patch: pytest.MonkeyPatch) -> Iterator[Gpus]:
-    """Inside, torch has two GPUs of this kind."""
+    """Give torch two simulated GPUs while the context lasts."""
     gpus = Gpus()
     empty, to, module_to = torch.empty, Tensor.to, nn.Module.to
 
@@ -227,14 +227,14 @@ def two_gpus(patch: pytest.MonkeyPatch) -> Iterator[Gpus]:
         return gpus.pinned(tensor.zero_()) if pin_memory else tensor
 
     def tensor_to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        device = next((each for each in args if isinstance(each, torch.device)), None)
+        device = next((argument for argument in args if isinstance(argument, torch.device)), None)
         if device is not None and device.type == "cuda" and not isinstance(tensor, OnGpu):
             return gpus.on_gpu(tensor, device)
         return to(tensor, *args, **kwargs)
 
     def weights_to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        """Leave them on the host: they do not change."""
-        return module_to(module, *[each for each in args if not isinstance(each, torch.device)], **kwargs)
+        """Leave the weights on the host, because they do not change."""
+        return module_to(module, *[argument for argument in args if not isinstance(argument, torch.device)], **kwargs)
 
     with patch.context() as patched:
         for name, value in {

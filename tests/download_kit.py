@@ -21,7 +21,7 @@ def write_urls(
     types: Mapping[str, pa.DataType] | None = None,
     **columns: Sequence[Any] | pa.Array,
 ) -> Path:
-    """Metadata files with these URLs, and captions that name the row."""
+    """Write metadata files with these URLs, and captions that name the row."""
     folder.mkdir(parents=True, exist_ok=True)
     captions = [f"caption {row}" for row in range(len(urls))]
     table = pa.table({"url": pa.array(urls, pa.string()), "caption": captions, **columns})
@@ -34,7 +34,7 @@ def write_urls(
 
 
 def config_for(source: Path | str, output: Path | str, /, **sections: Mapping[str, Any]) -> DownloadConfig:
-    """A configuration that may fetch from this machine, quickly."""
+    """Return a configuration that may fetch from this machine, with short delays."""
     data: dict[str, Any] = {
         "source": {"uri": str(source)},
         "output": {"uri": str(output), "rows_per_file": 20},
@@ -60,7 +60,7 @@ def plain_urls(server: ImageServer, count: int) -> list[str]:
 
 
 def outcomes(dataset: Dataset) -> dict[int, tuple[str, str | None, int]]:
-    """Outcome, reason and attempts of every address; a row that occurs twice in one account is an error."""
+    """Return each address's outcome, reason and attempts; a row that occurs twice in one account is an error."""
     units: dict[int, list[pa.Table]] = {}
     for info in sorted(part_infos(dataset.storage), key=lambda info: (info.unit.number, info.attempt)):
         units.setdefault(info.unit.number, []).append(read_account(dataset.storage, info.path))
@@ -73,7 +73,7 @@ def outcomes(dataset: Dataset) -> dict[int, tuple[str, str | None, int]]:
 
 
 def written_rows(dataset: Dataset) -> dict[int, dict[str, Any]]:
-    """The rows of all parts by address; one that occurs twice is an error."""
+    """Return the rows of all parts by address; one that occurs twice is an error."""
     result: dict[int, dict[str, Any]] = {}
     for info in part_infos(dataset.storage):
         for row in read_rows(dataset.storage, info.path).to_pylist():

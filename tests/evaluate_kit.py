@@ -84,7 +84,7 @@ def tiny_dino(folder: Path) -> Path:
 
 
 def noise_inception(folder: Path) -> Path:
-    """A file of weights of FID's Inception that were drawn, loud enough for pictures to come out different."""
+    """Write random weights of FID's Inception, large enough that different pictures have different features."""
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
     class Empty(theirs.FeatureExtractorInceptionV3):  # type: ignore[misc]  # its base has no types
@@ -105,7 +105,7 @@ def noise_inception(folder: Path) -> Path:
 
 
 def picture(number: int, side: int = 40, wide: int = 0) -> Pixels:
-    """A picture that is no other number's: a slope of colour and some noise."""
+    """Return a picture that is unique to its number: a gradient and some noise."""
     draw = np.random.default_rng(number)
     slope = np.linspace(0, 200, side)[:, None, None] * draw.random(3)
     noise = draw.integers(0, 56, (side, side + wide, 3))
@@ -134,7 +134,7 @@ def caption_of(number: int) -> str:
 
 
 def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
-    """A job that takes a moment."""
+    """Return the configuration of a job that takes a few seconds."""
     usual: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 8},
         "scaling": {"batch_size": 3, "threads": 2},

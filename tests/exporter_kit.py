@@ -77,14 +77,14 @@ class Exporter:
         return Scrape(body)
 
     def until(self, condition: Callable[[Scrape], bool]) -> Scrape:
-        """Scrape until it is so."""
+        """Scrape until the result satisfies a condition."""
         end = time.monotonic() + DEADLINE_S
         while not condition(scrape := self.scrape()):
             assert time.monotonic() < end, f"not so after {DEADLINE_S} s:\n{scrape.text}"
         return scrape
 
     def stop(self) -> tuple[int, str]:
-        """Its exit code, and the rest of its log."""
+        """Stop it; return its exit code and the rest of its log."""
         self.process.terminate()
         assert self.process.stderr is not None
         log = self.process.stderr.read()
@@ -122,14 +122,14 @@ def exporting(
 
 
 def _drop_capabilities() -> None:
-    """Those that let a process look into others': ptrace, and on newer kernels perfmon and admin."""
+    """Drop the capabilities to inspect other processes: ptrace, and on newer kernels perfmon and admin."""
     for capability in (19, 21, 38):
         if ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
             raise OSError(f"cannot drop capability {capability}")
 
 
 def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
-    """Exit code and standard error of one that cannot start."""
+    """Return the exit code and standard error of an exporter that cannot start."""
     command = [sys.executable, "-m", "sdp.exporter", "--address", "127.0.0.1", *arguments]
     done = subprocess.run(
         command, env=dict(environment), capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -138,7 +138,7 @@ def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
 
 
 def certificate(folder: Path, name: str = "exporter") -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

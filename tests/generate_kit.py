@@ -21,7 +21,7 @@ from tests.tiny_model import make_tiny_model
 
 
 def tiny_model(folder: Path) -> Path:
-    """A tiny model whose pictures are not all grey: its VAE's last layer is louder than new ones are."""
+    """Write a tiny model whose pictures are not all grey: its VAE's last layer has larger weights than usual."""
     make_tiny_model(folder)
     path = folder / "vae" / "diffusion_pytorch_model.safetensors"
     from safetensors.torch import load_file, save_file
@@ -67,7 +67,7 @@ def make_checkpoint(
 
 
 def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any) -> GenerateConfig:
-    """A job that takes a moment: 64 pixels, 3 steps."""
+    """Return the configuration of a job that takes a few seconds: 64 pixels, 3 steps."""
     settings: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 4},
         "checkpoint": str(checkpoint),

@@ -158,7 +158,7 @@ class KubeServer:
 
     def asked(self, method: str, pattern: str) -> int:
         """Return the number of requests of this kind."""
-        return sum(each == method and re.search(pattern, path) is not None for each, path in self.requests)
+        return sum(request == method and re.search(pattern, path) is not None for request, path in self.requests)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         kube = self
@@ -287,12 +287,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _create(self, path: str, item: Object) -> None:
         kube = self.server_of_objects
-        whole = f"{path}/{item['metadata']['name']}"
-        if whole in kube.objects:
+        object_path = f"{path}/{item['metadata']['name']}"
+        if object_path in kube.objects:
             self._refuse(409, "AlreadyExists", f'{path.rpartition("/")[2]} "{item["metadata"]["name"]}" already exists')
             return
-        made = kube.put(whole, item)
-        kube.on_create(whole, made)
+        made = kube.put(object_path, item)
+        kube.on_create(object_path, made)
         self._reply(made, 201)
 
     def _delete(self, path: str) -> None:
@@ -311,15 +311,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _watch(self, path: str, query: dict[str, str]) -> None:
         kube = self.server_of_objects
         name = query["fieldSelector"].removeprefix("metadata.name=")
-        whole, known = f"{path}/{name}", query.get("resourceVersion", "")
+        object_path, known = f"{path}/{name}", query.get("resourceVersion", "")
 
         def another() -> bool:
-            now = kube.objects.get(whole)
+            now = kube.objects.get(object_path)
             return now is None or now["metadata"]["resourceVersion"] != known
 
         with kube.changed:
             happened = kube.changed.wait_for(another, float(query["timeoutSeconds"]))
-            item = kube.objects.get(whole)
+            item = kube.objects.get(object_path)
         event = {"type": "MODIFIED" if item else "DELETED", "object": item or {}}
         self._plain(200, json.dumps(event).encode() + b"\n" if happened else b"")
 

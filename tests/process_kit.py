@@ -21,7 +21,7 @@ from sdp.storage import list_source, open_storage
 
 
 def picture(row: int, height: int = 80, width: int = 96) -> bytes:
-    """A JPEG that is another one for each row: a colour, a gradient and a little noise."""
+    """Return a JPEG that differs for each row: a colour, a gradient and a little noise."""
     draw = np.random.default_rng(row)
     base = draw.integers(40, 216, 3) + np.linspace(-30, 30, width)[None, :, None] + np.zeros((height, width, 3))
     pixels = np.clip(base + draw.normal(0, 3, base.shape), 0, 255).astype(np.uint8)
@@ -42,7 +42,7 @@ def images_table(rows: Sequence[int], image: Callable[[int], bytes] = picture) -
 
 
 def write_plain(folder: Path, rows: int, *, files: int = 2, group: int = 16, first: int = 0, name: str = "p") -> None:
-    """A plain Parquet source."""
+    """Write a plain Parquet source."""
     folder.mkdir(parents=True, exist_ok=True)
     table = images_table(range(first, first + rows)).drop_columns(["row", "key"])
     step = -(-rows // files)
@@ -141,7 +141,7 @@ def trouble(room: int, faults: str) -> None:
     """Give a worker process, as it starts, an encoder of little memory that turns white pictures into NaN.
 
     For each of the files `start` and `device` in `faults` it takes one away and fails, as it starts or at work: with
-    words that are none of ours.
+    errors that are not sdp's own.
     """
     import torch
 
@@ -185,8 +185,8 @@ DEADLY = b"<kill the decoder>"
 def follow_instructions(traces: str) -> None:
     """Make a worker process, as it starts, follow a test's instructions.
 
-    It dies of what ends in DEADLY. An encoder leaves a note named PID-TIME in `traces` when it is ready and for each
-    chunk, and encodes nothing until as many encoders as the file `wanted` there says are ready.
+    It is killed by an image that ends in DEADLY. An encoder leaves a note named PID-TIME in `traces` when it is ready
+    and for each chunk, and encodes nothing until as many encoders as the file `wanted` there says are ready.
     """
     import os
     import signal

@@ -57,6 +57,6 @@ if "sdp.sandbox.child" in sys.orig_argv:
 
 
 def write_poison(folder: Path) -> Path:
-    """Write what poisons each decoder that starts with the folder on its PYTHONPATH: images die of how they end."""
+    """Write a sitecustomize for PYTHONPATH by which an image's last bytes make a decoder die or misbehave."""
     (folder / "sitecustomize.py").write_text(_SITE.replace("MARK", repr(str(folder / "mark"))))
     return folder

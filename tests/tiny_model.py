@@ -31,7 +31,7 @@ NOISE: dict[str, Any] = {
 
 
 def make_tiny_model(folder: Path, *, first: bool = False) -> Path:
-    """Write it, as a Stable Diffusion 2 or as one of the first generation; return the folder."""
+    """Write a tiny model, as a Stable Diffusion 2 or as one of the first generation; return its folder."""
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = letter_tokenizer(folder)

@@ -53,7 +53,7 @@ def tiny_inputs(root: Path) -> Path:
 
 
 def linked(inputs: Path, folder: Path) -> Path:
-    """A place for runs, with inputs that others use, too."""
+    """Link shared inputs into a folder for runs, and return the folder."""
     for entry in inputs.iterdir():
         (folder / entry.name).symlink_to(entry)
     return folder
@@ -61,11 +61,11 @@ def linked(inputs: Path, folder: Path) -> Path:
 
 def when(folder: RunFolder, event: str, then: Callable[[dict[str, Any]], object]) -> threading.Thread:
     """Run an action on a run's first event of a kind, in a thread."""
-    return as_soon_as(lambda: next((each for each in folder.events() if each["event"] == event), None), then)
+    return as_soon_as(lambda: next((entry for entry in folder.events() if entry["event"] == event), None), then)
 
 
 class Watch(Callback):
-    """Keeps what the steps came to."""
+    """Keeps the report of every step."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
@@ -92,7 +92,7 @@ def train(how: TrainConfig, world: World | None = None, callbacks: Sequence[Call
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """All tensors of a run, whole."""
+    """Return all tensors of a run, unsharded."""
     return {
         name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
         for name, tensor in trainer.tensors().items()

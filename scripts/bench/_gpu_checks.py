@@ -42,7 +42,7 @@ def latents(options: argparse.Namespace) -> tuple[str, bool]:
 
     device = torch.device(options.device or f"cuda:{torch.cuda.device_count() - 1}")
     enter(device)
-    on_device, on_cpu = (_batches(options.images, each) for each in (device, torch.device("cpu")))
+    on_device, on_cpu = (_batches(options.images, place) for place in (device, torch.device("cpu")))
     off, rows = 0.0, 0
     for one, other in zip(on_device, on_cpu, strict=True):
         if not torch.equal(one.rows, other.rows):
@@ -72,9 +72,9 @@ def _batches(images: str, device: Any) -> list[Any]:
         )  # fmt: skip
         reader, *_ = make_reader(config, resolve("builtin:tiny"), World(device=device))
         batches = reader.batches(0, 0, 16)
-        some = list(islice(batches, 16))
+        first = list(islice(batches, 16))
         batches.close()  # type: ignore[attr-defined]  # all readers are generators
-        return some
+        return first
 
 
 def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:

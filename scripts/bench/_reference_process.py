@@ -1,5 +1,7 @@
-"""The reference's processing, written from its text: one map_batches after another, fp32 between them.
+"""The reference's processing: one map_batches after another, fp32 between them.
 
+The reference is Anyscale's pre-training of Stable Diffusion v2 with Ray (docs/process.md, Coming from the reference).
+This is written from its published text:
 read_parquet → SDTransform (PIL, torchvision; float32 CHW) → SDLatentEncoder (VAE and text encoder) → write_parquet
 """
 
@@ -21,7 +23,7 @@ Batch = dict[str, Any]
 
 
 class LargestCenterSquare:
-    """Resizes the shorter side to `size`, then cuts the centre square, as the text means."""
+    """Resizes the shorter side to `size`, then cuts the centre square, as the published text means."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -82,7 +84,7 @@ class SDLatentEncoder:
 
 
 def run(source: Path, output: Path, model: Path, resolution: int) -> None:
-    """Run the text's script with one encoder; its batch size, there set to the resolution, is a suitable one here."""
+    """Run the published script with one encoder; its batch size, there set to the resolution, is a suitable one here."""
     kwargs: dict[str, Any] = {"resolution": resolution, "model": model}
     dataset = ray.data.read_parquet(str(source), columns=["image", "caption"], override_num_blocks=16)
     dataset = dataset.map_batches(SDTransform, fn_constructor_kwargs=kwargs, num_cpus=1, batch_size=64, concurrency=2)

@@ -98,14 +98,14 @@ def _compare(peer: Path, base: str, folder: Path, images: int, passes: int, conn
     return 0
 
 
-def _print(name: str, few: Cost, whole: Cost, rows: int) -> None:
-    each = (whole.cpu_s - few.cpu_s) / (rows - FEW) * 1000
+def _print(name: str, few: Cost, run: Cost, rows: int) -> None:
+    cpu_ms = (run.cpu_s - few.cpu_s) / (rows - FEW) * 1000
     print(
-        f"{name:12} {rows / whole.seconds:7.1f} images/s over all, {(rows - FEW) / (whole.seconds - few.seconds):7.1f} "
-        f"once started; CPU s per 1000 images {whole.cpu_s / rows * 1000:6.2f} over all, {each:6.2f} once started; "
-        f"peak memory {whole.peak_bytes / 1e6:,.0f} MB; starting: {few.seconds:.1f} s, {few.cpu_s:.1f} CPU s"
+        f"{name:12} {rows / run.seconds:7.1f} images/s over all, {(rows - FEW) / (run.seconds - few.seconds):7.1f} "
+        f"once started; CPU s per 1000 images {run.cpu_s / rows * 1000:6.2f} over all, {cpu_ms:6.2f} once started; "
+        f"peak memory {run.peak_bytes / 1e6:,.0f} MB; starting: {few.seconds:.1f} s, {few.cpu_s:.1f} CPU s"
     )
-    top = sorted(whole.by_name.items(), key=lambda item: -item[1])[:6]
+    top = sorted(run.by_name.items(), key=lambda item: -item[1])[:6]
     print(" " * 12, "CPU s:", ", ".join(f"{program} {seconds:.1f}" for program, seconds in top), flush=True)
 
 
@@ -140,10 +140,10 @@ def _print_stages(images: int) -> int:
         encode(pixels, "jpeg", QUALITY)
         marks.append(time.process_time())
         spent[b"\xff\xc2" in data[:1000]].append(np.diff(marks) * 1000)
-    for progressive, each in spent.items():
-        steps = zip(("hashing", "decoding", "resizing", "encoding"), np.median(each, axis=0), strict=True)
+    for progressive, step_times in spent.items():
+        steps = zip(("hashing", "decoding", "resizing", "encoding"), np.median(step_times, axis=0), strict=True)
         kind = "progressive" if progressive else "baseline"
-        print(f"{len(each)} {kind} JPEGs, CPU ms (median):", ", ".join(f"{step} {ms:.2f}" for step, ms in steps))
+        print(f"{len(step_times)} {kind} JPEGs, CPU ms (median):", ", ".join(f"{step} {ms:.2f}" for step, ms in steps))
     return 0
 
 

@@ -218,17 +218,17 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
 
     def moved(module: nn.Module, *where: Any, memory_format: Any = torch.preserve_format, **_: Any) -> nn.Module:
         """Replace Module.to, which cannot swap fake tensors."""
-        device = next((each for each in where if isinstance(each, torch.device)), None)
-        dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
-        for each in module.modules():
-            for name, weights in each._parameters.items():
+        device = next((argument for argument in where if isinstance(argument, torch.device)), None)
+        dtype = next((argument for argument in where if isinstance(argument, torch.dtype)), None)
+        for submodule in module.modules():
+            for name, weights in submodule._parameters.items():
                 if weights is not None:
                     layout = memory_format if weights.dim() == 4 else torch.preserve_format
                     values = weights.detach().to(device, dtype, memory_format=layout)
-                    each._parameters[name] = nn.Parameter(values, weights.requires_grad)
-            for name, values in each._buffers.items():
+                    submodule._parameters[name] = nn.Parameter(values, weights.requires_grad)
+            for name, values in submodule._buffers.items():
                 if values is not None:
-                    each._buffers[name] = values.to(device, dtype if values.is_floating_point() else None)
+                    submodule._buffers[name] = values.to(device, dtype if values.is_floating_point() else None)
         return module
 
     with (
@@ -282,8 +282,8 @@ class Graphs:
         from torch._dynamo.backends.registry import lookup_backend
 
         values = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
-        sizes = [each for value in values for each in (value.shape if isinstance(value, torch.Tensor) else [value])]
-        self.dynamic.append(any(isinstance(each, torch.SymInt) for each in sizes))
+        sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
+        self.dynamic.append(any(isinstance(size, torch.SymInt) for size in sizes))
         compiler = self._make_kernels() if self._backend == KERNELS else lookup_backend(self._backend or "eager")
         return compiler(graph, inputs)
 
@@ -300,9 +300,9 @@ class Graphs:
 
         def generated(graph: Any) -> Any:
             code = codegen(graph)
-            for each in graph.operations:
-                if "convolution" in (getattr(each, "python_kernel_name", None) or ""):
-                    last = each.inputs[0].get_stride()[1] == 1
+            for operation in graph.operations:
+                if "convolution" in (getattr(operation, "python_kernel_name", None) or ""):
+                    last = operation.inputs[0].get_stride()[1] == 1
                     self.convolutions["NHWC" if last else "NCHW"] += 1
             return code
 
@@ -369,8 +369,8 @@ class Seen:
         """Start counting a new step."""
         self._look()
         self.memory = {"before": self.live}
-        for each in (self.kept, self.heavy, self.fp32, self.strays, self.collectives):
-            each.clear()
+        for counts in (self.kept, self.heavy, self.fp32, self.strays, self.collectives):
+            counts.clear()
 
     def _look(self) -> None:
         """Update the sizes of storages, because FSDP resizes those of the weights that it gathers."""
@@ -415,10 +415,10 @@ class Seen:
             def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: N805
                 results = func(*args, **(kwargs or {}))
                 inputs, outputs = (
-                    [x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), results)
+                    [x for x in tree_leaves(tree) if isinstance(x, Tensor)] for tree in ((args, kwargs), results)
                 )
-                for each in outputs:
-                    hold(each)
+                for tensor in outputs:
+                    hold(tensor)
                 self.take_in(func, args, inputs, outputs)
                 return results
 
@@ -445,14 +445,14 @@ class Seen:
         if self.activity == "before":
             return
         if (
-            any(each.device.type != "cuda" or each.device.index for each in outputs if each.dim())
+            any(tensor.device.type != "cuda" or tensor.device.index for tensor in outputs if tensor.dim())
             and self.activity != "copy"
         ):
             self.strays[f"{self.activity}: {operation}"] += 1
         words = operation.strip("_").split("_")
         if inputs and any(word in HEAVY for word in words):
-            rank = max(each.dim() for each in inputs)  # excludes biases and attention's per-row values
-            dtypes = {_name(each.dtype) for each in inputs if each.is_floating_point() and each.dim() == rank}
+            rank = max(tensor.dim() for tensor in inputs)  # excludes biases and attention's per-row values
+            dtypes = {_name(tensor.dtype) for tensor in inputs if tensor.is_floating_point() and tensor.dim() == rank}
             self.heavy["+".join(sorted(dtypes))] += 1
             if "float32" in dtypes:
                 self.fp32[f"{self.activity}: {operation}"] += 1
@@ -460,9 +460,9 @@ class Seen:
     def _count_collective(self, operation: str, args: Any, inputs: list[Any], outputs: list[Any]) -> None:
         from torch.distributed import ProcessGroup
 
-        group = next((each for each in args if "ProcessGroup" in str(each)), None)
+        group = next((argument for argument in args if "ProcessGroup" in str(argument)), None)
         workers = ProcessGroup.unbox(group).size() if group is not None else 0
-        moved = max((each.numel() * each.element_size() for each in [*inputs, *outputs]), default=0)
+        moved = max((tensor.numel() * tensor.element_size() for tensor in [*inputs, *outputs]), default=0)
         self.collectives[self.activity, operation.strip("_"), workers].append(moved)
 
     def report(self) -> dict[str, Any]:

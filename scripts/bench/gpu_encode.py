@@ -5,7 +5,7 @@
 
 sdp's encoder is called as its actor is: read-only chunks of uint8, two calls at a time. It alternates in the same run
 with two others: the network alone on pixels that are already on the device, which shows the cost of copies, noise and
-checks; and the reference's encoder (fp16; each batch is copied, encoded and fetched in turn). Speed does not depend on
+checks; and the encoder of the reference that scripts/bench/_reference_process.py names (fp16; each batch is copied, encoded and fetched in turn). Speed does not depend on
 the weights.
 """
 

@@ -5,7 +5,7 @@
 The pool, the trainers' readers, Ray's five raylets and all bytes are real: for each image 196,608 bytes of pixels go
 from a transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer
 (with --text token_ids 154 bytes of token ids). Work that this machine is too small for is replaced by a sleep:
-transforms as on a core (250 img/s), encoders as on an A10G (102 img/s, the reference's figure), two trainers as on an
+transforms as on a core (250 img/s), encoders as on an A10G (102 img/s, the figure of the reference that _reference_process.py names), two trainers as on an
 A100 (184 img/s, its best). Throughput is counted at the trainers, over whole slices.
 """
 
@@ -127,10 +127,10 @@ def put_sleepers() -> None:
     online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
 
 
-def transform(images: ImagesDataset, some: Any) -> tuple[Transformed, TransformStats]:
+def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformStats]:
     """Return crops of a slice, after the time that a core would take."""
-    began, count = time.monotonic(), len(some)
-    rows = np.arange(some.piece.skip, some.piece.skip + count) + some.piece.groups[0].number * GROUP_ROWS
+    began, count = time.monotonic(), len(part)
+    rows = np.arange(part.piece.skip, part.piece.skip + count) + part.piece.groups[0].number * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
         rows, [""] * count, np.ones((count, 77), np.uint16),
@@ -214,9 +214,9 @@ class SleepingTrainers:
 
     def ended(self) -> list[float]:
         """Return the end time of each trainer's steps, by the machine's monotonic clock."""
-        for each in self._training:
-            if each.done():
-                each.result()  # raises the error that ended it
+        for future in self._training:
+            if future.done():
+                future.result()  # raises the error that ended it
         return list(self._ended)
 
 

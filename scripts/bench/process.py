@@ -1,4 +1,4 @@
-"""Process: transform, pipeline, bytes and encoder against the reference's design, written from its text.
+"""Process: transform, pipeline, bytes and encoder against the reference's design (scripts/bench/_reference_process.py).
 
     python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes,encoder] [--px 64,256]
 
@@ -99,7 +99,7 @@ def transform(photos: list[bytes]) -> None:
             scores[0].append(_psnr(pixels, exact))
             for number, recipe in enumerate(recipes, 1):
                 scores[number].append(_psnr(crop_image(data, recipe, 0)[1][side], exact))
-        rates = [len(photos) / each for each in seconds]
+        rates = [len(photos) / duration for duration in seconds]
         means = [float(np.mean(score)) for score in scores]
         print(
             f"  {side:<4} {rates[0]:7.0f}/s {rates[1]:7.0f}/s    {rates[1] / rates[0]:.2f}×"
@@ -128,25 +128,25 @@ def sandbox(photos: list[bytes]) -> None:
     from sdp.sandbox.decoders import Sandbox
 
     cv2.setNumThreads(1)
-    whole = Sandbox(child.pixels, MAX_PIXELS)
+    whole_picture = Sandbox(child.pixels, MAX_PIXELS)
     print(
         "sandbox, images per CPU second: this process against a sandboxed decoder, with the CPU time of both its ends"
     )
     for side in (64, 256, 512, None):
-        ways: list[Callable[[bytes], object]] = [decode, whole]
+        ways: list[Callable[[bytes], object]] = [decode, whole_picture]
         if side is not None:
             recipe = Recipe((side,), max_upscale=4)
             crops = SandboxedCrops(recipe)
             ways = [_crop_with(recipe), lambda data, crops=crops: crops(data, 0)]  # type: ignore[misc]
         ways[1](photos[0])  # starts the decoder
-        plain, sandboxed = (len(photos) / each for each in _alternate(ways, photos, 15, _cpu_s))
+        plain, sandboxed = (len(photos) / duration for duration in _alternate(ways, photos, 15, _cpu_s))
         print(f"  {side or 'whole':<5} {plain:7.0f}/s {sandboxed:7.0f}/s    {sandboxed / plain:.2f}×")
     print()
 
 
 def _cpu_s() -> float:
     """Return the CPU seconds of this process and its children so far."""
-    children = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     spent = [int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in children]
     return time.process_time() + sum(spent) / 1e9
 

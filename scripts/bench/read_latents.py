@@ -2,7 +2,7 @@
 
     python -m scripts.bench.read_latents           (ROWS=300000 for a larger set; 60000 by default)
 
-All read the same latents, 4 × 32 × 32, in batches of 128. The reference's are as it writes them: a float32 tensor
+The reference is that of scripts/bench/_reference_process.py. All read the same latents, 4 × 32 × 32, in batches of 128. The reference's are as it writes them: a float32 tensor
 column by Ray, read by read_parquet and iter_torch_batches and cast to half. sdp's are as `sdp process` writes them:
 fp16 bytes and token ids, read in the shuffled order of an epoch. Each set is read once before, so that it is in the page
 cache if there is room. Each case is a separate process (and Ray, if it uses one); CPU seconds are those of all its
@@ -39,7 +39,7 @@ def main() -> int:
         for case in ("write-reference", "write-sdp"):
             _case(case, folder)
         rounds = [{case: _case(case, folder) for case in CASES} for _ in range(ROUNDS)]
-        print_figures({case: _best([some[case] for some in rounds]) for case in CASES})
+        print_figures({case: _best([round[case] for round in rounds]) for case in CASES})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -122,8 +122,8 @@ def _by_pyarrow(folder: Path, columns: list[str], **how: bool) -> dict[str, floa
 
     def batches() -> Iterator[Any]:
         for part in sorted(Path(where, "parts").iterdir()):
-            for some in pq.ParquetFile(part, **how).iter_batches(BATCH, columns=columns):
-                column = some["latents_256"]
+            for record_batch in pq.ParquetFile(part, **how).iter_batches(BATCH, columns=columns):
+                column = record_batch["latents_256"]
                 flat = np.frombuffer(column.buffers()[1], np.float16)[column.offset * 4096 :][: len(column) * 4096]
                 yield torch.from_numpy(flat.copy()).view(-1, 4, 32, 32)
 

@@ -193,16 +193,18 @@ def epoch(_: Path, units: int) -> dict[str, float]:
     from sdp.datasets.manifest import PARTS_SCHEMA
     from sdp.train.data.order import EpochOrder, OrderShape, RowGroups
 
-    each = 10
+    groups_per_part = 10
     groups = pa.StructArray.from_arrays(
         [
-            pa.array(np.full(units * each, UNIT_ROWS // each)),
-            pa.array(np.zeros(units * each, np.int64)),
-            pa.array(np.ones(units * each, np.int64)),
+            pa.array(np.full(units * groups_per_part, UNIT_ROWS // groups_per_part)),
+            pa.array(np.zeros(units * groups_per_part, np.int64)),
+            pa.array(np.ones(units * groups_per_part, np.int64)),
         ],
         fields=list(PARTS_SCHEMA.field("row_groups").type.value_type),
     )
-    listed = pa.ListArray.from_arrays(pa.array(np.arange(0, units * each + 1, each, dtype=np.int32)), groups)
+    listed = pa.ListArray.from_arrays(
+        pa.array(np.arange(0, units * groups_per_part + 1, groups_per_part, dtype=np.int32)), groups
+    )
     row_groups = RowGroups.listed(pa.chunked_array([listed]))
     order = EpochOrder(0, 0, row_groups, OrderShape())
     assert order.rows == units * UNIT_ROWS
@@ -380,7 +382,7 @@ def report(arguments: Sequence[str] = ()) -> int:
             figures = [_measure(name, units, Path(scratch)) for units in SIZES]
             rows.append(_line(name, figures))
             met &= _meets(CASES[name], figures)
-            curves[name] = [each.cpu_s for each in figures]
+            curves[name] = [figure.cpu_s for figure in figures]
             print(f"  {name}: {figures}", file=sys.stderr, flush=True)
     print(
         table(
@@ -397,7 +399,7 @@ def draw(cpu_s: Mapping[str, Sequence[float]]) -> str:
     """Return each case's CPU seconds over the units, both as logarithms, as SVG."""
     sizes = [math.log10(units) for units in SIZES]
     drawn = [name for name in cpu_s if name not in NOT_DRAWN]
-    curves = [Line(name, sizes, [math.log10(max(each, 1e-3)) for each in cpu_s[name]]) for name in drawn]
+    curves = [Line(name, sizes, [math.log10(max(seconds, 1e-3)) for seconds in cpu_s[name]]) for name in drawn]
     head, _, rest = lines(curves, x_name="units, 10^x; upwards CPU seconds, 10^y").partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">{_COLORS}{rest}\n'
 
@@ -419,7 +421,7 @@ def _line(name: str, figures: Sequence[Figures]) -> tuple[str, ...]:
     return (
         case.what,
         f"{round(SIZES[-1] * case.a_size):,} {case.of}",
-        *(f"{each.seconds:.3g} s" for each in figures),
+        *(f"{figure.seconds:.3g} s" for figure in figures),
         f"{last.cpu_s:.3g} s",
         f"{_exponent(figures):.2f}",
         f"{last.mb:,.0f} MB",

@@ -48,6 +48,6 @@ def per_run(expr: str) -> str:
     return f"max by ({APART}, run) ({expr})"
 
 
-def some(expr: str) -> str:
+def nonzero(expr: str) -> str:
     """Return a divisor without its zeros, so that a panel shows a dash instead of NaN."""
     return f"({expr} > 0)"

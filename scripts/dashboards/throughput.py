@@ -16,7 +16,7 @@ from scripts.dashboards.panels import (
     number,
     stacked,
 )
-from scripts.dashboards.selecting import APART, RANK, RUN, increase_of_gauge, per_run, rate, select, some
+from scripts.dashboards.selecting import APART, RANK, RUN, increase_of_gauge, nonzero, per_run, rate, select
 
 TRAINED = f"sum({rate('sdp_train_samples_total', RUN)})"
 TRAINED_PER_RUN = f"sum by ({APART}, run) ({rate('sdp_train_samples_total', RUN)})"
@@ -45,7 +45,7 @@ _FIRST = Row(
         number(
             "Per GPU",
             "The same, per trainer. The best published figures for an A100: 184.6 at 256 pixels, 42.2 at 512.",
-            Query(f"{TRAINED} / {some(f'sum({WORKERS})')}"),
+            Query(f"{TRAINED} / {nonzero(f'sum({WORKERS})')}"),
             unit=IMAGES_PER_SECOND,
         ),
         number(
@@ -59,7 +59,7 @@ _FIRST = Row(
             "Trainers wait for data",
             "Share of the trainers' time. If it is high, the input limits training: see Encoders below. Collocated "
             "trainers encode during this time.",
-            Query(f"sum({WAITING}) / {some(f'sum({STEP_TIME})')}"),
+            Query(f"sum({WAITING}) / {nonzero(f'sum({STEP_TIME})')}"),
             unit=RATIO,
             limits=Limits(0.05, 0.2),
         ),
@@ -68,13 +68,13 @@ _FIRST = Row(
             "Share of the encoders' time, online and in process jobs. High while trainers wait: transforms or storage "
             "are too slow. High while trainers do not wait: there are more encoders than needed.",
             Query(f"1 - avg({per_run(select('sdp_train_encoders_busy', RUN))})", "online"),
-            Query(f"{IDLE} / {some(f'{IDLE} + {BUSY}')}", "process"),
+            Query(f"{IDLE} / {nonzero(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
         ),
         number(
             "Cost per million images",
             "Cost of the chosen runs so far, by their configured prices, per million images trained on.",
-            Query(f"1e6 * sum({COST}) / {some(f'sum({SAMPLES})')}"),
+            Query(f"1e6 * sum({COST}) / {nonzero(f'sum({SAMPLES})')}"),
             unit=PLAIN,
         ),
         lines(
@@ -165,7 +165,7 @@ _ENCODERS = Row(
             "Busy",
             "Share of their time that encoders spend encoding.",
             Query(per_run(select("sdp_train_encoders_busy", RUN)), "{{run}}"),
-            Query(f"{BUSY} / {some(f'{IDLE} + {BUSY}')}", "process"),
+            Query(f"{BUSY} / {nonzero(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
             most=1,
         ),

@@ -1,4 +1,4 @@
-"""The command line: `main` runs one. No work is done here, and nothing heavy is imported before a command runs."""
+"""The command line. `main` runs one command, and imports nothing heavy before that."""
 
 import atexit
 import errno
@@ -91,7 +91,7 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
 
 
 def _stopped(name: str, argv: Sequence[str], notes: Sequence[str]) -> int:
-    """Say in a line which signal ended the command, and return the exit code of that."""
+    """Print which signal ended the command; return the exit code for it."""
     job = argv[:1] and argv[0] in JOBS
     usual = "the same command continues where it stopped" if job else "run it again"
     say(f"stopped by {name}; {'; '.join(notes or [usual])}", "error")
@@ -128,7 +128,7 @@ def _watch(numbers: int) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    """Say which signal ended the command, and end the process without leaving its functions."""
+    """Print which signal ended the command, and end the process without unwinding its stack."""
     for cleanup in reversed(tuple(cleanups)):
         with suppress(Exception):
             cleanup()
@@ -179,7 +179,7 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
 
 
 def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None, list[str]]:
-    """The command that a line begins with, and the rest of the line; no command where a group's help is asked for."""
+    """Return the command that a line begins with, and the rest of the line; no command if a group's help is wanted."""
     for command in commands:
         name = command.name.split()
         if words[: len(name)] == name:
@@ -211,7 +211,7 @@ def _help(commands: Sequence[Command]) -> str:
         lines += [f"  {command.name:{width}}{command.summary}" for command in commands if command.group == group]
     lines += ["", "Examples:"]
     lines += [f"  sdp {command.example}" for command in commands if command.example]
-    lines += ["", "sdp COMMAND --help says more about a command; sdp --version prints the versions that matter."]
+    lines += ["", "sdp COMMAND --help describes a command; sdp --version prints the versions of sdp and its libraries."]
     return "\n".join(lines)
 
 

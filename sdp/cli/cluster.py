@@ -1,4 +1,4 @@
-"""The commands that speak to a cluster."""
+"""The commands for jobs on a cluster: doctor, submit, status, logs and stop."""
 
 import sys
 from typing import Any
@@ -8,9 +8,13 @@ from sdp.console import table
 from sdp.errors import UserError
 
 
-def _where(parser: Parser) -> None:
-    parser.add_argument("--namespace", metavar="NAME", help="of the cluster; else the context's")
-    parser.add_argument("--context", metavar="NAME", help="of KUBECONFIG; else its current one")
+def _access_arguments(parser: Parser) -> None:
+    parser.add_argument("--namespace", metavar="NAME", help="the cluster's namespace (default: the context's)")
+    parser.add_argument("--context", metavar="NAME", help="a context of KUBECONFIG (default: the current one)")
+
+
+def _cluster_argument(parser: Parser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster (default: `sdp`, or the only one)")
 
 
 def _api(args: Arguments) -> Any:
@@ -21,14 +25,16 @@ def _api(args: Arguments) -> Any:
 
 
 def submit_arguments(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", help=f"{', '.join(JOBS)}, or one of these and -NAME (train-online)")
-    parser.add_argument("--config", metavar="FILE", help="the job's YAML, sent along; without one, the cluster's own")
+    parser.add_argument("job", metavar="JOB", help=f"{', '.join(JOBS)}, or JOB-NAME, such as train-online")
+    parser.add_argument(
+        "--config", metavar="FILE", help="the job's YAML file (default: the cluster's configuration of that name)"
+    )
     set_argument(parser)
-    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
-    parser.add_argument("--name", metavar="NAME", help="of the RayJob; else JOB and five letters")
-    _where(parser)
-    parser.add_argument("--no-follow", action="store_true", help="submit, and be done")
-    parser.add_argument("--dry-run", action="store_true", help="print the RayJob, for kubectl create, and do nothing")
+    _cluster_argument(parser)
+    parser.add_argument("--name", metavar="NAME", help="the RayJob's name (default: sdp-JOB- and five characters)")
+    _access_arguments(parser)
+    parser.add_argument("--no-follow", action="store_true", help="return as soon as the job is submitted")
+    parser.add_argument("--dry-run", action="store_true", help="only print the RayJob, for kubectl create")
 
 
 def run_submit(args: Arguments) -> int:
@@ -49,9 +55,9 @@ def run_submit(args: Arguments) -> int:
 
 
 def status_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a RayJob or RayCluster; all of them without one")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    _where(parser)
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a RayJob or RayCluster (default: all of them)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _access_arguments(parser)
 
 
 def run_status(args: Arguments) -> None:
@@ -62,18 +68,18 @@ def run_status(args: Arguments) -> None:
 
 def logs_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the RayJob")
-    parser.add_argument("--follow", action="store_true", help="go on until the job has ended; its exit code is ours")
-    parser.add_argument("--lines", metavar="N", type=int, default=-1, help="the last N alone")
-    _where(parser)
+    parser.add_argument(
+        "--follow", action="store_true", help="follow the log until the job ends, and exit with the job's exit code"
+    )
+    parser.add_argument("--lines", metavar="N", type=int, default=-1, help="print only the last N lines")
+    _access_arguments(parser)
 
 
 def run_logs(args: Arguments) -> int:
     if args.lines != -1 and args.lines < 1:
         raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
     if args.follow and args.lines != -1:
-        raise UsageError(
-            "logs: --lines: expected without --follow, which begins at the first line; leave out one of them"
-        )
+        raise UsageError("logs: --lines: not used with --follow, which begins at the first line; leave out one of them")
     from sdp.kube.logs import logs
 
     return logs(_api(args), args.name, say, following=args.follow, lines=args.lines)
@@ -81,9 +87,9 @@ def run_logs(args: Arguments) -> int:
 
 def stop_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the RayJob")
-    parser.add_argument("--no-wait", action="store_true", help="tell it, and be done")
-    parser.add_argument("--delete", action="store_true", help="take the RayJob away, too, whether or not it answers")
-    _where(parser)
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the job to end")
+    parser.add_argument("--delete", action="store_true", help="also delete the RayJob, even if the job does not answer")
+    _access_arguments(parser)
 
 
 def run_stop(args: Arguments) -> None:
@@ -93,15 +99,19 @@ def run_stop(args: Arguments) -> None:
 
 
 def doctor_arguments(parser: Parser) -> None:
-    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
-    parser.add_argument("--manifest", metavar="FILE", help="what helm template wrote, before it is applied; - is stdin")
+    _cluster_argument(parser)
     parser.add_argument(
-        "--all-reduce", metavar="GPU", help="measure between nodes of this accelerator, and nothing else"
+        "--manifest", metavar="FILE", help="check the output of helm template before it is applied; - is stdin"
     )
-    parser.add_argument("--local", action="store_true", help="describe this machine instead, for a report of a bug")
-    parser.add_argument("--nodes", metavar="N", type=int, default=2, help="how many of them to take whole (2)")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    _where(parser)
+    parser.add_argument(
+        "--all-reduce", metavar="GPU", help="only measure an all-reduce between nodes with this accelerator"
+    )
+    parser.add_argument(
+        "--nodes", metavar="N", type=int, default=2, help="whole nodes that --all-reduce uses (default: 2)"
+    )
+    parser.add_argument("--local", action="store_true", help="describe this machine instead, for a bug report")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _access_arguments(parser)
 
 
 def run_doctor(args: Arguments) -> int:

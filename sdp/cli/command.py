@@ -1,7 +1,7 @@
 """A command of `sdp`, and its parser, whose errors are one line long and suggest the nearest name.
 
-It uses argparse because importing a nicer library takes a third of a second on a busy machine, which is the time limit
-of `sdp --help` and of an error in an option or a configuration.
+It uses argparse because importing a nicer library takes a third of a second on a busy machine. `sdp --help`, and an
+error in an option or a configuration, may take no longer than that in all.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def nearest(word: str, known: Sequence[str], program: str, prefix: str = "") -> 
 
 
 def settings(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="the job's YAML; without one, the defaults")
+    parser.add_argument("--config", metavar="FILE", help="the job's YAML file; without one, defaults apply")
     set_argument(parser)
 
 
@@ -115,7 +115,7 @@ def set_argument(parser: Parser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set one key of the configuration by its dotted path; may be given again",
+        help="set one key of the configuration by its dotted path; may be repeated",
     )
 
 

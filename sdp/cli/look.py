@@ -23,17 +23,21 @@ def config_show_arguments(parser: Parser) -> None:
     job_argument(parser)
     settings(parser)
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--minimal", action="store_true", help="the most important keys, and those that are set")
     selection.add_argument(
-        "--changed", action="store_true", help="only keys that differ from the defaults, without comments"
+        "--minimal", action="store_true", help="print only the most important keys and those that are set"
+    )
+    selection.add_argument(
+        "--changed", action="store_true", help="print only keys that differ from the defaults, without comments"
     )
 
 
 def init_arguments(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="where to write the YAML files, and on a laptop the data")
-    parser.add_argument("--store", metavar="URI", help="s3:// or gs://: for a cluster that keeps its data there")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of the YAML files and, on a laptop, of the data")
+    parser.add_argument("--store", metavar="URI", help="write files for a cluster with its data in this s3:// or gs://")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--urls", metavar="URI", help="Parquet with the columns url and caption (FOLDER/urls.parquet)")
+    source.add_argument(
+        "--urls", metavar="URI", help="Parquet with the columns url and caption (default: FOLDER/urls.parquet)"
+    )
     source.add_argument("--pictures", metavar="URI", help="a folder of pictures, in place of URLs to download")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of all pictures, in place of a.txt beside a.jpg")
 
@@ -189,8 +193,12 @@ def _take_down(args: Arguments) -> None:
 
 def report_arguments(parser: Parser) -> None:
     parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
-    parser.add_argument("--out", metavar="FILE", help="the file to write (NAME-report.html beside the first URI)")
-    parser.add_argument("--pictures", metavar="N", type=int, default=48, help="pictures to show of each dataset (48)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="the file to write (default: NAME-report.html beside the first URI)"
+    )
+    parser.add_argument(
+        "--pictures", metavar="N", type=int, default=48, help="pictures to show of each dataset (default: 48)"
+    )
     parser.add_argument("--title", metavar="TEXT", default="sdp report", help="the title of the page")
 
 
@@ -208,7 +216,7 @@ def run_report(args: Arguments) -> None:
 
 
 def export_arguments(parser: Parser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run: its newest one")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run, whose newest one is taken")
     parser.add_argument("out", metavar="OUT", help="the folder to write, new or empty: local, s3:// or gs://")
     parser.add_argument(
         "--single-file", dest="form", action="store_const", const="single-file", default="folder",
@@ -218,7 +226,7 @@ def export_arguments(parser: Parser) -> None:
         "--lora", dest="form", action="store_const", const="lora",
         help="write only a run's LoRA to OUT, which diffusers' load_lora_weights reads",
     )  # fmt: skip
-    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    parser.add_argument("--raw", action="store_true", help="export the weights themselves, not their moving average")
     parser.add_argument(
         "--dtype", metavar="DTYPE", choices=("fp32", "fp16"), default="fp32", help="fp32 (default) or fp16"
     )

@@ -1,4 +1,4 @@
-"""`sdp plan`: hours, money and memory of a job."""
+"""`sdp plan`: the hours, cost and memory of a job."""
 
 from typing import Any
 
@@ -40,8 +40,10 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
     parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
     parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
-    parser.add_argument("--rows", metavar="N", type=int, help="images in the dataset (limit, or one for each sample)")
-    parser.add_argument("--have", choices=_HAVE, help="what storage already holds (images)")
+    parser.add_argument(
+        "--rows", metavar="N", type=int, help="images in the dataset (default: limit, or one for each training sample)"
+    )
+    parser.add_argument("--have", choices=_HAVE, help="the data that storage already holds (default: images)")
     parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
     parser.add_argument("--region", metavar="NAME", help="region whose prices are preferred, such as us-west-2")
@@ -52,8 +54,8 @@ def plan_arguments(parser: Parser) -> None:
         "--memory", action="store_true", help="also estimate the GPU memory (takes a minute, needs torch)"
     )
     parser.add_argument("--page", metavar="FILE", help="also write an HTML page with charts")
-    parser.add_argument("--values", metavar="FILE", help="write the worker groups as values of charts/sdp-cluster")
-    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region")
+    parser.add_argument("--values", metavar="FILE", help="also write the worker groups as values of charts/sdp-cluster")
+    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region, to price")
     parser.add_argument("--budget", metavar="MONEY", type=float, help="show the fastest plan that costs no more")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -113,7 +115,10 @@ def run_plan(args: Arguments) -> None:
         from dataclasses import asdict
 
         estimates = [estimate for phases in memories for estimate in phases]
-        memory = [asdict(one) | {"total": one.total, "largest_batch": one.largest_batch} for one in estimates]
+        memory = [
+            asdict(estimate) | {"total": estimate.total, "largest_batch": estimate.largest_batch}
+            for estimate in estimates
+        ]
         print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
         return
     print(show.as_text(answer, prices))

@@ -8,7 +8,7 @@ COMMANDS: tuple[Command, ...] = (
     job_command(
         "download",
         "Fetch the images of a metadata table, check them and write them as a dataset.",
-        only_failed="fetch again what failed",
+        only_failed="retry the rows that failed",
     ),
     job_command(
         "score",
@@ -18,7 +18,7 @@ COMMANDS: tuple[Command, ...] = (
     job_command(
         "process",
         "Encode the images and captions of a dataset to latents and tokens.",
-        only_failed="encode again what failed",
+        only_failed="retry the rows that failed",
     ),
     job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
     job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
@@ -35,7 +35,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "init",
         LOOK,
-        "Write a YAML file for each job, with the keys that matter, for a laptop or for a cluster.",
+        "Write a YAML file for each job, with the most important keys, for a laptop or a cluster.",
         look.init_arguments,
         look.run_init,
         "init my-data --pictures ./photos",
@@ -43,7 +43,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "config show",
         LOOK,
-        "Print a job's whole configuration as YAML, with what each key is for.",
+        "Print a job's whole configuration as YAML, with a comment on each key.",
         look.config_show_arguments,
         look.config_show,
         "config show download > download.yaml",
@@ -59,7 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "plan",
         LOOK,
-        "Say what a job takes in hours and money, in each mode and on other GPUs, before it runs.",
+        "Estimate a job's hours and cost, in each mode and on other GPUs, before it runs.",
         plan.plan_arguments,
         plan.run_plan,
         "plan --config train.yaml --deadline 100",
@@ -67,7 +67,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "inspect",
         LOOK,
-        "Describe a dataset, a training run or a checkpoint, and say what is missing or wrong.",
+        "Describe a dataset, a training run or a checkpoint, with what is missing or damaged.",
         look.inspect_arguments,
         look.run_inspect,
         "inspect s3://bucket/images",
@@ -75,7 +75,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "report",
         LOOK,
-        "Write a page to look at: pictures and failures of datasets, curves and history of runs.",
+        "Write an HTML report: pictures and failures of datasets, curves and history of runs.",
         look.report_arguments,
         look.run_report,
         "report s3://bucket/run --out run.html",
@@ -83,7 +83,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "audit",
         LOOK,
-        "Tell what became of one image and which checkpoints were trained on it, or take images down.",
+        "Trace one image through datasets and checkpoints, or take images down.",
         look.audit_arguments,
         look.run_audit,
         "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg",
@@ -91,7 +91,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "doctor",
         CLUSTER,
-        "Check what usually goes wrong on a cluster, before money is spent.",
+        "Check a cluster for the usual problems, before money is spent.",
         cluster.doctor_arguments,
         cluster.run_doctor,
         "doctor --namespace sdp",
@@ -99,7 +99,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "submit",
         CLUSTER,
-        "Run a job on a cluster and follow it; run again, it continues from storage.",
+        "Run a job on a cluster and follow it; a repeated job continues from storage.",
         cluster.submit_arguments,
         cluster.run_submit,
         "submit train --set max_steps=1000",
@@ -107,7 +107,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "status",
         CLUSTER,
-        "Show the clusters and jobs of a namespace, or what Kubernetes says of one.",
+        "Show the clusters and jobs of a namespace, or one of them with its events.",
         cluster.status_arguments,
         cluster.run_status,
         "status sdp-train-x7k2p",

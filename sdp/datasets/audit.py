@@ -95,8 +95,8 @@ def _epochs(use: Mapping[str, Any]) -> str:
         else:
             spans.append([number])
     words = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
-    of = f" (of {use['dataset']})" if "dataset" in use else ""
-    return f"epoch{'s' if len(use['epochs']) > 1 else ''} {', '.join(words)}{of}"
+    dataset = f" (of {use['dataset']})" if "dataset" in use else ""
+    return f"epoch{'s' if len(use['epochs']) > 1 else ''} {', '.join(words)}{dataset}"
 
 
 class _Audit:
@@ -109,14 +109,14 @@ class _Audit:
         self._row, self._value, self._options = row, value, options
         self._runs = [storage for storage in storages if storage.exists(RUN)]
         self._named = [storage for storage in storages if storage not in self._runs]
-        self._lineage = cache(lambda dataset: {one.uri for one in tombstones.lineage(dataset, options)})
+        self._lineage = cache(lambda dataset: {storage.uri for storage in tombstones.lineage(dataset, options)})
         self._takedowns = cache(lambda dataset: tombstones.load(dataset, options))
         self._datasets = self._all_datasets()
         self._notes: list[str] = []
 
     def traces(self) -> list[Trace]:
         if self._row is not None:
-            # An address of the named datasets; of any dataset of a run where only runs are named.
+            # The address is one of the named datasets; if only runs are named, one of any of their datasets.
             return [self._trace(self._row, {uri for dataset in self._named for uri in self._lineage(dataset)})]
         return [self._trace(row, {uri}) for row, uri in self._rows_with_value()]
 
@@ -135,12 +135,12 @@ class _Audit:
                 raise DatasetError(
                     f"{dataset.uri}: neither a dataset of sdp nor a training run; check the URI"
                 ) from error
-            datasets.update((one.uri, one) for one in tombstones.lineage(dataset, self._options))
+            datasets.update((storage.uri, storage) for storage in tombstones.lineage(dataset, self._options))
         return list(datasets.values())
 
-    def _trace(self, row: int, of: set[str]) -> Trace:
-        """Trace an address of these datasets; of any dataset if the set is empty."""
-        datasets = [dataset for dataset in self._datasets if not of or of & self._lineage(dataset)]
+    def _trace(self, row: int, uris: set[str]) -> Trace:
+        """Trace an address of the datasets with these URIs, or of any dataset if there are none."""
+        datasets = [dataset for dataset in self._datasets if not uris or uris & self._lineage(dataset)]
         taken_down = any(
             row in (taken := self._takedowns(dataset)).rows or (self._value is not None and taken.has(self._value))
             for dataset in datasets
@@ -148,28 +148,28 @@ class _Audit:
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]
         checkpoints, skipped, searched = list[dict[str, Any]](), list[dict[str, Any]](), 0
         for run in self._runs:
-            steps, addresses = bad_steps(run), self._addresses_in(run, row, of)
-            for address, which in addresses:
-                for step, epochs_of in steps.items():
-                    if epochs := sorted(epoch for epoch, rows in epochs_of.items() if address in rows):
-                        skipped.append({"run": run.uri, "step": step, "epochs": epochs, **which})
+            steps, addresses = bad_steps(run), self._addresses_in(run, row, uris)
+            for address, mixed in addresses:
+                for step, rows_by_epoch in steps.items():
+                    if epochs := sorted(epoch for epoch, rows in rows_by_epoch.items() if address in rows):
+                        skipped.append({"run": run.uri, "step": step, "epochs": epochs, **mixed})
             for name, ledger in checkpoint_ledgers(run):
                 searched += 1
-                for address, which in addresses:
+                for address, mixed in addresses:
                     left_out = _skipped_before(steps, step_of(name), address)
                     if epochs := [epoch for epoch in ledger.epochs_of(address) if epoch not in left_out]:
-                        checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **which})
+                        checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **mixed})
         return Trace(row, outcomes, taken_down, checkpoints, skipped, searched, self._notes)
 
-    def _addresses_in(self, run: Storage, row: int, of: set[str]) -> list[tuple[int, dict[str, str]]]:
-        """Return the addresses that a run uses for a row, with their dataset where it mixes several."""
-        uris = datasets_of(run)
-        plain = _plain_sources(run, uris)
-        lineages = [{uri} if uri in plain else self._lineage(open_storage(uri, self._options)) for uri in uris]
+    def _addresses_in(self, run: Storage, row: int, uris: set[str]) -> list[tuple[int, dict[str, str]]]:
+        """Return the addresses that a run uses for a row, each with its dataset if the run mixes several."""
+        sources = datasets_of(run)
+        plain = _plain_sources(run, sources)
+        lineages = [{uri} if uri in plain else self._lineage(open_storage(uri, self._options)) for uri in sources]
         return [
-            (row + address_offset(number), {"dataset": uri} if len(uris) > 1 else {})
-            for number, (uri, lineage) in enumerate(zip(uris or [""], lineages or [of], strict=True))
-            if not of or of & lineage
+            (row + address_offset(number), {"dataset": uri} if len(sources) > 1 else {})
+            for number, (uri, lineage) in enumerate(zip(sources or [""], lineages or [uris], strict=True))
+            if not uris or uris & lineage
         ]
 
     def _rows_with_value(self) -> list[tuple[int, str]]:
@@ -288,7 +288,7 @@ def _bad_step(run: Storage, name: str) -> Mapping[int, frozenset[int]]:
 
 
 def _skipped_before(steps: Mapping[int, Mapping[int, frozenset[int]]], step: int, address: int) -> set[int]:
-    """Return the epochs in which an address was in a skipped step up to this one."""
+    """Return the epochs in which a step up to this one had an address but was skipped."""
     return {epoch for at, epochs in steps.items() if at <= step for epoch, rows in epochs.items() if address in rows}
 
 

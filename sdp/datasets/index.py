@@ -26,14 +26,14 @@ _NAME = re.compile(r"_index/\d{6}\.parquet", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
-        # A URI, stored relative to the source's root; for a dataset's part, its path in that dataset.
+        # The URI, stored relative to the source's root; if the source is a dataset, the part's path in it.
         pa.field("path", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False),
         pa.field("etag", pa.string()),
         pa.field("first_row", pa.int64(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),  # addresses that it spans
-        pa.field("written", pa.int64(), nullable=False),  # rows that it holds; fewer where some failed upstream
-        pa.field("attempt", pa.int16(), nullable=False),  # upstream's attempt that wrote it; 0 for a plain source
+        pa.field("rows", pa.int64(), nullable=False),  # addresses that the file spans
+        pa.field("written", pa.int64(), nullable=False),  # rows in the file; fewer than `rows` if some failed upstream
+        pa.field("attempt", pa.int16(), nullable=False),  # the attempt upstream that wrote it; 0 for plain files
     ]
 )
 
@@ -50,7 +50,7 @@ class Version:
     units: tuple[int, ...] = ()
     """The units to attempt again, in a retry."""
     root: str = ""
-    """The source's folder as of this version; empty for a dataset's parts."""
+    """The source's folder at the time of this version; empty if the source is a dataset."""
 
     def moved(self, root: str) -> "Version":
         """Return the same version with its files below another root."""
@@ -68,7 +68,7 @@ class FileSlice:
     first_row: int
     """Address of the slice's first row."""
     offset: int
-    """Position of that row in the file, if the file holds every address of its span."""
+    """Position of that row in the file, for a file that holds every address that it spans."""
     length: int
 
 
@@ -79,7 +79,7 @@ class Index:
     versions: tuple[Version, ...]
     unit_rows: int
     files: pa.Table = field(init=False, repr=False)
-    """The files that span the address space, by first row; files of upstream's retries stay in their versions."""
+    """The files that span the address space, by first row. The files of retries upstream are only in `versions`."""
     units: Units = field(init=False, repr=False)
     _first: Rows = field(init=False, repr=False)
 
@@ -145,28 +145,34 @@ class Index:
         return {(work.unit.number, work.attempt): work for work in self.works()}
 
     def parts_of(self, work: Work) -> list[str]:
-        """Return the upstream parts that hold a work's rows, in order, if the source is a dataset."""
-        unit, spans = work.unit, self._spans
+        """Return the parts upstream that hold a work's rows, in order, if the source is a dataset."""
+        unit = work.unit
         if work.attempt:
             version = next(v for v in self.versions if v.attempt == work.attempt)
-            if version.files.num_rows:  # upstream's retries brought new rows
-                return _overlapping([spans[version.number][0]], unit)
-            return _overlapping([spans[v.number][0] for v in self.versions if v.attempt < work.attempt], unit)
+            if version.files.num_rows:  # a retry upstream wrote new rows
+                return _overlapping([self._all_files[version.number]], unit)
+            earlier = [v.number for v in self.versions if v.attempt < work.attempt]
+            return _overlapping([self._all_files[number] for number in earlier], unit)
         version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
-        return _overlapping([self._first_attempts, spans[version.number][1]], unit)
+        return _overlapping([self._first_attempts, self._retried_files[version.number]], unit)
 
     @cached_property
     def _first_attempts(self) -> "_Spans":
         return _Spans(self.files)
 
     @cached_property
-    def _spans(self) -> "dict[int, tuple[_Spans, _Spans]]":
-        """For each version, all its files, and only those that upstream's retries wrote."""
-        return {v.number: (_Spans(v.files), _Spans(v.files.filter(pc.field("attempt") > 0))) for v in self.versions}
+    def _all_files(self) -> "dict[int, _Spans]":
+        """The files of each version."""
+        return {v.number: _Spans(v.files) for v in self.versions}
+
+    @cached_property
+    def _retried_files(self) -> "dict[int, _Spans]":
+        """The files of each version that a retry upstream wrote."""
+        return {v.number: _Spans(v.files.filter(pc.field("attempt") > 0)) for v in self.versions}
 
 
 class _Spans:
-    """Files sorted by their addresses, so that a unit's files are found by a binary search."""
+    """The addresses that files span, sorted, so that a binary search finds a unit's files."""
 
     def __init__(self, files: pa.Table) -> None:
         self._paths = files["path"].combine_chunks()
@@ -176,7 +182,7 @@ class _Spans:
         self._longest = int(self._rows.max(initial=0))
 
     def overlapping(self, unit: Unit) -> list[str]:
-        """Return the paths of the files that hold some of a unit's addresses, in the order of the files."""
+        """Return the paths of the files that span some of a unit's addresses, in the files' own order."""
         low = int(np.searchsorted(self._first, unit.start - self._longest, side="right"))
         high = int(np.searchsorted(self._first, unit.stop, side="left"))
         overlaps = self._first[low:high] + self._rows[low:high] > unit.start
@@ -192,11 +198,11 @@ class _VersionHead:
     attempt: Whole
     units: tuple[Whole, ...]
     root: str = ""
-    """In the form of `uri.near`; the table's paths are relative to it."""
+    """The source's folder, as `uri.near` writes it. The table's paths are relative to the folder."""
 
 
-def _overlapping(spans: Sequence[_Spans], unit: Unit) -> list[str]:
-    return list(dict.fromkeys(path for group in spans for path in group.overlapping(unit)))
+def _overlapping(groups: Sequence[_Spans], unit: Unit) -> list[str]:
+    return list(dict.fromkeys(path for spans in groups for path in spans.overlapping(unit)))
 
 
 def version_name(number: int) -> str:
@@ -204,7 +210,7 @@ def version_name(number: int) -> str:
 
 
 def load(storage: Storage, unit_rows: int) -> Index:
-    """Load the index beside an output; a new output has no versions. Files of other names are ignored."""
+    """Load the index beside an output; that of a new output is empty. Files of other names are ignored."""
     names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _SHOWN = 5
 _SAMPLES, _SAMPLE_BATCH = 3, 16
 _UPSTREAM_S = 10.0
-"""Deadline of reading an ancestor, in seconds."""
+"""Time for one operation on an ancestor."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
         problems += _against_parts(dataset, output, infos)
-    taken, lineage, notes = _surroundings(storage, options, problems)
+    taken, lineage, notes = _ancestry(storage, options, problems)
     samples = _samples(storage, next((p for p in infos if p.counts.written), None), taken, problems)
     return Description(
         uri=storage.uri,
@@ -155,8 +155,8 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
 
 def with_problems(description: Description, problems: Iterable[str]) -> Description:
     """Return the description with further problems."""
-    together = sorted({*description.problems, *problems})
-    return replace(description, problems=together, complete=description.complete and not together)
+    all_problems = sorted({*description.problems, *problems})
+    return replace(description, problems=all_problems, complete=description.complete and not all_problems)
 
 
 def _refuse_foreign(storage: Storage, info: PartInfo, works: Mapping[tuple[int, int], Work]) -> None:
@@ -191,31 +191,31 @@ def _infos(
     return [info for info in infos if info is not None]
 
 
-def _surroundings(
+def _ancestry(
     storage: Storage, options: StorageOptions | None, problems: list[str]
 ) -> tuple[Tombstones, list[str], list[str]]:
-    """Return the takedowns, the ancestors, and notes about unreadable ancestors."""
+    """Return the takedowns that apply, the URIs of the ancestors, and notes on files that are unreadable or foreign."""
     limited = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     chain, notes = list[Storage](), list[str]()
     try:
-        for one in tombstones.follow(storage, limited):
-            chain.append(one)
+        for dataset in tombstones.follow(storage, limited):
+            chain.append(dataset)
     except SdpError as error:
         if len(chain) > 1:
             notes.append(f"{chain[-1].uri}, which it was made from, cannot be read ({error})")
         elif not isinstance(error, DatasetError):  # a DatasetError is about the dataset's own manifest, reported above
             notes.append(f"the dataset that it was made from cannot be read ({error})")
     taken = Tombstones(BitMap64())
-    for one in chain:
+    for dataset in chain:
         try:
-            own = tombstones.load_from([one])
+            own = tombstones.load_from([dataset])
         except SdpError as error:
-            (problems if one is storage else notes).append(f"its takedowns cannot be read: {error}")
+            (problems if dataset is storage else notes).append(f"its takedowns cannot be read: {error}")
             continue
         taken = Tombstones(taken.rows | own.rows, taken.lists + own.lists)
     foreign = tombstones.foreign_files(storage)[:_SHOWN]
     notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
-    return taken, [one.uri for one in chain[1:]], notes
+    return taken, [dataset.uri for dataset in chain[1:]], notes
 
 
 def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:

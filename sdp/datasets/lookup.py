@@ -76,8 +76,8 @@ def _candidates(column: pa.ChunkedArray, hosts: pa.Array) -> Iterator[tuple[int,
         return  # without text there are no URLs
     text = column.cast(pa.large_string())
     host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")
-    maybe = pc.or_(pc.is_null(host), pc.is_in(host, hosts))
-    at = np.flatnonzero(maybe.to_numpy())
+    possible = pc.or_(pc.is_null(host), pc.is_in(host, hosts))
+    at = np.flatnonzero(possible.to_numpy())
     cells = text.take(pa.array(at, pa.int64())).cast(pa.large_binary()).to_pylist()
     yield from zip(at.tolist(), map(_text, cells), strict=True)
 
@@ -98,8 +98,8 @@ def _in_part(storage: Storage, path: str, wanted: LookupValues) -> list[Hit]:
         rows = table["row"].take(pa.array([at for at, _ in matches], pa.int64())).to_pylist()
         hits += [("url", url, row) for row, (_, url) in zip(rows, matches, strict=True)]
     if "sha256" in table.column_names:
-        same = table.filter(pc.is_in(table["sha256"], pa.array(sorted(wanted.hashes), pa.string())))
-        pairs = zip(same["sha256"].to_pylist(), same["row"].to_pylist(), strict=True)
+        selected = table.filter(pc.is_in(table["sha256"], pa.array(sorted(wanted.hashes), pa.string())))
+        pairs = zip(selected["sha256"].to_pylist(), selected["row"].to_pylist(), strict=True)
         hits += [("sha256", digest, row) for digest, row in pairs]
     return hits
 

@@ -116,7 +116,7 @@ class Dataset:
     @property
     def repeated_rows(self) -> repeated.Repeated | None:
         """The rows in parts that readers leave out, since lower rows have the same content."""
-        return repeated.of(self.storage, self.manifest.repeated, self.manifest.files_digest)
+        return repeated.of_manifest(self.storage, self.manifest.repeated, self.manifest.files_digest)
 
     def units_with_failures(self) -> list[int]:
         """Return the units with addresses whose last attempt failed."""
@@ -152,7 +152,7 @@ def repeated_rows(storage: Storage) -> repeated.Repeated | None:
         manifest = read_manifest(storage)
     except NotFound:
         return None
-    return repeated.of(storage, manifest.repeated, manifest.files_digest)
+    return repeated.of_manifest(storage, manifest.repeated, manifest.files_digest)
 
 
 def open_dataset(storage: Storage, kind: str | None = None, *, version: int | None = None) -> Dataset:
@@ -237,7 +237,7 @@ def _expected(output: Output) -> int | None:
     if not output.head.derived:
         return index.rows
     if index.rows < index.listed_rows:
-        return None  # a limit cuts an upstream part, and no listing tells how many of its rows are below
+        return None  # a limit cuts a part upstream, and no listing says how many of its rows are below the limit
     files: dict[str, int] = {}
     for version in index.versions:
         columns = (version.files[name].to_pylist() for name in ("path", "written"))
@@ -301,7 +301,7 @@ def finish(
 
 
 def _readable(storage: Storage, path: str) -> Manifest | None:
-    """Read an earlier manifest; None if it is damaged, and a new one gets the next number."""
+    """Read an earlier manifest; return None if it is damaged, so that a new one replaces it."""
     try:
         return read_manifest(storage, path)
     except DatasetError as error:
@@ -310,7 +310,7 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
 
 
 def _kept(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
-    """Return the input with a URI that stays valid if both are moved together."""
+    """Return the input with a URI that stays valid if the dataset and its input are moved together."""
     if not made_from or not made_from.get("uri"):
         return None if made_from is None else dict(made_from)
     return {**made_from, "uri": near(made_from["uri"], folder)}

@@ -45,7 +45,7 @@ FAILURE_REASONS: Mapping[str, str] = {
     "tls": "the certificate or the TLS handshake is bad",
     "timeout": "no whole image within the deadline",
     "http_status": "the server answered with an error",
-    "not_asked": "its host is left alone: it asked for a long pause, or could not be reached several times",
+    "not_asked": "not requested: its host asked for a long pause, or could not be reached several times",
     "redirects": "too many redirects, or one that leads nowhere",
     "broken_transfer": "the connection ended in the middle of the image",
     "too_big": "more bytes than allowed",
@@ -127,7 +127,8 @@ class Counts:
         return {**outcomes, "reasons": dict(sorted(self.reasons.items()))}
 
 
-def _adding_up(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
+def _checked_sum(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
+    """Return the counts in a record; refuse them if their stored sum is wrong."""
     counts: Counts = validate(data)
     for name in (*OUTCOMES, "input"):
         if name not in data:
@@ -138,7 +139,7 @@ def _adding_up(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
     return counts
 
 
-StoredCounts = Annotated[Counts, WrapValidator(_adding_up), PlainSerializer(Counts.to_json)]
+StoredCounts = Annotated[Counts, WrapValidator(_checked_sum), PlainSerializer(Counts.to_json)]
 """Counts in JSON, with their sum as `input`."""
 
 

@@ -84,7 +84,7 @@ def write_part(
     layout: Layout,
     retried: Mapping[str, int] | None = None,
 ) -> PartInfo:
-    """Publish a part, whole or not at all; one that another worker has published meanwhile stands."""
+    """Publish a part atomically; keep the part that another worker may have published meanwhile."""
     _check_part(work, rows, account)
     data = serialise(kind, work, rows, account, layout=layout, retried=retried)
     try:
@@ -183,7 +183,7 @@ def verify_part(storage: Storage, file: FileInfo) -> PartInfo:
 def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
     """Merge the accounts of a unit's attempts, in their order, into one outcome for each address.
 
-    A later attempt supersedes an earlier one for the addresses it names; attempts add up.
+    A later attempt supersedes an earlier one for the addresses that it names; their numbers of attempts are added.
     """
     if len(accounts) == 1:
         return accounts[0]

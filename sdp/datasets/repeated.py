@@ -30,7 +30,7 @@ _PARTITION_ROWS = 16_000_000
 
 Keys = NDArray[np.uint64]
 Find = Callable[[Sequence[PartInfo], str], int]
-"""A function that finds and stores the repeated rows of some parts, whose list has this digest, and counts them."""
+"""A function that finds, stores and counts the repeated rows of some parts; the digest is that of their list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Repeated:
         return account
 
 
-def of(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
+def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
     """Return the repeated rows that a manifest counts."""
     return Repeated(storage, _folder(files_digest)) if manifest_repeated else None
 
@@ -131,8 +131,8 @@ def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:
     """Return the addresses of a partition whose key a lower address has too, in order."""
     all_keys, all_rows = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*rows, np.zeros(0, np.int64)])
     order = np.lexsort((all_rows, all_keys))
-    second = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
-    return np.sort(all_rows[order[second]])
+    repeats = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
+    return np.sort(all_rows[order[repeats]])
 
 
 def _folder(files_digest: str) -> str:

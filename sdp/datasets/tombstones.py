@@ -1,13 +1,13 @@
-"""Takedowns beside a dataset, which every later stage and epoch leaves out.
+"""Takedowns: images that every later stage and epoch leaves out, listed beside their dataset.
 
-A takedown names an address, a URL or a content hash. Addresses are the same in every dataset made from this one. URLs
-and hashes are looked up in the images dataset's parts, so that stages read a set of rows.
+A takedown names an address, a URL or a content hash. Every dataset made from this one has the same addresses. URLs and
+hashes are looked up in the parts of the images dataset, so that later stages need only a set of addresses.
 
     _tombstones/000000.parquet         a list, written before any lookup so that no later reader misses it
     _tombstones/looked/000000.parquet  a lookup: the rows that match the lists, and the parts that were searched
 
-Loading searches every part that no lookup covers, such as one that a running download has written since. `settle`
-stores the result, so that it is searched once.
+Loading also searches the parts that no lookup covers, such as those that a running download has just written. `settle`
+stores the result of such a search, so that it is done once.
 """
 
 import base64
@@ -56,7 +56,7 @@ class Tombstones:
     rows: BitMap64
     """Every address to leave out."""
     lists: tuple[pa.Table, ...] = ()
-    """The lists as they are stored, since few readers of millions of takedowns need more than the addresses."""
+    """The lists as stored. They are parsed on demand, since most readers need only `rows`."""
 
     @property
     def urls(self) -> frozenset[str]:
@@ -67,7 +67,7 @@ class Tombstones:
         return frozenset(_values(self.lists, "sha256"))
 
     def has(self, takedown: Takedown) -> bool:
-        """Return whether a list names it."""
+        """Return whether a takedown is listed."""
         return any(value == takedown.value for value in _values(self.lists, takedown.kind))
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
@@ -79,9 +79,9 @@ class Tombstones:
         if not self.lists:
             return 0
         names = ["kind", "value"]
-        together = pa.concat_tables([table.select(names).replace_schema_metadata() for table in self.lists])
-        others = together.filter(pc.field("kind") != "url").group_by(names).aggregate([])
-        return len(self.urls) + int(others.num_rows)
+        entries = pa.concat_tables([table.select(names).replace_schema_metadata() for table in self.lists])
+        without_urls = entries.filter(pc.field("kind") != "url").group_by(names).aggregate([])
+        return len(self.urls) + int(without_urls.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Added:
     rows: dict[Takedown, list[int]]
     """The addresses in this dataset that each entry matches."""
     unmatched: list[Takedown]
-    """Entries that match nothing in this dataset yet; they hold for rows that are written later."""
+    """Entries that match nothing in this dataset yet. They apply to rows that are written later."""
 
 
 # --- lists from users ------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
 def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
     """Record takedowns beside a dataset, and look up the rows that they match.
 
-    One that matches nothing is recorded too, and holds for rows that are written later.
+    A takedown that matches nothing is recorded too, and applies to rows that are written later.
     """
     head = read_head(storage)
     wanted = sorted({takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns})
@@ -151,7 +151,7 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
     before = _Book.read(storage)
     fresh = [t for t in wanted if t not in before.known]
     if fresh:
-        # Before the lookup: a download that ends meanwhile sees either the list, or its parts are searched here.
+        # Before the lookup: a download that ends meanwhile either sees the list, or has its parts searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
         _create(storage, FOLDER, before.next_list, _table(entries))
     settle(storage)
@@ -163,7 +163,7 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
 def settle(storage: Storage) -> int:
     """Look up takedowns in the parts written since the last lookup, and store the result for readers.
 
-    Return the number of matching rows, which were written although they had been taken down meanwhile.
+    Return the number of rows that match: they were taken down while they were being written.
     """
     book = _Book.read(storage)
     if (lookup := book.search()) is None:
@@ -177,7 +177,7 @@ def settle(storage: Storage) -> int:
 
 
 def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
-    """Load the takedowns that hold for a dataset: its own and those of every ancestor that still exists."""
+    """Load the takedowns that apply to a dataset: its own and those of every ancestor that still exists."""
     return load_from(lineage(storage, options))
 
 
@@ -198,7 +198,7 @@ def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Sto
 
 
 def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
-    """Yield the same one by one, so that the error for an unreadable ancestor comes after the nearer ones."""
+    """Yield a dataset and its ancestors, nearest first; the error for an unreadable one comes after the nearer ones."""
     seen = set[str]()
     while storage.uri not in seen:
         seen.add(storage.uri)
@@ -234,9 +234,9 @@ class _Lookup:
     """One search of parts for the takedowns of the lists."""
 
     lists: int
-    """The search covered the lists of lower numbers."""
+    """The number of the first list that the search did not cover."""
     digest: str | None
-    """Digest of the manifest's list of parts, all of which were searched."""
+    """Digest of the manifest's list of parts, if all of these were searched."""
     parts: Mapping[int, BitMap64]
     """The units that were searched, by attempt."""
     hits: list[Hit]
@@ -267,7 +267,7 @@ class _Book:
 
     @property
     def next_list(self) -> int:
-        """A number that no list has had, including deleted lists that a lookup covered."""
+        """A number that no list has had, not even a deleted one that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
     @cached_property
@@ -283,14 +283,14 @@ class _Book:
         return known
 
     def rows(self) -> BitMap64:
-        """Return the addresses that some listed takedown is known to match, without an object for each takedown."""
+        """Return the addresses that listed takedowns are known to match, without an object for each takedown."""
         rows = BitMap64()
         for table in self.lists.values():
             rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
         for kind in ("url", "sha256"):
-            matches = [(value, row) for of, value, row in self._hits() if of == kind]
-            asked = {value for value, _ in matches}
-            listed = {value for value in _values(self.lists.values(), kind) if value in asked} if asked else set()
+            matches = [(value, row) for hit_kind, value, row in self._hits() if hit_kind == kind]
+            matched = {value for value, _ in matches}
+            listed = {value for value in _values(self.lists.values(), kind) if value in matched} if matched else set()
             rows |= _bitmap(row for value, row in matches if value in listed)
         return rows
 
@@ -313,16 +313,16 @@ class _Book:
 
     def search(self) -> _Lookup | None:
         """Search the parts that no lookup covers; return None if there are none."""
-        by_content = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
-        if not by_content:
+        to_look_up = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
+        if not to_look_up:
             return None
-        newest = max(by_content)
-        # A lookup covers only the lists of its time, so older lookups do not count.
-        done = [lookup for lookup in self.lookups if lookup.lists > newest]
+        newest = max(to_look_up)
+        # A lookup covers only the lists of its time, so those older than the newest list do not count.
+        current = [lookup for lookup in self.lookups if lookup.lists > newest]
         digest = _files_digest(self.storage)
-        if digest is not None and any(lookup.digest == digest for lookup in done):
+        if digest is not None and any(lookup.digest == digest for lookup in current):
             return None
-        parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in done))
+        parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
         if not parts and digest is None:
             return None
         lists = self.lists.values()
@@ -342,7 +342,7 @@ def _files_digest(storage: Storage) -> str | None:
 
 
 def _read_list(storage: Storage, name: str) -> pa.Table:
-    """Read a list. A damaged one is an error, since its entries must not come back."""
+    """Read a list. A damaged one is an error, since its images must not come back."""
     try:
         table = _read(storage.read(name))
         kind, value, row = (table[column] for column in SCHEMA.names)

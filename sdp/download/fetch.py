@@ -1,10 +1,10 @@
 """All requests of one worker: libcurl's multi interface, driven by epoll, in one thread.
 
-A multi handle looks names up in 20 threads at most. There are several, each for some of the hosts, so that names whose
-servers do not answer do not hold up all others.
+A libcurl multi handle resolves names in at most 20 threads. The hosts are spread over several such handles, so that
+names whose servers do not answer delay only some of the others.
 
-A request waits in the turnstile for its host's turn and gets one of a fixed number of handles. A failure that may pass
-is retried after a pause. Redirects are followed here, one request each, so that every hop is treated like the first.
+A request waits in the turnstile for its host's turn and gets one of a fixed number of slots. A temporary failure is
+retried after a pause. Redirects are followed here, one request each, so that every hop is treated like the first.
 """
 
 import contextlib
@@ -42,8 +42,11 @@ _HEARTBEAT_S = 5.0
 _SERVES_S = 60.0
 """Time after a response for which a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
+"""Hosts whose last response is remembered."""
 _CLOSED_HOST_S = 300.0
+"""Time for which a host that does not answer gets no further requests."""
 _MULTIS = 16
+"""Multi handles of a worker."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
 
@@ -56,7 +59,7 @@ class Fetched(Generic[Token]):
     body: Sequence[bytes] | None
     """The pieces as they arrived; None for a failure."""
     size: int
-    """Size of the body in bytes; its last user releases as many to the buffer."""
+    """Bytes of the body, which its last user releases to the buffer."""
     failure: Failure | None
     attempts: int
     host: str
@@ -72,7 +75,7 @@ class _Job(Generic[Token]):
     attempts: int = 0
     spent_s: float = 0.0
     following: bool = False
-    """Following a redirect, which is no new attempt."""
+    """True while a redirect is followed, which is not a new attempt."""
     failure: Failure | None = None
     """The failure of the last attempt."""
     robots_of: str = ""
@@ -98,24 +101,27 @@ class Fetcher(Generic[Token]):
         """
         self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
         self._give_up_host_after = give_up_host_after
-        self._kept = min(at_once, options.connections) + options.connections // _MULTIS
+        self._kept_connections = min(at_once, options.connections) + options.connections // _MULTIS
         self._buffer = buffer
         self._buffer.on_release = self.wake
         if courier is not None:
             courier.on_answer = self.wake
         self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
-        self._asking: dict[str, list[_Job[Token]]] = {}
+        self._awaiting_robots: dict[str, list[_Job[Token]]] = {}
         """The images that wait for their site's robots.txt."""
         self._networks = Networks(options.allowed_networks)
         self._turnstile: Turnstile[_Job[Token]] = Turnstile(gate)
         self._incoming: deque[_Job[Token]] = deque()
-        self._later: list[tuple[float, int, _Job[Token]]] = []
+        self._retries: list[tuple[float, int, _Job[Token]]] = []
+        """A heap of the requests to retry: time, serial number, request."""
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
-        self._served: dict[str, float] = {}
+        """The number of consecutive failures to reach each host."""
+        self._served_at: dict[str, float] = {}
         """Time of each host's last response; the latest is at the end."""
-        self._closed: dict[str, tuple[float, Failure]] = {}
-        self._hungry = threading.Condition()
+        self._closed_hosts: dict[str, tuple[float, Failure]] = {}
+        """The hosts that get no requests, until when, and the failure to report."""
+        self._has_room = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
         """The error that has stopped fetching for good, if any."""
@@ -123,17 +129,17 @@ class Fetcher(Generic[Token]):
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
         self._thread.start()
 
-    # For other threads.
+    # --- called by other threads ---
 
     def submit(self, urls: Iterable[tuple[Token, Url]]) -> None:
         self._incoming.extend(_Job(token, url) for token, url in urls)
         self.wake()
 
-    def wait_until_hungry(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def wait_for_room(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until there are fewer requests to start than free connections."""
-        with self._hungry:
-            while not (self._is_hungry() or self._closing or self.error or stop()):
-                self._hungry.wait(_TICK_S)
+        with self._has_room:
+            while not (self._is_short_of_requests() or self._closing or self.error or stop()):
+                self._has_room.wait(_TICK_S)
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # awake already, or closed
@@ -151,7 +157,7 @@ class Fetcher(Generic[Token]):
         self._thread.join(_JOIN_S)
         os.close(self._wake_fd)
 
-    # The thread.
+    # --- run by the fetcher's own thread ---
 
     def _run(self) -> None:
         try:
@@ -161,9 +167,9 @@ class Fetcher(Generic[Token]):
         except BaseException as error:  # noqa: BLE001 (kept for the threads that wait for results)
             self.error = error
         finally:
-            self._shut()
-            with self._hungry:
-                self._hungry.notify_all()
+            self._close_handles()
+            with self._has_room:
+                self._has_room.notify_all()
 
     def _open(self) -> None:
         self._multis = [pycurl.CurlMulti() for _ in range(_MULTIS)]
@@ -174,7 +180,7 @@ class Fetcher(Generic[Token]):
         self._timers: dict[Any, float] = {}
         """The time at which each multi handle with a timer is due."""
         for multi in self._multis:
-            multi.setopt(pycurl.M_MAXCONNECTS, self._kept)
+            multi.setopt(pycurl.M_MAXCONNECTS, self._kept_connections)
             multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
             multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0
@@ -187,9 +193,9 @@ class Fetcher(Generic[Token]):
 
     def _step(self) -> None:
         now = time.monotonic()
-        self._take_in(now)
+        self._queue_new(now)
         self._start(now)
-        for fd, events in self._epoll.poll(self._patience(now)):
+        for fd, events in self._epoll.poll(self._until_next_timer_s(now)):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
@@ -197,19 +203,19 @@ class Fetcher(Generic[Token]):
                 pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
             )
             if fd in self._watched:  # by now: handling another event may have closed it
-                self._act(self._watched[fd], fd, mask)
+                self._handle_event(self._watched[fd], fd, mask)
         now = time.monotonic()
         for multi in [multi for multi, at in self._timers.items() if at <= now]:
             del self._timers[multi]
-            self._act(multi, pycurl.SOCKET_TIMEOUT, 0)
+            self._handle_event(multi, pycurl.SOCKET_TIMEOUT, 0)
         self._resume()
         self._collect()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._expire(now)
 
-    def _act(self, multi: Any, fd: int, events: int) -> None:
-        """Have libcurl handle an event."""
+    def _handle_event(self, multi: Any, fd: int, events: int) -> None:
+        """Have libcurl handle an event of a socket or a timer."""
         try:
             multi.socket_action(fd, events)
         except pycurl.error as error:
@@ -217,19 +223,21 @@ class Fetcher(Generic[Token]):
             for slot in [slot for slot in self._active.values() if slot.multi is multi]:
                 self._settle(slot, transfer.of_multi(error))
 
-    def _patience(self, now: float) -> float:
-        """Return the seconds until the next timer."""
-        later = self._later[0][0] if self._later else None
-        ends = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at(), later]
-        return max(0.0, min(end for end in ends if end is not None) - now)
+    def _until_next_timer_s(self, now: float) -> float:
+        """Return the seconds until the next timer, retry or tick."""
+        next_retry = self._retries[0][0] if self._retries else None
+        times = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at(), next_retry]
+        return max(0.0, min(at for at in times if at is not None) - now)
 
-    def _watch(self, multi: Any, what: int, fd: int, *_: object) -> None:
-        if what == pycurl.POLL_REMOVE:
+    def _watch(self, multi: Any, action: int, fd: int, *_: object) -> None:
+        """Watch a socket for the events that libcurl wants to know of, or stop watching it."""
+        if action == pycurl.POLL_REMOVE:
             self._watched.pop(fd, None)
             with contextlib.suppress(OSError):  # closed already, and so unregistered
                 self._epoll.unregister(fd)
             return
-        events = (select.EPOLLIN if what & pycurl.POLL_IN else 0) | (select.EPOLLOUT if what & pycurl.POLL_OUT else 0)
+        reading, writing = action & pycurl.POLL_IN, action & pycurl.POLL_OUT
+        events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
         self._watched[fd] = multi
         try:
             self._epoll.modify(fd, events)
@@ -241,15 +249,16 @@ class Fetcher(Generic[Token]):
         if timeout_ms >= 0:
             self._timers[multi] = time.monotonic() + timeout_ms / 1000
 
-    def _take_in(self, now: float) -> None:
+    def _queue_new(self, now: float) -> None:
+        """Queue the submitted requests and the retries that are due."""
         if self._courier is not None:
-            self._correspond(self._courier, now)
+            self._exchange_messages(self._courier, now)
         while self._incoming:
             self._queue(self._incoming.popleft(), now)
-        while self._later and self._later[0][0] <= now:
-            self._queue(heapq.heappop(self._later)[2], now, first=True)
+        while self._retries and self._retries[0][0] <= now:
+            self._queue(heapq.heappop(self._retries)[2], now, first=True)
 
-    def _correspond(self, courier: Courier, now: float) -> None:
+    def _exchange_messages(self, courier: Courier, now: float) -> None:
         """Read the shared budgets' replies, and send the next request when it is due."""
         gate = self._gate
         assert isinstance(gate, SharedGate)
@@ -261,22 +270,22 @@ class Fetcher(Generic[Token]):
     def _queue(self, job: _Job[Token], now: float, *, first: bool = False) -> None:
         if self._robots is not None and not job.robots_of and not self._allowed(self._robots, job, now):
             return
-        closed = self._closed.get(job.url.host)
+        closed = self._closed_hosts.get(job.url.host)
         if closed is not None:
             until, failure = closed
             if now < until:
-                self._leave(job, failure)
+                self._fail_for_closed_host(job, failure)
                 return
-            del self._closed[job.url.host]
+            del self._closed_hosts[job.url.host]
         self._turnstile.push(job.url.host, job, first=first)
 
     def _allowed(self, robots: Robots, job: _Job[Token], now: float) -> bool:
         """Return whether the site allows a request; while its robots.txt is fetched, the request waits."""
         site = site_of(job.url.text)
-        if site in self._asking:
-            self._asking[site].append(job)
+        if site in self._awaiting_robots:
+            self._awaiting_robots[site].append(job)
         elif not robots.knows(site, now):
-            self._asking[site] = [job]
+            self._awaiting_robots[site] = [job]
             self._queue(_Job(job.token, parse(f"{site}/robots.txt"), robots_of=site), now, first=True)
         elif (refusal := robots.refusal(site, job.url.text)) is not None:
             self._fail(job, refusal)
@@ -288,31 +297,31 @@ class Fetcher(Generic[Token]):
         assert self._robots is not None
         now = time.monotonic()
         self._robots.note(site, text, failure, now)
-        for job in self._asking.pop(site):
+        for job in self._awaiting_robots.pop(site):
             self._queue(job, now)
 
     def _start(self, now: float) -> None:
         while self._free and not self._paused and not self._buffer.full:
-            taken = self._turnstile.take(now)
-            if taken is None:
+            if (next_up := self._turnstile.take(now)) is None:
                 break
+            _, job = next_up
             slot = self._free.pop()
             self._active[slot.curl] = slot
-            slot.multi = self._multis[hash(taken[1].url.host) % _MULTIS]
+            slot.multi = self._multis[hash(job.url.host) % _MULTIS]
             try:
-                slot.begin(taken[1], now)
+                slot.begin(job, now)
                 slot.multi.add_handle(slot.curl)
             except pycurl.error as error:
                 self._settle(slot, transfer.of_multi(error))
-        if self._is_hungry():
-            with self._hungry:
-                self._hungry.notify_all()
+        if self._is_short_of_requests():
+            with self._has_room:
+                self._has_room.notify_all()
 
-    def _is_hungry(self) -> bool:
+    def _is_short_of_requests(self) -> bool:
         return not self._incoming and self._turnstile.runnable < max(1, len(getattr(self, "_free", ())))
 
     def _resume(self) -> None:
-        """Continue transfers that wait for memory, in order; one of them may always continue."""
+        """Continue transfers that wait for memory, in order. If all wait, the first may exceed the limit."""
         while self._paused:
             slot = self._paused[0]
             slot.unbound = self._all_wait()
@@ -325,7 +334,7 @@ class Fetcher(Generic[Token]):
                 self._settle(slot, slot.failure(*error.args))
 
     def _all_wait(self) -> bool:
-        """Return whether all memory in use belongs to transfers that wait for more, so that none will be freed."""
+        """Return whether all memory in use belongs to transfers that wait for more, so that none can become free."""
         return self._buffer.used == sum(slot.reserved for slot in self._paused)
 
     def _collect(self) -> None:
@@ -370,7 +379,7 @@ class Fetcher(Generic[Token]):
         self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)
         if not (failure and (failure.unreachable or failure.silent)):
             self._strikes.pop(host, None)
-            self._note_served(host, now)
+            self._note_response(host, now)
         if failure is None and status in transfer.REDIRECT_STATUSES:
             self._buffer.release(reserved)
             self._follow(job, location, now)
@@ -382,7 +391,7 @@ class Fetcher(Generic[Token]):
             self._deliver(Fetched(job.token, body, size, None, job.attempts, host, job.spent_s))
         else:
             self._buffer.release(reserved)
-            self._reconsider(job, failure, status, now)
+            self._retry_or_fail(job, failure, status, now)
 
     def _follow(self, job: _Job[Token], location: str, now: float) -> None:
         if job.hops >= self._fetch.max_redirects:
@@ -397,12 +406,12 @@ class Fetcher(Generic[Token]):
         job.following = True
         self._queue(job, now, first=True)
 
-    def _reconsider(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
-        """Retry if that may help and there is time; otherwise record the failure."""
+    def _retry_or_fail(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
+        """Retry a request if that may help and there is time; otherwise record its failure."""
         host = job.url.host
-        # A host that serves other images meanwhile is alive: only these images stall.
-        serves = now - self._served.get(host, -math.inf) < _SERVES_S
-        if failure.unreachable or (failure.silent and not serves):
+        # If the host serves other images meanwhile, it is alive, and only this one stalls.
+        is_alive = now - self._served_at.get(host, -math.inf) < _SERVES_S
+        if failure.unreachable or (failure.silent and not is_alive):
             self._strikes[host] += 1
             if self._strikes[host] >= self._give_up_host_after:
                 del self._strikes[host]
@@ -424,27 +433,27 @@ class Fetcher(Generic[Token]):
             self._fail(job, failure)
         else:
             job.failure = failure
-            heapq.heappush(self._later, (now + pause, next(self._serial), job))
+            heapq.heappush(self._retries, (now + pause, next(self._serial), job))
 
-    def _note_served(self, host: str, now: float) -> None:
-        self._served.pop(host, None)
-        self._served[host] = now
-        if len(self._served) > _SERVED_HOSTS:
-            del self._served[next(iter(self._served))]
+    def _note_response(self, host: str, now: float) -> None:
+        self._served_at.pop(host, None)
+        self._served_at[host] = now
+        if len(self._served_at) > _SERVED_HOSTS:
+            del self._served_at[next(iter(self._served_at))]
 
-    def _close_host(self, host: str, now: float, why: str, for_s: float = _CLOSED_HOST_S) -> None:
-        """Stop asking a host for a while; requests that wait for it fail at once and can be retried by a later run."""
-        failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {why}")
-        self._closed[host] = (now + for_s, failure)
+    def _close_host(self, host: str, now: float, cause: str, for_s: float = _CLOSED_HOST_S) -> None:
+        """Send a host no requests for a while. Those that wait for it fail at once; a later run can retry them."""
+        failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {cause}")
+        self._closed_hosts[host] = (now + for_s, failure)
         for job in self._turnstile.drain(host):
-            self._leave(job, failure)
+            self._fail_for_closed_host(job, failure)
 
-    def _leave(self, job: _Job[Token], closed: Failure) -> None:
-        """Fail an image because its host is not asked for a while; report the failure of its last attempt, if any."""
+    def _fail_for_closed_host(self, job: _Job[Token], closed: Failure) -> None:
+        """Fail a request to a closed host, with the failure of its last attempt if it had one."""
         last = job.failure
-        if last is not None:
-            closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
-        self._fail(job, closed)
+        self._fail(
+            job, closed if last is None else Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
+        )
 
     def _fail(self, job: _Job[Token], failure: Failure) -> None:
         if job.robots_of:
@@ -452,7 +461,7 @@ class Fetcher(Generic[Token]):
             return
         self._deliver(Fetched(job.token, None, 0, failure, job.attempts, job.url.host, job.spent_s))
 
-    def _shut(self) -> None:
+    def _close_handles(self) -> None:
         for slot in getattr(self, "_slots", ()):
             slot.curl.close()  # which takes it out of the multi handle, too
         for multi in getattr(self, "_multis", ()):

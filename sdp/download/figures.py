@@ -13,7 +13,7 @@ _KEPT_HOSTS = 1000
 
 @dataclass(slots=True)
 class Histogram:
-    """Numbers of values up to each bound; the last count is of values above all bounds."""
+    """The number of values up to each bound, and in the last count, of those above all bounds."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class DownloadFigures:
             self.reasons[outcome.reason] += 1
 
     def count_parts(self, counts: Iterable[Counts]) -> None:
-        """Take the outcomes from the written parts: the workers' own include units that were lost with a worker."""
+        """Take the outcomes from the written parts, since those of the workers include units lost with a worker."""
         total = sum(counts, Counts())
         self.written, self.filtered, self.failed = total.written, total.filtered, total.failed
         self.reasons = Counter(total.reasons)

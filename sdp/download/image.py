@@ -32,11 +32,12 @@ from sdp.imaging import (
 
 _ONE_SAMPLE = 2.31
 """The largest reduction for which one bilinear sample of each pixel is enough: 47 dB against the mean of the area on
-photographs, while JPEG itself loses 42 dB at quality 95. Decoding a JPEG at a smaller scale leaves no larger one."""
+photographs, while JPEG itself loses 42 dB at quality 95. A JPEG decoded at a smaller scale never needs a larger one."""
 ROOM = 1.15
-"""A JPEG is decoded to at least this many times the target size, since the decoder's own scaling shows near to it."""
+"""Least size of a decoded JPEG, as a multiple of the target size. Below it, the decoder's own scaling is visible."""
 ABSURD_ASPECT = 100.0
-"""Longer side to shorter of rulers, borders and scroll bars, which are filtered whatever the configuration."""
+"""Ratio of the longer side to the shorter from which an image is filtered whatever the configuration: rulers, borders
+and scroll bars have it."""
 _GZIP = b"\x1f\x8b"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
@@ -60,7 +61,7 @@ class Checked:
     reason: str | None = None
     detail: str | None = None
     data: bytes | None = None
-    """The encoded image; None where the fetched bytes are kept, or refused."""
+    """The encoded image; None if the fetched bytes are kept as they are, or refused."""
     width: int = 0
     height: int = 0
     original_width: int = 0
@@ -69,9 +70,9 @@ class Checked:
     """Hash of the fetched bytes."""
 
 
-def examine(rules: ImageRules, data: memoryview, seen: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
+def examine(rules: ImageRules, data: memoryview, on_header: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
     """Check an image in a decoder process."""
-    checked = check(data, rules, seen)
+    checked = check(data, rules, on_header)
     return {**asdict(checked), "data": checked.data is not None}, checked.data or b""
 
 
@@ -90,10 +91,10 @@ def examined(reply: dict[str, Any], data: bytes | memoryview) -> Checked:
     return Checked(FAILED, "crashed", "its decoder sent a malformed reply")
 
 
-def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], None] = lambda _: None) -> Checked:
+def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Header], None] = lambda _: None) -> Checked:
     """Decode, check and convert one image; any bytes give a result, and nothing is raised.
 
-    `seen` is called with the header, before anything is decoded.
+    `on_header` is called with the header before anything is decoded.
     """
     image_rules = rules.image
     digest = hashlib.sha256(data).hexdigest()
@@ -104,7 +105,7 @@ def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], 
             data = unpacked = _gunzipped(data, rules.max_bytes)
             digest = hashlib.sha256(data).hexdigest()
         header = read_header(data, image_rules.max_pixels, FORMATS if image_rules.tiff else WEB_FORMATS)
-        seen(header)
+        on_header(header)
         refused = _refusal(header, rules)
         if refused is not None:
             outcome, reason = refused
@@ -135,7 +136,7 @@ def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], 
 
 
 def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
-    """Return an image that the server has compressed unasked."""
+    """Return the bytes of an image that a server has compressed without being asked to."""
     unpacked, rest = b"", bytes(data)
     while rest:  # one member after the other
         inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -173,8 +174,8 @@ def _resize_whole(pixels: Pixels, target: tuple[int, int]) -> Pixels:
     rows, columns = pixels.shape[:2]
     if (columns, rows) == target:
         return pixels
-    how = cv2.INTER_CUBIC if columns < target[0] or rows < target[1] else cv2.INTER_AREA
-    return np.asarray(cv2.resize(pixels, target, interpolation=how), np.uint8)
+    interpolation = cv2.INTER_CUBIC if columns < target[0] or rows < target[1] else cv2.INTER_AREA
+    return np.asarray(cv2.resize(pixels, target, interpolation=interpolation), np.uint8)
 
 
 def _sampled(pixels: Pixels, corner: tuple[float, float], step: tuple[float, float], target: tuple[int, int]) -> Pixels:

@@ -34,7 +34,7 @@ from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
 _IMAGES_A_SECOND = 100.0
-"""Images that a CPU downloads a second, for a forecast."""
+"""Images per second that one CPU downloads, for a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers, replaced=figures.replaced))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
-            say(f"download: {rows} been taken down in the meantime: left out from now on")
+            say(f"download: {rows} been taken down in the meantime, and will be left out from now on")
     seconds = time.monotonic() - began
     for line in messages.closing(dataset, figures, seconds):
         say(line)
-    if (nothing := messages.nothing_came(dataset)) is not None:
-        raise DatasetError(nothing)
+    if (problem := messages.no_image_problem(dataset)) is not None:
+        raise DatasetError(problem)
     return DownloadSummary(dataset, figures, seconds)
 
 
@@ -126,8 +126,8 @@ def _survey(settings: WorkerSettings, output: Output, shape: Shape, lease: Lease
     result = survey.load(output.storage, rows)
     if result is None:
         result = survey_source(config, output, settings.rules, placement(config), lease.check)
-        others_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
-        for line in survey.forecast(result.hosts, settings.limits, others_s):
+        other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
+        for line in survey.forecast(result.hosts, settings.limits, other_hosts_s):
             say(line)
     return result.stop if result.duplicates else 0
 

@@ -12,7 +12,7 @@ from sdp.download.figures import DownloadFigures
 from sdp.storage import SourceFile
 from sdp.telemetry import Telemetry
 
-_WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
+_MEANINGS = {**FILTER_REASONS, **FAILURE_REASONS}
 
 
 def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str:
@@ -75,12 +75,12 @@ def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> I
     known = set(index.files["path"].to_pylist())
     new = sum(file.uri not in known for file in files)
     if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
-        what = f"{counted(new, 'new file')} of the source" if new else "the rows up to the limit"
-        yield f"left for a run without --only-failed: {what}"
+        rows = f"{counted(new, 'new file')} of the source" if new else "the rows up to the limit"
+        yield f"left for a run without --only-failed: {rows}"
 
 
-def nothing_came(dataset: Dataset) -> str | None:
-    """Return the error of a download that has no image at all because of failures; None for any other."""
+def no_image_problem(dataset: Dataset) -> str | None:
+    """Return the error of a download whose every image failed; None for any other."""
     counts = dataset.manifest.counts
     if counts.written or not counts.failed:
         return None
@@ -108,7 +108,7 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
     )
     if counts.reasons:
         ordered = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))
-        rows = [(f"{count:,}", reason, _WORDS.get(reason, "")) for reason, count in ordered]
+        rows = [(f"{count:,}", reason, _MEANINGS.get(reason, "")) for reason, count in ordered]
         yield table(rows, ("rows", "reason", ""))
     if figures.done:
         yield (

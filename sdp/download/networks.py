@@ -27,7 +27,7 @@ class Networks:
         self._allowed = [ip_network(network) for network in allowed]
 
     def refuses(self, address: str) -> bool:
-        """Return whether connections to this address are refused; anything that is not an address is."""
+        """Return whether connections to this address are refused; text that is not an address is refused too."""
         try:
             ip = effective(ip_address(address.partition("%")[0]))
         except ValueError:

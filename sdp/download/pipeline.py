@@ -38,8 +38,8 @@ from sdp.telemetry import Telemetry
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
 _TASK_RETRIES = 30
-"""Retries of a unit: limited, since a unit may always kill its worker; many, since each attempt to reach an actor of a
-lost node counts until Ray notices the loss."""
+"""Limit on Ray's retries of a unit, so that a unit that always kills its worker cannot loop. It is high because Ray
+notices a lost node only after a few seconds, and each attempt to reach its actors meanwhile counts."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_parts(
 ) -> tuple[list[PartInfo], DownloadFigures]:
     """Write all pending parts, of `rows` rows in total; return their footers and the run's figures.
 
-    `survey_to` names the survey that lists repeated URLs; 0 means that there is none.
+    `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
     """
     hub = _start_hub(settings.limits)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker

@@ -19,10 +19,11 @@ from sdp.download.robots import MAX_BYTES, opt_out
 from sdp.download.transfer import Failure
 
 _EXPECTED_BYTES = 1 << 20
-"""Reserved for a body of unknown length."""
+"""Bytes to reserve for a body of unknown length."""
 _TRIMMED_AFTER_S = 2.0
+"""Time after which a slow transfer loses the memory that it has reserved but not used."""
 _ERROR_BODY = 64 << 10
-"""A longer error page is not read to its end: a new connection is cheaper."""
+"""Bytes of an error page that are read. A new connection is cheaper than the rest of a longer one."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Decoders undo unrequested compression, since libcurl would hold megabytes of a paused transfer."""
 _RECEIVE_BYTES = 64 << 10
@@ -46,7 +47,7 @@ class Slot:
     size: int = 0
     reserved: int = 0
     unbound: bool = False
-    """True if this slot may exceed the buffer's limit, as one may when all wait."""
+    """True if this slot may exceed the buffer's limit. If all slots wait for memory, one of them may."""
     status: int = 0
     length: int | None = None
     location: str = ""
@@ -107,23 +108,23 @@ class Slot:
         return max(0.0, now - self.began_at - paused)
 
     def overdue(self, now: float) -> Failure | None:
-        """Return the deadline that the request has missed, if any; connecting has libcurl's own."""
-        options, active = self.options, self.active_s(now)
-        left = options.timeout_s - self.job.spent_s
-        if active <= left and now - self.moved_at <= options.first_byte_timeout_s:
+        """Return the failure of a request that has missed a deadline; libcurl has its own for connecting."""
+        options, active_s = self.options, self.active_s(now)
+        left_s = options.timeout_s - self.job.spent_s
+        if active_s <= left_s and now - self.moved_at <= options.first_byte_timeout_s:
             return None
-        asked = self.curl.getinfo(pycurl.PRETRANSFER_TIME)
-        if active > left and not asked:
-            return Failure("connect", f"not connected after {active:.1f} s", retry=True)
-        if active > left:
+        connecting_s = self.curl.getinfo(pycurl.PRETRANSFER_TIME)  # 0 until connected
+        if active_s > left_s and not connecting_s:
+            return Failure("connect", f"not connected after {active_s:.1f} s", retry=True)
+        if active_s > left_s:
             return Failure("timeout", f"not whole after {options.timeout_s:g} s, {self.size} bytes", retry=True)
-        if not asked or now - max(self.moved_at, self.began_at + asked) <= options.first_byte_timeout_s:
+        if not connecting_s or now - max(self.moved_at, self.began_at + connecting_s) <= options.first_byte_timeout_s:
             return None
-        what = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
-        return Failure("timeout", f"{what} for {options.first_byte_timeout_s:g} s", retry=True)
+        state = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
+        return Failure("timeout", f"{state} for {options.first_byte_timeout_s:g} s", retry=True)
 
     def failure(self, code: int, message: str) -> Failure | None:
-        """Return the failure behind one of libcurl's errors; None where we ended the transfer ourselves."""
+        """Return the failure behind one of libcurl's errors; None if this slot ended the transfer itself."""
         if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
             return Failure("private_address", self.refused)
         if self.opted_out or self.too_big or self.cut_short:
@@ -145,15 +146,15 @@ class Slot:
         return None if self.size else Failure("empty", "0 bytes")
 
     def reserve(self) -> bool:
-        """Reserve the announced length, or else twice what was reserved before; False while there is no memory.
+        """Reserve the announced length, or else as much again as before; return False if there is no memory.
 
         A body of unknown length leaves room for the one transfer that continues when all wait, so the limit holds.
         """
-        left = self.options.max_bytes - self.reserved
+        most = self.options.max_bytes - self.reserved
         if self.length is not None and not self.reserved:
             wanted, spare = max(1, self.length), 0
         else:
-            wanted = left if self.unbound else min(left, self.reserved or _EXPECTED_BYTES)
+            wanted = most if self.unbound else min(most, self.reserved or _EXPECTED_BYTES)
             spare = self.options.max_bytes
         if not self.buffer.reserve(wanted, spare=spare, beyond_limit=self.unbound):
             return False
@@ -161,7 +162,7 @@ class Slot:
         return True
 
     def trim(self, now: float) -> None:
-        """Release memory for bytes that do not come in time, since a server can announce any number."""
+        """Release memory reserved for bytes that come too slowly, since a server can announce any number."""
         active, unused = self.active_s(now), self.reserved - self.size - _EXPECTED_BYTES
         if unused > 0 and active > _TRIMMED_AFTER_S and self.size * self.options.timeout_s < self.reserved * active:
             self.reserved -= unused

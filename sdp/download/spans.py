@@ -83,7 +83,7 @@ def iter_units(
             have += table.num_rows
         try:
             joined = pa.concat_tables(waiting, promote_options="permissive") if waiting else empty
-        except pa.ArrowException as error:  # files of different runs, which freezing has not compared
+        except pa.ArrowException as error:  # files that different runs added, whose types have not been compared
             cause = one_line(error, 120)
             raise DatasetError(
                 f"source.uri: files whose columns differ in type ({cause}); convert one of the files"

@@ -1,8 +1,8 @@
 """A survey of the source before anything is fetched: the number of images per host, and the repeated URLs.
 
-The rows are read in pieces, in parallel. Each piece returns the counts of its hosts and, for each row to be fetched, 16
-bytes in a partition by hash. Each partition then finds its repeated URLs alone. The result is stored beside the output
-in `_survey/`, so that it is made once.
+The rows are read in pieces, in parallel. Each piece counts its hosts and returns, for each row to be fetched, a hash of
+the URL and the address (16 bytes), in a partition by hash. The repeated URLs of each partition are then found
+separately. The result is stored beside the output in `_survey/`, so that it is made once.
 """
 
 from collections import Counter
@@ -103,16 +103,16 @@ def duplicates_in(storage: Storage, survey_stop: int, start: int, stop: int) -> 
     return address_sets.within(storage, _folder(survey_stop), start, stop)
 
 
-def forecast(hosts: Mapping[str, int], limits: HostLimits, others_s: float) -> Iterator[str]:
+def forecast(hosts: Mapping[str, int], limits: HostLimits, other_hosts_s: float) -> Iterator[str]:
     """Yield a line for each host that alone takes much longer than all others together."""
     for host, count in sorted(hosts.items(), key=lambda item: -item[1])[:5]:
         seconds = host_seconds(count, limits)
-        if seconds < max(_NOTEWORTHY_S, 1.5 * others_s):
+        if seconds < max(_NOTEWORTHY_S, 1.5 * other_hosts_s):
             return
         yield (
             f"{host} alone has {count:,} of the images and takes {duration(seconds)} at "
-            f"{_rate(limits):g} a second, the rest about {duration(others_s)}; raise hosts.per_second or hosts.at_once "
-            "if that host agrees, or put it on a list of blocklists.domains"
+            f"{_rate(limits):g} a second, the rest about {duration(other_hosts_s)}; raise hosts.per_second or "
+            "hosts.at_once if that host agrees, or put it on a list of blocklists.domains"
         )
 
 

@@ -31,12 +31,12 @@ _CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT
 _UNREACHABLE = frozenset({"dns", "connect"})
 LONGEST_BELIEVED_S = 86_400.0
 """The longest Retry-After that is believed; servers have asked for eight thousand years."""
-_NO_ADDRESS_IN = re.compile(r"\s+")
+_BLANKS = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason for not getting an image."""
+    """The reason why a request brought no image."""
 
     reason: str
     detail: str
@@ -58,7 +58,7 @@ class Failure:
 
 def of_curl(code: int, message: str, *, connected: bool) -> Failure:
     """Return the failure behind one of libcurl's error codes."""
-    detail = _NO_ADDRESS_IN.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
+    detail = _BLANKS.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
     if code == pycurl.E_COULDNT_RESOLVE_HOST or message.startswith("Resolving timed out"):
         return Failure("dns", detail, retry=True)
     if code == pycurl.E_COULDNT_CONNECT or (code == pycurl.E_OPERATION_TIMEDOUT and not connected):
@@ -78,7 +78,7 @@ def of_curl(code: int, message: str, *, connected: bool) -> Failure:
 
 
 def of_multi(error: pycurl.error) -> Failure:
-    """Return the failure of a transfer that libcurl could not begin, or dropped together with all others."""
+    """Return the failure of a transfer that libcurl could not start, or that it dropped with all others."""
     return Failure("internal", f"libcurl: {error.args[-1]}", retry=True)
 
 

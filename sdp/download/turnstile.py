@@ -1,6 +1,6 @@
-"""One worker's queue of requests, and the gates by which it asks the hosts' budgets.
+"""One worker's queue of requests, and the gates through which it asks for the hosts' budgets.
 
-The turnstile lets through what its gate allows, with the hosts taking turns.
+The turnstile lets requests through as its gate allows, and the hosts take turns.
 """
 
 import heapq
@@ -18,7 +18,7 @@ _JOIN_S = 30.0
 
 
 class Gate(Protocol):
-    """The place where a worker asks for requests to a host."""
+    """A worker's access to the hosts' budgets: permission for each request to a host."""
 
     def acquire(self, host: str, now: float) -> float | None:
         """Return 0 to begin a request, or the seconds until the next try; None if no further host may be tried now."""
@@ -50,11 +50,11 @@ class LocalGate:
 
 @dataclass(slots=True)
 class SharedGate:
-    """The gate of one worker among several. `ask` and `take` are its ends of an exchange with SharedBudgets."""
+    """The gate of one worker among several. `ask` and `take` are its side of an exchange with SharedBudgets."""
 
     worker: str
     ahead: int
-    """Permits to hold before they are used."""
+    """Permits to hold in advance."""
     _permits: dict[str, int] = field(default_factory=dict)
     _in_flight: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _wants: dict[str, None] = field(default_factory=dict)

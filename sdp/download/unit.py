@@ -1,4 +1,4 @@
-"""One unit under way: several threads settle its rows in any order, and it becomes a table and an account."""
+"""A unit under way. Several threads record the outcomes of its rows in any order; then it becomes a part."""
 
 import threading
 from collections.abc import Sequence
@@ -86,23 +86,23 @@ class Unit:
 
     def rows(self) -> pa.Table:
         """Return the rows to be written, by address."""
-        wanted = sorted((w for w in self.plan.to_fetch if w.row in self._images), key=lambda w: w.row)
-        images = [self._images[w.row] for w in wanted]
-        source = self.task.table.take(pa.array([w.at for w in wanted], pa.int64()))
+        fetched = sorted((row for row in self.plan.to_fetch if row.row in self._images), key=lambda row: row.row)
+        images = [self._images[row.row] for row in fetched]
+        source = self.task.table.take(pa.array([row.at for row in fetched], pa.int64()))
         columns = {
-            "row": pa.array([w.row for w in wanted], pa.int64()),
-            "key": pa.array([f"{w.row:012d}" for w in wanted], pa.string()),
-            "url": pa.array(list(map(_shown, source[self._source.url_column].to_pylist(), [w.url for w in wanted]))),
-            "caption": pa.array([w.caption for w in wanted], pa.string()),
+            "row": pa.array([row.row for row in fetched], pa.int64()),
+            "key": pa.array([f"{row.row:012d}" for row in fetched], pa.string()),
+            "url": pa.array(list(map(_shown, source[self._source.url_column].to_pylist(), [r.url for r in fetched]))),
+            "caption": pa.array([row.caption for row in fetched], pa.string()),
             "image": _chunked([image.data or b"" for image in images]),
             "sha256": pa.array([image.sha256 for image in images], pa.string()),
         }
         for name in ("width", "height", "original_width", "original_height"):
             columns[name] = pa.array([getattr(image, name) for image in images], pa.int32())
-        own = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+        table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
         for name in dict.fromkeys(self._source.columns):
-            own = own.append_column(source.schema.field(name), readable(source[name]))
-        return own
+            table = table.append_column(source.schema.field(name), readable(source[name]))
+        return table
 
     def layout(self) -> Layout:
         names = [*SCHEMA.names, *self._source.columns]

@@ -30,7 +30,8 @@ from sdp.storage import Storage
 
 KIND = "images"
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
+"""Time between checks whether the threads still work."""
 _WRITE_TRIES = 5
 _WRITE_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 60.0
 
@@ -102,9 +103,9 @@ class DownloadWorker:
             for outcome in planned.refused:
                 self._figures.note(outcome)
         with self._turn:  # the next unit's requests come after this one's
-            self._fetcher.wait_until_hungry(self._is_broken)
+            self._fetcher.wait_for_room(self._is_broken)
             self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.to_fetch)
-        while not unit.wait(_LOOK_S):
+        while not unit.wait(_CHECK_S):
             self._check()
         info = self._write(unit)
         with self._lock:

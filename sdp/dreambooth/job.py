@@ -35,7 +35,7 @@ MODEL, CLASS, CLASS_LATENTS, OWN_LATENTS = "model", "class", "class-latents", "s
 RUN, PICTURES, EVALUATION, PAGE = "run", "pictures", "evaluation", "report.html"
 CLASS_AFTER, DRIFT = "class-after", "class-evaluation"
 _DRIFT = 50
-"""Limit on pictures of the class that are drawn again, to measure how far it has drifted."""
+"""Limit on the pictures of the class that are drawn after training, to measure how far the class has drifted."""
 _SHOWN = 8
 """Pictures in each row of the page."""
 _CHECKED = 100
@@ -88,7 +88,7 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
         return config
     copy = open_storage(config.output.uri, options).child(MODEL)
     if not copy.exists(INDEX):
-        say(f"dreambooth: copy {source} to {copy.uri}")
+        say(f"dreambooth: copying {source} to {copy.uri}")
         path = sources.resolve(source, storage=options).path
         # The index comes last, since its presence marks a complete copy.
         for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
@@ -198,7 +198,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
 
 
 def training_of(config: DreamboothConfig) -> JobConfig:
-    """Return the configuration of the training step, with the class's pictures as its number of rows."""
+    """Return the configuration of the training step; its number of rows is that of the class's pictures."""
     train = next(step.config for step in steps_of(config) if step.job == "train")
     return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
 
@@ -270,7 +270,7 @@ def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
-    """Return the next steps: for each use of the results, its command or URI."""
+    """Return the command or URI for each use of the results."""
     folder = config.output.uri.rstrip("/")
     target = "FOLDER" if config.lora.rank is None else "subject.safetensors --lora"
     return [

@@ -21,12 +21,12 @@ def make_parser() -> argparse.ArgumentParser:
         description="Serve Prometheus metrics of this machine's NVIDIA GPUs and of the processes on them.",
         epilog="It needs the driver's library (libnvidia-ml.so.1), and the host's pids (hostPID) to name processes.",
     )
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 chooses a free port (default: %(default)s)")
     parser.add_argument("--address", default="0.0.0.0", help="address to listen on; :: for IPv6 (default: %(default)s)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM, unencrypted)")
     parser.add_argument(
-        "--tls-client-ca", type=Path, metavar="FILE", help="let in only clients with a certificate of this authority"
+        "--tls-client-ca", type=Path, metavar="FILE", help="accept only clients with a certificate of this authority"
     )
     parser.add_argument("--timeout-s", type=float, default=2.0, help="time for one scrape (default: %(default)s)")
     parser.add_argument("--host-proc", type=Path, default="/proc", help="the host's /proc (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""One scrape: asks the driver, all GPUs at once, /proc and the kubelet, and continues without late replies."""
+"""One scrape: asks the driver, all GPUs in parallel, /proc and the kubelet, and continues without late replies."""
 
 import logging
 import threading
@@ -114,9 +114,9 @@ class Collector:
         """End the idle threads. Threads that hang in the driver cannot be ended; they are daemons."""
         self._xids.stop()
         with self._lock:
-            gpus = [thread for one in self._gpus.values() for thread in (one.readings, one.pcie)]
-        threads: list[ReaderThread[Any]] = [self._driver, self._kubelet, self._proc, *gpus]
-        for thread in threads:
+            gpus = [thread for threads in self._gpus.values() for thread in (threads.readings, threads.pcie)]
+        all_threads: list[ReaderThread[Any]] = [self._driver, self._kubelet, self._proc, *gpus]
+        for thread in all_threads:
             thread.stop()
 
     def _wait(
@@ -138,15 +138,15 @@ class Collector:
         return reading.value if reading else None
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, Gpu | None]:
-        threads = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
-        tickets = [one.readings.ask() for one in threads]
+        by_gpu = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
+        tickets = [threads.readings.ask() for threads in by_gpu]
         gpus: dict[int, Gpu | None] = {}
-        for index, (one, ticket) in enumerate(zip(threads, tickets, strict=True)):
-            reading = self._wait(one.readings, ticket, until, one.reader.current_call, gpu=str(index))
+        for index, (threads, ticket) in enumerate(zip(by_gpu, tickets, strict=True)):
+            reading = self._wait(threads.readings, ticket, until, threads.reader.current_call, gpu=str(index))
             gpus[index] = reading.value if reading else None
-            one.pcie.ask()  # for the next scrape, so nothing waits for it here
-            if one.pcie.stuck:
-                self._count([CallError(str(index), one.reader.pcie.calls.current, "timeout")])
+            threads.pcie.ask()  # for the next scrape, so nothing waits for it here
+            if threads.pcie.stuck:
+                self._count([CallError(str(index), threads.reader.pcie.calls.current, "timeout")])
         return gpus
 
     def _gpu(self, index: int) -> _GpuThreads:
@@ -179,7 +179,7 @@ class Collector:
         return self._processes.look_up(sorted(pids))
 
     def _ask_proc(self, gpus: Iterable[Gpu], until: float) -> Mapping[int, Facts | None]:
-        """Return the processes' facts, or the previous ones if /proc hangs, as an environment may with its process."""
+        """Return the processes' properties; the previous ones if /proc hangs, as it may together with a process."""
         pids = frozenset(process.pid for gpu in gpus for process in gpu.processes)
         if not pids:
             return {}
@@ -207,11 +207,11 @@ class Collector:
                 self._latest = error
 
     def _log_changes(self, up: bool, driver: Driver | None) -> None:
-        """Log when the state changes, not at each scrape."""
+        """Log changes of the state, not every scrape."""
         with self._lock:
-            why = f"{self._latest.call}: {self._latest.error}" if self._latest else "no answer"
+            cause = f"{self._latest.call}: {self._latest.error}" if self._latest else "no answer"
             readable = f"reading {driver.gpus} GPUs, driver {driver.version}" if up and driver else ""
-            line = readable or f"no GPU can be read: {why}"
+            line = readable or f"no GPU can be read: {cause}"
             changed, self._logged = line != self._logged, line
         if changed:
             LOG.log(logging.INFO if up else logging.WARNING, "%s", line)
@@ -233,6 +233,6 @@ def _owners(
 def _states(gpus: Iterable[Gpu], facts: Mapping[int, Facts | None]) -> dict[str, int]:
     states = {"known": 0, "unreadable": 0, "unknown": 0}
     for pid in {process.pid for gpu in gpus for process in gpu.processes}:
-        one = facts.get(pid)
-        states["unknown" if one is None else "known" if one.readable else "unreadable"] += 1
+        process = facts.get(pid)
+        states["unknown" if process is None else "known" if process.readable else "unreadable"] += 1
     return states

@@ -99,10 +99,15 @@ def _add_gpu(result: Families, gpu: Gpu, labels: Labels, snapshot: Snapshot) -> 
     whole_gpu = of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)
     for mig_uuid, containers in {
         "": whole_gpu,
-        **{one: snapshot.allotments.get(one, ()) for one in gpu.slices},
+        **{uuid: snapshot.allotments.get(uuid, ()) for uuid in gpu.slices},
     }.items():
-        for one in containers:
-            own = {"mig_uuid": mig_uuid, "namespace": one.namespace, "pod": one.pod, "container": one.container}
+        for allotment in containers:
+            own = {
+                "mig_uuid": mig_uuid,
+                "namespace": allotment.namespace,
+                "pod": allotment.pod,
+                "container": allotment.container,
+            }
             result.add("sdp_gpu_pod_info", labels | own, 1)
     for process in gpu.processes:
         owner = snapshot.owners.get((identity.index, process.mig_uuid, process.pid), Owner())

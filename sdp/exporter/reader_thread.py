@@ -53,7 +53,7 @@ class ReaderThread(Generic[T]):
             return self._begun
 
     def answer(self, ticket: int, until: float) -> Answer[T]:
-        """Wait for a reading until `until` on the monotonic clock; late if that passes, or if the thread is overdue."""
+        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if the thread is stuck."""
         with self._changed:
             while self._done < ticket and not self._stopped:
                 overdue = until if self._busy_since is None else min(until, self._busy_since + self._patience_s)

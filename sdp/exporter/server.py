@@ -161,14 +161,15 @@ class Server(ThreadingWSGIServer):
     def service_actions(self) -> None:
         """Close connections past their deadline; called twice a second by the serving thread."""
         with self._changed:
-            for request in [one for one, deadline in self._deadlines.items() if deadline < time.monotonic()]:
+            now = time.monotonic()
+            for request in [request for request, deadline in self._deadlines.items() if deadline < now]:
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
         """Shut the connection down, which ends its thread."""
         self._forget(request)
         with suppress(OSError):  # the client has closed it
-            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would first say goodbye
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would first send a closing message
 
     def _forget(self, request: socket.socket) -> None:
         with self._changed:

@@ -91,7 +91,7 @@ class _Prompts:
 
     texts: Sequence[Prompt]
     taken_down: frozenset[int]
-    """Numbers of the prompts for which nothing is drawn any more."""
+    """Numbers of the prompts that are no longer drawn."""
 
 
 def _take_down(output: Output, before: set[tuple[int, int]], taken_down: frozenset[int], per_prompt: int) -> None:

@@ -72,7 +72,7 @@ def sample(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampl
 
 
 def denoise(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:
-    """Return the latents of a picture for each prompt, in fp32 and scaled as the U-Net sees them."""
+    """Return the latents of a picture for each prompt, in fp32 and with the U-Net's scale."""
     *_, latents = denoising(networks, text, seeds, sampling)
     return latents
 
@@ -97,8 +97,8 @@ def denoising(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sa
     latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
     for timestep in scheduler.timesteps:
         with torch.no_grad():  # not around the loop: it would also apply to the caller between steps
-            seen = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
-            predicted = predict(networks.unet, seen.to(networks.dtype), timestep, context).float()
+            inputs = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
+            predicted = predict(networks.unet, inputs.to(networks.dtype), timestep, context).float()
             if guided:
                 negative, positive = predicted.chunk(2)
                 predicted = negative + sampling.guidance_scale * (positive - negative)

@@ -18,7 +18,8 @@ from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
 _BESIDE_TRAINED = ("vae", "text_encoder", "tokenizer", "scheduler")
-"""The parts that are read beside a checkpoint; of a text encoder that it holds, the configuration alone counts."""
+"""The parts of the base model that are read beside a checkpoint. If the checkpoint has a trained text encoder, only the
+configuration of the base model's counts."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ LAYOUT = Layout(row_group_rows=64, dictionary=("prompt", *_SAME))
 
 @dataclass(frozen=True)
 class GenerateSpec:
-    """The settings of a job's generators, as sent to every one."""
+    """The settings of a job, sent to each of its generators."""
 
     model: GenerateModel
     sampling: Sampling

@@ -41,10 +41,10 @@ FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 WEB_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
 """The formats without TIFF, whose decoder has had more vulnerabilities than all others together."""
 _LINEAR_UNTIL = 2.0
-"""The largest reduction for which bilinear sampling is as near to Lanczos as an antialiased filter, at a fraction of
-the cost: 44 dB on photographs. At exactly 2 it is the mean of four pixels."""
+"""The largest reduction for which bilinear sampling is as close to Lanczos as an antialiased filter is, at a fraction
+of the cost: 44 dB on photographs. At exactly 2 it is the mean of four pixels."""
 _EIGHTHS = (1, 2, 4, 8)
-"""Scales for decoding JPEGs, in eighths. Others have no vector code: 5/8 takes longer than full size."""
+"""Scales for decoding JPEGs, in eighths. Other scales have no vector code: 5/8 takes longer than full size."""
 _BYTES_A_PIXEL = 12
 """Peak memory of decoding: RGBA, a canvas of the same size, and RGB with a spare byte."""
 _TRANSPOSED = (5, 6, 7, 8)
@@ -64,7 +64,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A decoded image, which may have fewer pixels than its width × height if fewer are enough."""
+    """A decoded image. If fewer pixels are enough, it has fewer than its width × height."""
 
     pixels: Pixels
     format: str
@@ -98,7 +98,8 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS, formats:
 def decode(data: bytes | memoryview, *, min_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image:
     """Decode to upright RGB pixels: alpha over white, the first frame of an animation.
 
-    With `min_side`, a large JPEG is decoded smaller, its shorter side at least that: several times faster.
+    With `min_side`, a large JPEG is decoded at a reduced size, several times faster; its shorter side keeps at least
+    that many pixels.
     """
     data = memoryview(data).cast("B")
     if not len(data):

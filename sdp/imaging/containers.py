@@ -3,14 +3,17 @@
 import re
 import struct
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""An interlaced PNG's passes: first column and row, and their steps."""
-_INFLATED_AT_ONCE = 64 << 10
+"""The passes of an interlaced PNG: the first column and row of each, and the steps between its columns and rows."""
+_PIECE_BYTES = 64 << 10
+"""Compressed bytes that are inflated at once."""
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
-"""Messages of decoders that raise no MemoryError."""
+"""Messages of decoders that report a lack of memory without a MemoryError."""
 
 
 class RowError(ValueError):
@@ -30,49 +33,60 @@ class ImageError(RowError):
 def check_png(data: bytes | memoryview) -> None:
     """Refuse an incomplete PNG: Pillow draws missing rows black, and ignores some wrong checksums.
 
-    For this the pixels are inflated a second time, in small pieces and no further than their end.
+    The pixels are inflated here too, only to count their bytes.
     """
-    data, at, inflated = memoryview(data), 8, 0
-    inflate, expected, ended = zlib.decompressobj(), -1, False
-    while at + 12 <= len(data) and not ended:
-        length, kind = struct.unpack_from(">I4s", data, at)
-        body = data[at + 8 : at + 8 + length]
-        critical = not kind[0] & 0x20
-        if len(body) < length or at + 12 + length > len(data):
-            raise ImageError("undecodable", "PNG: truncated")
-        if (
-            critical
-            and zlib.crc32(data[at + 4 : at + 8 + length]) != struct.unpack_from(">I", data, at + 8 + length)[0]
-        ):
-            raise ImageError("undecodable", f"PNG: wrong checksum of {kind.decode('latin-1')}")
-        if kind == b"IHDR" and length == 13:
+    inflater, inflated, expected, kind = zlib.decompressobj(), 0, -1, b""
+    for kind, body in _png_chunks(memoryview(data)):
+        if kind == b"IHDR" and len(body) == 13:
             expected = _png_bytes(body)
         elif kind == b"IDAT":
             try:
-                for start in range(0, length, _INFLATED_AT_ONCE):
-                    rest = bytes(body[start : start + _INFLATED_AT_ONCE])
-                    while rest and not inflate.eof and inflated <= expected:
-                        inflated += len(inflate.decompress(rest, 1 << 20))
-                        rest = inflate.unconsumed_tail
+                inflated += _inflated_size(inflater, body, expected - inflated)
             except zlib.error as error:
                 raise undecodable("PNG", error) from error
-        ended = kind == b"IEND"
-        at += 12 + length
+    ended = kind == b"IEND"
     if inflated <= expected:
-        inflated += len(inflate.flush())  # a few bytes may be left over from the last piece
+        inflated += len(inflater.flush())  # a few bytes may be left over from the last piece
     if not ended or inflated < expected:
         raise ImageError("undecodable", f"PNG: {inflated} of {expected} bytes of pixels{'' if ended else ', no end'}")
 
 
+def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the kind and content of each chunk, up to IEND; raise ImageError for a truncated or damaged one."""
+    at, kind = 8, b""
+    while at + 12 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 8 + length
+        if end + 4 > len(data):
+            raise ImageError("undecodable", "PNG: truncated")
+        (checksum,) = struct.unpack_from(">I", data, end)
+        critical = not kind[0] & 0x20
+        if critical and zlib.crc32(data[at + 4 : end]) != checksum:
+            raise ImageError("undecodable", f"PNG: wrong checksum of {kind.decode('latin-1')}")
+        yield kind, data[at + 8 : end]
+        at = end + 4
+
+
+def _inflated_size(inflater: Any, data: memoryview, limit: int) -> int:
+    """Inflate data in small pieces, until more than `limit` bytes have come out; return their number."""
+    size = 0
+    for start in range(0, len(data), _PIECE_BYTES):
+        rest = bytes(data[start : start + _PIECE_BYTES])
+        while rest and not inflater.eof and size <= limit:
+            size += len(inflater.decompress(rest, 1 << 20))
+            rest = inflater.unconsumed_tail
+    return size
+
+
 def _png_bytes(header: memoryview) -> int:
-    """Return the bytes of pixels that a PNG's IHDR announces, with the filter byte of each row."""
+    """Return the size of the pixels that a PNG's IHDR announces, in bytes, with a filter byte for each row."""
     width, height, depth, colours, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colours, 1)
     if not interlaced:
         return int(height * (1 + -(-width * bits // 8)))
     total = 0
-    for left, top, across, down in _ADAM7:
-        columns, rows = -(-max(0, width - left) // across), -(-max(0, height - top) // down)
+    for left, top, column_step, row_step in _ADAM7:
+        columns, rows = -(-max(0, width - left) // column_step), -(-max(0, height - top) // row_step)
         total += rows * (1 + -(-columns * bits // 8)) if columns else 0
     return total
 
@@ -82,11 +96,11 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
-def undecodable(what: str, error: Exception) -> Exception:
+def undecodable(subject: str, error: Exception) -> Exception:
     """Return the exception to raise for a decoder's error."""
     if lacks_memory(error):
         return error if isinstance(error, MemoryError) else MemoryError(str(error))
-    return ImageError("undecodable", f"{what}: {error}")
+    return ImageError("undecodable", f"{subject}: {error}")
 
 
 def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
@@ -123,6 +137,7 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 
 
 def tiff_orientation(exif: bytes) -> int:
+    """Return the orientation in EXIF data, which has TIFF's form; 1 if there is none or it is broken."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 10:
         return 1

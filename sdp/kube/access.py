@@ -62,8 +62,8 @@ def _from_files(files: str, context: str | None) -> Access:
     except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise UserError(f"KUBECONFIG: {files}: expected a kubeconfig, got something else; check the file") from error
     if errors:
-        why = one_line(errors[-1].getMessage(), 400)
-        raise UserError(f"KUBECONFIG: {files}: the login of context {name!r} failed ({why}); log in again")
+        cause = one_line(errors[-1].getMessage(), 400)
+        raise UserError(f"KUBECONFIG: {files}: the login of context {name!r} failed ({cause}); log in again")
     return Access(settings, contexts[name].get("namespace") or "default", name)
 
 

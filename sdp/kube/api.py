@@ -17,7 +17,8 @@ from sdp.kube.access import Access
 RAY = "/apis/ray.io/v1"
 OPERATOR_HINT = "install the KubeRay operator, 1.7 or later, and its CRDs"
 _PAGE = 500
-_MAY_PASS = (429, 500, 502, 503, 504)
+_TEMPORARY = (429, 500, 502, 503, 504)
+"""Statuses after which a retry may succeed."""
 
 
 class Unreachable(SdpError):
@@ -83,7 +84,7 @@ class Api:
         self._settings.retries = urllib3.Retry(
             self.timing.attempts - 1,
             allowed_methods=["GET"],
-            status_forcelist=_MAY_PASS,
+            status_forcelist=_TEMPORARY,
             backoff_factor=self.timing.first_pause_s,
             backoff_max=self.timing.longest_pause_s,
             raise_on_status=False,
@@ -124,7 +125,7 @@ class Api:
         return f"{path}/{quote(name, safe=':')}" if name else path
 
     def changed(self, path: str, item: Object, seconds: float) -> None:
-        """Wait until an object of a collection differs from the one given, for at most `seconds`."""
+        """Wait until an object of a collection differs from `item`, for at most `seconds`."""
         from kubernetes.watch import Watch
 
         watch: Any = Watch
@@ -232,7 +233,7 @@ def explain(method: str, path: str, status: int, body: bytes | str | None) -> Sd
     """Return the error for a response of status 400 or more."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
     data = status_object(text)
-    words = one_line(data.get("message") or text) or f"answer {status}"
+    words = one_line(data.get("message") or text) or f"status {status}"
     words = words if len(words) <= 400 else f"{words[:399]}…"
     if status == 401:
         return UserError(
@@ -251,7 +252,7 @@ def explain(method: str, path: str, status: int, body: bytes | str | None) -> Sd
         return NoSuchKind(f"kubernetes: this cluster does not serve {path.partition('?')[0]}{hint}")
     if status == 409 and data.get("reason") == "AlreadyExists":
         return AlreadyThere(f"kubernetes: {words}")
-    if status == 409 or status in _MAY_PASS or status > 500:
+    if status == 409 or status in _TEMPORARY or status > 500:
         return Unreachable(f"kubernetes: {method} {path.partition('?')[0]}: {words} ({status}); try again")
     return UserError(f"kubernetes: {words} ({status})")
 

@@ -83,28 +83,28 @@ def groups(site: Site) -> Iterator[Finding]:
     specs = {group["groupName"]: group for group in site.worker_groups}
     for name, pod in templates(site.cluster_or_none):
         fit = place(pod, site.nodes)
-        yield judge(name, pods_wanted(specs[name]) if name in specs else (1, 1), fit, site.makers_of_nodes)
+        yield judge(name, pods_wanted(specs[name]) if name in specs else (1, 1), fit, site.autoscalers)
         nodes = [node for node in site.nodes if node["metadata"]["name"] in fit.nodes]
         yield from judge_products(name, accelerator_of(specs.get(name, {})), pod, nodes)
 
 
-def judge(name: str, wanted: tuple[int, int], fit: Fit, makers: "list[str]") -> Finding:
-    """Judge whether a group's pods fit the nodes; `wanted` is their fewest and their most."""
-    check, (least, most), who = f"group {name}", wanted, " and ".join(makers)
+def judge(name: str, wanted: tuple[int, int], fit: Fit, autoscalers: "list[str]") -> Finding:
+    """Judge whether a group's pods fit the nodes; `wanted` is the smallest and the largest number of pods."""
+    check, (least, most), growers = f"group {name}", wanted, " and ".join(autoscalers)
     room = f"{counted(len(fit.nodes), 'node')} with room for {counted(fit.room, 'pod')}"
     if most == 0:
         return ok(check, "needs no pods")
     if fit.room >= most:
         return ok(check, f"{room}, up to {most} wanted")
-    if makers and fit.nodes:
-        return ok(check, f"{room} of up to {most}; {who} adds more")
-    why = fit.why_not() or "there are no nodes"
-    if makers:
-        return warning(check, f"no node fits now ({why})", f"{who} must be able to add one")
+    if autoscalers and fit.nodes:
+        return ok(check, f"{room} of up to {most}; {growers} adds more")
+    obstacles = fit.why_not() or "there are no nodes"
+    if autoscalers:
+        return warning(check, f"no node fits now ({obstacles})", f"{growers} must be able to add one")
     if not fit.nodes:
-        return failed(check, f"no node can take its pods: {why}", f"change groups.{name} or the nodes")
+        return failed(check, f"no node can take its pods: {obstacles}", f"change groups.{name} or the nodes")
     if fit.room < least:
-        return failed(check, f"{room}, at least {least} wanted ({why})", "add nodes, or lower it")
+        return failed(check, f"{room}, at least {least} wanted ({obstacles})", "add nodes, or lower it")
     return warning(check, f"{room}, up to {most} wanted", "lower maxReplicas or add nodes")
 
 
@@ -165,7 +165,7 @@ def references(site: Site) -> Iterator[Finding]:
             users.setdefault(reference, set()).add(group)
     missing, hidden = [], []
     for (kind, name), names in sorted(users.items()):
-        if site.made(kind, name):
+        if site.rendered_object(kind, name):
             continue
         try:
             site.api.get(site.api.path(f"{kind.lower()}s", name, "/api/v1"))

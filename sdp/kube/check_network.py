@@ -1,4 +1,4 @@
-"""Checks of the network: policies that keep KubeRay's operator out, name resolution for downloads, GPU networks."""
+"""Checks of the network: policies that block KubeRay's operator, name resolution for downloads, GPU networks."""
 
 import socket
 import threading
@@ -77,7 +77,7 @@ def admits(policy: Object, namespace_labels: Mapping[str, str], own_namespace: s
     """Return whether a policy lets any pod of a namespace reach the job API."""
     return any(
         (not rule.get("ports") or any(map(_is_job_api, rule["ports"])))
-        and (not rule.get("from") or any(_is(peer, namespace_labels, own_namespace) for peer in rule["from"]))
+        and (not rule.get("from") or any(_covers(peer, namespace_labels, own_namespace) for peer in rule["from"]))
         for rule in policy["spec"].get("ingress") or ()
     )
 
@@ -90,7 +90,8 @@ def _is_job_api(port: Object) -> bool:
     return not isinstance(number, int) or number <= JOB_API <= int(port.get("endPort") or number)
 
 
-def _is(peer: Object, labels: Mapping[str, str], own_namespace: str) -> bool:
+def _covers(peer: Object, labels: Mapping[str, str], own_namespace: str) -> bool:
+    """Return whether a rule's peer may be a pod of the namespace with these labels."""
     if "namespaceSelector" in peer:
         return selects(peer["namespaceSelector"] or {}, labels)
     # An address block counts as a match, since the operator's address is unknown.
@@ -106,6 +107,7 @@ def selects(selector: Object, labels: Mapping[str, str]) -> bool:
 
 
 def _holds(operator: str, value: str | None, values: Sequence[str]) -> bool:
+    """Return whether an expression of a label selector holds for a label's value."""
     if operator in ("Exists", "DoesNotExist"):
         return (value is not None) == (operator == "Exists")
     return (value in values) == (operator == "In")
@@ -128,7 +130,7 @@ def dns_of_this_machine(settings: Path = Path("/etc/resolv.conf"), names: Sequen
     search = next((words[1:] for words in reversed(lines) if words[:1] == ["search"]), [])
     options = [option for words in lines if words[:1] == ["options"] for option in words[1:]]
     ndots = next((int(option[6:]) for option in options if option.startswith("ndots:") and option[6:].isdigit()), 1)
-    how = f"ndots:{ndots}, {len(search)} search domains"
+    resolver = f"ndots:{ndots}, {len(search)} search domains"
     began, resolved = time.monotonic(), set[str]()
     threads = [threading.Thread(target=_resolve, args=(name, resolved), daemon=True) for name in names]
     for thread in threads:
@@ -138,12 +140,12 @@ def dns_of_this_machine(settings: Path = Path("/etc/resolv.conf"), names: Sequen
     missing = [name for name in names if name not in resolved]
     seconds = time.monotonic() - began
     if missing:
-        detail = f"no address for {', '.join(missing)} within {_WITHIN_S:g} s ({how})"
+        detail = f"no address for {', '.join(missing)} within {_WITHIN_S:g} s ({resolver})"
         yield warning(DNS, detail, "downloads need a resolver for public names; docs/dns.md")
     elif ndots > 1 and search:
-        yield warning(DNS, f"each host takes up to {1 + len(search)} lookups ({how})", _SET_NDOTS)
+        yield warning(DNS, f"each host takes up to {1 + len(search)} lookups ({resolver})", _SET_NDOTS)
     else:
-        yield ok(DNS, f"{len(names)} names resolved in {seconds:.2f} s ({how})")
+        yield ok(DNS, f"{len(names)} names resolved in {seconds:.2f} s ({resolver})")
 
 
 def _resolve(name: str, resolved: set[str]) -> None:
@@ -155,7 +157,7 @@ def _resolve(name: str, resolved: set[str]) -> None:
 
 
 def all_reduce(site: Site) -> Iterator[Finding]:
-    """Name the groups whose network is not measured here, since that takes whole nodes."""
+    """Warn that the network between GPU nodes is not measured by default, since that takes whole nodes."""
     most: dict[str, int] = {}
     for group in site.worker_groups:
         label = accelerator_of(group)

@@ -166,5 +166,5 @@ class Dashboard:
         return {"x-ray-authorization": f"Bearer {token}"} if token else {}
 
     def _silent(self, error: object) -> Unreachable:
-        why = one_line(error) or type(error).__name__
-        return Unreachable(f"ray: the head of {self.cluster!r} does not answer ({why}); try again")
+        cause = one_line(error) or type(error).__name__
+        return Unreachable(f"ray: the head of {self.cluster!r} does not answer ({cause}); try again")

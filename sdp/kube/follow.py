@@ -1,7 +1,7 @@
-"""Follows a job: its state on standard error, its log on standard output, across dropped connections.
+"""Follows a job across dropped connections: its state on standard error, its log on standard output.
 
-A thread copies the log and counts the bytes written; a new connection continues at that byte after a break. Following
-does not affect the job, nor does its end.
+A thread copies the log and counts the bytes written; after a break, a new connection continues at that byte. Neither
+following a job nor ending that affects the job.
 """
 
 import contextlib

@@ -22,8 +22,8 @@ def logs(
     if following:
         return follow(api, name, target, say)
     if not state.submission or state.started is None:
-        why = f" ({state.message})" if state.message else ""
-        raise UserError(f"logs: {name} has not started: it is {state.state}{why}; --follow waits for it")
+        cause = f" ({state.message})" if state.message else ""
+        raise UserError(f"logs: {name} has not started: it is {state.state}{cause}; --follow waits for it")
     dashboard = Dashboard(api, state.cluster)
     try:
         node = (dashboard.job(state.submission) or {}).get("driver_node_id")

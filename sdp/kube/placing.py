@@ -40,8 +40,8 @@ def place(pod: Object, nodes: Iterable[Object]) -> Fit:
     reasons: Counter[str] = Counter()
     for node in nodes:
         capacity = _capacity(node)
-        if against := list(_obstacles(pod, needed, node, capacity)):
-            reasons[", ".join(against)] += 1
+        if obstacles := list(_obstacles(pod, needed, node, capacity)):
+            reasons[", ".join(obstacles)] += 1
         else:
             names.append(node["metadata"]["name"])
             counts = [capacity[resource] // amount for resource, amount in needed.items() if amount > 0]

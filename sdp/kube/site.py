@@ -87,14 +87,14 @@ class Site:
         return self.api.list("/apis/apps/v1/deployments", labelSelector=selector)
 
     @cached_property
-    def makers_of_nodes(self) -> list[str]:
-        """The autoscalers that add nodes for waiting pods."""
-        makers = ["Karpenter"] if self.serves("/apis/karpenter.sh/v1") else []
+    def autoscalers(self) -> list[str]:
+        """The names of the autoscalers that add nodes for waiting pods."""
+        names = ["Karpenter"] if self.serves("/apis/karpenter.sh/v1") else []
         try:
             self.api.get("/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status")
         except (Forbidden, Missing):
-            return makers
-        return [*makers, "the cluster autoscaler"]
+            return names
+        return [*names, "the cluster autoscaler"]
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -102,11 +102,11 @@ class Site:
         if self.cluster_or_none is None:
             return {}
         if self.rendered:
-            return yaml_entries(self.made("ConfigMap", jobs_map(self.cluster_or_none) or "") or {})
+            return yaml_entries(self.rendered_object("ConfigMap", jobs_map(self.cluster_or_none) or "") or {})
         return job_texts(self.api, self.cluster_or_none)
 
-    def made(self, kind: str, name: str) -> Object | None:
-        """Return an object of the manifests."""
+    def rendered_object(self, kind: str, name: str) -> Object | None:
+        """Return an object of the rendered manifests; None if they do not contain it."""
         of_kind = [document for document in self.rendered if document["kind"] == kind]
         return next((document for document in of_kind if document["metadata"]["name"] == name), None)
 

@@ -56,8 +56,8 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
     rayjob = make_rayjob(submission.job, text, options)
     state = cluster_state(cluster)
     if state.state != "ready":
-        why = f": {state.message}" if state.message else ""
-        say(f"the cluster {where!r} is {state.state}{why}; the job waits for it")
+        cause = f": {state.message}" if state.message else ""
+        say(f"the cluster {where!r} is {state.state}{cause}; the job waits for it")
     _mention_others(api, submission, where, say)
     name = create(api, rayjob, say)
     say(f"submitted {name} to cluster {where!r} in namespace {api.namespace!r}")
@@ -166,9 +166,11 @@ def _mention_local_paths(config: JobConfig, say: Say) -> None:
 
 
 def _mention_others(api: Api, submission: Submission, cluster: str, say: Say) -> None:
-    """Warn of other jobs of the kind: if two write one output, the second is refused only when it runs."""
+    """Mention other jobs of the same kind: if two write the same output, the second is refused only when it runs."""
     kind = kind_of(submission.job)
     others = api.list(api.path("rayjobs"), labelSelector=f"sdp/job={kind}")
     for state in map(job_state, others):
         if not state.finished and state.cluster == cluster and state.name != submission.name:
-            say(f"{state.name} is also a {kind} job and is {state.state}; if both write one output, one is refused")
+            say(
+                f"{state.name} is also a {kind} job and is {state.state}; if both write the same output, one is refused"
+            )

@@ -120,7 +120,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
         return folder
     run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
     for phase in (run, *map(run.child, reversed(PHASES))):
-        complete = [step for step, whole in steps_in(phase).items() if whole]
+        complete = [step for step, is_complete in steps_in(phase).items() if is_complete]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
     raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the URI")
@@ -182,8 +182,8 @@ def way_out(folder: Storage) -> str:
     if not uri or match is None:
         return "use another checkpoint"
     steps = steps_in(open_storage(uri, folder.options))
-    before = [step for step, whole in steps.items() if whole and step < int(match[1])]
-    return f"delete {folder.uri} to " + (f"go on from step {before[-1]:,}" if before else "begin anew")
+    earlier = [step for step, is_complete in steps.items() if is_complete and step < int(match[1])]
+    return f"delete {folder.uri} to " + (f"go on from step {earlier[-1]:,}" if earlier else "begin anew")
 
 
 def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":

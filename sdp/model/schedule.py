@@ -61,7 +61,7 @@ def from_betas(betas: Tensor | Sequence[float], *, zero_terminal_snr: bool = Fal
 
 
 def from_alphas_cumprod(alphas_cumprod: Tensor, *, zero_terminal_snr: bool = False) -> NoiseSchedule:
-    """Return the schedule of ᾱ, the share of the signal's variance left at each step."""
+    """Return the schedule of ᾱ, the share of the signal's variance that is left at each step."""
     signal = alphas_cumprod.double().sqrt()
     if zero_terminal_snr:
         # Shift and scale: the last step has no signal and the first is unchanged (Lin et al., 2305.08891).

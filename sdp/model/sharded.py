@@ -41,7 +41,7 @@ _THREADS = 4
 class Staged:
     """One worker's share of a save: `copy` it to host memory before the tensors change, then `write` the copy.
 
-    Both may run in another thread while training only reads the tensors.
+    Both may run in another thread as long as training only reads the tensors.
     """
 
     def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
@@ -89,7 +89,7 @@ class Staged:
             raise RuntimeError("write() was called before copy()")
         with thread_pool(self._device, _THREADS, "sdp-save") as pool:
             checksums = dict(pool.map(self._write_file, self._copies))
-        for name in {_checksum_file(file) for file in checksums}:  # one: all files are this worker's
+        for name in {_checksum_file(file) for file in checksums}:  # a single name, since all files are this worker's
             self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": checksums}).encode())
         if self._index is not None:
             self._storage.publish(INDEX, self._index)
@@ -127,7 +127,7 @@ class Host:
         return self._stream
 
     def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
-        """Return the layout agreed on for such tensors, or None; all workers get one, or none does."""
+        """Return the layout agreed on for such tensors, or None. Either all workers have one or none has."""
         return self._layout[1] if self._layout is not None and self._layout[0] == _signature(tensors) else None
 
     def keep(self, tensors: Mapping[str, Tensor], layout: "_Layout") -> None:
@@ -414,11 +414,11 @@ def _no_warning_when_alone() -> Iterator[None]:
         yield
 
 
-def _cause(error: CheckpointException, what: str) -> BaseException:
+def _cause(error: CheckpointException, action: str) -> BaseException:
     """Return the first worker's error: an interrupt or one of sdp's own unchanged, any other as one line."""
     rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, StorageError | ModelError):
         return type(first)(*first.args)
     if not isinstance(first, Exception):  # torch catches Ctrl-C, too
         return first
-    return StorageError(f"{what}: worker {rank}: {type(first).__name__}: {one_line(first, 200)}")
+    return StorageError(f"{action}: worker {rank}: {type(first).__name__}: {one_line(first, 200)}")

@@ -227,9 +227,9 @@ def local_folder(source: ModelSource) -> Path:
 
     path = Path(parse_uri(source.uri).path)
     if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "no such folder"
+        cause = "is a file, not a folder" if path.exists() else "no such folder"
         raise ModelError(
-            f"model source {source}: {what}; pass a folder in diffusers layout that every node can read, "
+            f"model source {source}: {cause}; pass a folder in diffusers layout that every node can read, "
             f"or another source ({OTHER_SOURCES})"
         )
     return path

@@ -75,12 +75,12 @@ def load_networks(
     text_encoder: bool,
     pretrained: bool = True,
     device: torch.device | str = "cpu",
-    second: torch.device | None = None,
+    text_device: torch.device | None = None,
 ) -> TrainedNetworks:
     """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too."""
     unet, encoder = load.load_unet(path, pretrained=pretrained, device=device), None
     if text_encoder:
-        encoder = load.load_text_encoder(path, device=second or device).requires_grad_(True).train()
+        encoder = load.load_text_encoder(path, device=text_device or device).requires_grad_(True).train()
     return TrainedNetworks(unet, encoder)
 
 

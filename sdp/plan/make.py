@@ -1,4 +1,4 @@
-"""From a job's configuration to its plan and the alternatives: modes side by side, and other GPUs."""
+"""The plan of a configured job, and its alternatives: other modes and other GPUs."""
 
 import math
 import re
@@ -17,13 +17,13 @@ from sdp.plan.speeds import Figure, Speeds, picture_flops, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
-"""Least memory of a GPU that is proposed for training: our choice, the smallest that the article trained on."""
+"""The least memory of a GPU proposed for training: our choice, that of the smallest GPU with a published speed."""
 MOST_INSTANCES = 64
-"""Most instances of trainers that are tried for a deadline."""
+"""The largest number of trainers' instances that is tried for a deadline."""
 _HOSTS = 10
-"""Instances that download: as many as the published figure had."""
+"""Instances that download, as many as in the published figure."""
 _PROCESS_GPUS = 40
-"""Default number of encoders of an offline pass, as published. Their cost does not depend on it."""
+"""Default number of encoders in an offline pass, as published. The pass costs the same with any number."""
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 _LATENT_BYTES = 2 * 4 / 64
 """Bytes of a latent for each pixel of its image: four fp16 channels at an eighth of the side."""
@@ -60,26 +60,27 @@ class Work:
     mode: str
     trainers: Instance
     trainer_count: int
-    """Instances."""
+    """Instances that train."""
     trainer_gpus: int
-    """GPUs among them that hold the U-Net, one for each trainer."""
+    """Trainers, each with the U-Net on one GPU."""
     encoders: Instance
     encoder_gpus: int | None
-    """None takes as many as trainers need, or the published number for an offline pass."""
+    """None stands for as many as the trainers need, or the published number in an offline pass."""
     terms: str = "on-demand"
     have: str = "images"
     """The data that storage already holds: nothing, images or latents."""
     checkpoint_samples: int = 0
-    """From one checkpoint to the next."""
+    """Samples from one checkpoint to the next."""
     checkpoints: int = 0
+    """Checkpoints that are kept."""
     egress_gb: float = 0.0
     """Gigabytes that leave the store's region."""
     gpus_each: int = 1
-    """GPUs of a trainer."""
+    """GPUs of one trainer."""
     rows_assumed: bool = False
-    """True if the number of images is unknown, and one for each sample of training is assumed."""
+    """True if the number of images is unknown, so that one is assumed for each training sample."""
     drawing: Drawing | None = None
-    """Pictures that the trainers' GPUs draw as well (dreambooth)."""
+    """Pictures that the trainers' GPUs also draw (dreambooth)."""
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -121,15 +122,15 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     rows = options.rows or config.limit
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
-    coder, count = _encoders(encode.accelerator if encode else None, prices, options)
+    instance, count = _encoders(encode.accelerator if encode else None, prices, options)
     return Work(
         tuple(Phase("", side, 0) for side in (config.resolutions if isinstance(config, ProcessConfig) else ())),
         rows,
         mode="offline",
-        trainers=coder,
+        trainers=instance,
         trainer_count=0,
         trainer_gpus=0,
-        encoders=coder,
+        encoders=instance,
         encoder_gpus=count or (encode.most if encode else None),
         terms=options.terms,
         have="images" if encode else "nothing",
@@ -205,7 +206,7 @@ def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tupl
 def _instance(
     accelerator: str, prices: Prices, terms: str, option: str, workers: int | None = None, gpus_each: int = 1
 ) -> Instance:
-    """Return the cheapest instance of an accelerator, of the GPU with most memory if it could be several."""
+    """Return the cheapest instance with an accelerator; if its name stands for several GPUs, prefer the largest."""
     gpus = gpus_by_accelerator(accelerator)
     most = max((gpu.memory_bytes for gpu in gpus), default=0)
     for names in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
@@ -227,8 +228,10 @@ def _group(option: str, text: str) -> tuple[Instance, int | None]:
 def speeds_of(
     config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
 ) -> Speeds:
-    """Return the speeds to plan with: those measured, by resolution, on `gpu` or the trainers' GPU; else published
-    ones."""
+    """Return the speeds to plan with: published ones, and `measured` ones by resolution on `gpu`.
+
+    Without `gpu`, they were measured on the trainers' kind of GPU.
+    """
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
     return Speeds(strategy, measured or {}, gpu or str(work.trainers.gpu))
 
@@ -257,10 +260,10 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
 
 
 def _download(work: Work, prices: Prices) -> Stage:
-    of, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
-    rate = of["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
+    published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
+    rate = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
     group = _price_group(instance, _HOSTS, 0, work, prices)
-    return stage("download", work.rows, rate, [group], source=f"published, {of['source']}")
+    return stage("download", work.rows, rate, [group], source=f"published, {published['source']}")
 
 
 def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage:
@@ -273,7 +276,7 @@ def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage
 
 
 def _process(work: Work, speeds: Speeds, prices: Prices) -> Stage:
-    """Return the encoding of every image once, at all resolutions."""
+    """Return the stage that encodes every image once, at all resolutions."""
     figures = [speeds.encode(str(work.encoders.gpu), side) for side in sorted({p.resolution for p in work.phases})]
     count = work.encoder_gpus or _PROCESS_GPUS
     rate = count / sum(1 / figure.value for figure in figures)
@@ -300,8 +303,8 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
 def _storage(work: Work, hours: float, prices: Prices) -> Stage:
     """Return the cost of storing latents and checkpoints while the job runs."""
     sides = {phase.resolution for phase in work.phases}
-    a_row = sum(_LATENT_BYTES * side**2 for side in sides) + _TOKEN_BYTES
-    gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
+    row_bytes = sum(_LATENT_BYTES * side**2 for side in sides) + _TOKEN_BYTES
+    gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * row_bytes / 1e9 if work.mode == "offline" else 0.0)
     cost = gigabytes * prices.storage.per_gb_month * hours / _MONTH_H
     return Stage("storage", 0, 0.0, 0.0, 0.0, cost, source=f"{gigabytes:,.0f} GB while the job runs")
 
@@ -348,7 +351,7 @@ def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
 
 
 def _price_group(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
-    """Return a group at its price; if other instances than trainers have none on these terms, the on-demand price."""
+    """Return a group with its price. Only trainers must have one on these terms; others may be on demand instead."""
     own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
     terms = work.terms if instance is work.trainers or own else "on-demand"
     return Group(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
@@ -377,14 +380,13 @@ def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Pric
 
 
 def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
-    """Return the plan of each mode on the same trainers; the configured number of encoders applies to the configured
-    mode only."""
+    """Return the plan of each mode on the same trainers. Only the configured mode has the configured encoders."""
     own = {work.mode: work}
     return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in work.modes]
 
 
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
-    """Return the plans on other kinds of GPU, with the same number of trainers, the cheapest first."""
+    """Return the plans with the same number of trainers on other kinds of GPU, the cheapest first."""
     plans = [
         plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
         for instance in _candidates(work, prices, work.trainer_gpus)
@@ -396,7 +398,7 @@ def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 
 
 def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
-    """Return the cheapest plan that meets a deadline, with the number of instances that it takes."""
+    """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
     if not work.trainer_gpus:
         counts = [work.encoder_gpus, *(count * work.encoders.gpus for count in range(1, MOST_INSTANCES + 1))]
         sized = (plan(replace(work, encoder_gpus=count), speeds, prices) for count in counts)
@@ -411,7 +413,7 @@ def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Pl
 
 
 def _candidates(work: Work, prices: Prices, workers: int | None = None) -> Iterator[Instance]:
-    """Yield the cheapest instance of each GPU that can train, for that many trainers if they are named."""
+    """Yield the cheapest instance of each GPU that can train, for this many `workers` or else per GPU."""
     for gpu in GPUS.values():
         if (
             gpu.memory_bytes >= _TRAINER_MEMORY

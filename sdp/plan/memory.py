@@ -1,9 +1,9 @@
-"""A trainer's memory on its GPU, by activity, for the U-Net of Stable Diffusion 1 and 2; without torch.
+"""An estimate of a trainer's GPU memory, by use, for the U-Net of Stable Diffusion 1 and 2. It needs no torch.
 
-Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
-backward pass is in reference.yaml, as sdp.train.activations measures it on fake tensors; `--memory` measures it again
-for the configuration. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are not
-counted: MARGIN keeps room for them.
+Weights, gradients and AdamW's averages follow from the number of parameters. Activations, which the forward pass keeps
+for the backward pass, are recorded in reference.yaml; `--memory` measures them for the configuration itself, on fake
+tensors (sdp.train.activations). Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own
+temporaries are not counted: MARGIN keeps room for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _8_BIT = 1 + 4 / 256
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes that a forward pass keeps for the backward pass."""
+    """The bytes that a forward pass keeps for the backward pass."""
 
     per_sample: float
     fixed: float
@@ -39,7 +39,7 @@ class Memory:
 
     name: str
     parts: Mapping[str, float]
-    """Bytes by activity, without activations."""
+    """Bytes by use, without activations."""
     per_sample: float
     batch: int
     resolution: int
@@ -66,11 +66,11 @@ Measure = Callable[[TrainConfig], Activations]
 
 
 def known_activations(config: TrainConfig) -> Activations:
-    """Return the recorded figures; sizes other than 256 and 512 px are on the straight line in the number of pixels."""
+    """Return the recorded figures for 256 and 512 px; for other sizes, a linear function of the number of pixels."""
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
-    of = reference()["memory"][kind + "+checkpointed" * config.strategy.activation_checkpointing]
-    slope = (of["512"] - of["256"]) / (512**2 - 256**2)
-    return Activations(of["256"] + slope * (config.data.resolution**2 - 256**2), of["fixed"])
+    recorded = reference()["memory"][kind + "+checkpointed" * config.strategy.activation_checkpointing]
+    slope = (recorded["512"] - recorded["256"]) / (512**2 - 256**2)
+    return Activations(recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,15 @@ class Place:
     gpu: Gpu
     workers: int
     embedded: bool
-    """Captions come as embeddings: no trainer holds a text encoder."""
+    """True if captions come as embeddings, so that no trainer holds a text encoder."""
     local: int = 8
-    """GPUs of a node, within which hybrid shards."""
+    """GPUs of a node. Hybrid sharding stays within a node."""
     family: Family = SD2
     measure: Measure = known_activations
 
 
 def estimates(config: TrainConfig, place: Place) -> list[Memory]:
-    """Return the memory with the configured strategy first, then with ddp, fsdp and activation checkpointing."""
+    """Return the memory with the configured strategy, then with ddp and fsdp, without and with recomputation."""
     own = (config.strategy.kind, config.strategy.activation_checkpointing)
     kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
     choices = dict.fromkeys([own, *((kind, recompute) for kind in kinds for recompute in (False, True))])
@@ -99,46 +99,47 @@ def estimates(config: TrainConfig, place: Place) -> list[Memory]:
 
 
 def estimate(config: TrainConfig, place: Place) -> Memory:
-    """Return the memory of the GPU that the U-Net is on, with the configured strategy."""
+    """Return the memory of the GPU that holds the U-Net, with the configured strategy."""
     strategy, networks = config.strategy, ["unet"]
-    second = config.scaling.gpus_per_worker > 1  # which has the text encoder
-    if config.model.train_text_encoder and not second:
+    text_on_second_gpu = config.scaling.gpus_per_worker > 1
+    if config.model.train_text_encoder and not text_on_second_gpu:
         networks.append("text_encoder")
     count = sum(place.family.parameters[name] for name in networks)
-    sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
+    sharded = strategy.kind == "fsdp"
+    itemsize = _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
     activations = place.measure(config)
     per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
-        kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
+        kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
         text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
-    trained = learnt(config.lora, count, networks)
-    state, change = (_FP32 * parameters / (shards if sharded else 1) for parameters in (count, trained))
-    moment = change * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else change
-    parts = {"weights": state, "gradients": change, "optimizer": 2 * moment}
+    trained = trained_parameters(config.lora, count, networks)
+    all_bytes, trained_bytes = (_FP32 * number / (shards if sharded else 1) for number in (count, trained))
+    moment = trained_bytes * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else trained_bytes
+    parts = {"weights": all_bytes, "gradients": trained_bytes, "optimizer": 2 * moment}
     if config.ema.decay is not None:
-        parts["average"] = change
+        parts["average"] = trained_bytes
     if sharded:
         gathered = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
-        parts["all-gathers"] = float(half * gathered)
+        parts["all-gathers"] = float(itemsize * gathered)
     parts["copies for autocast"] = fixed
-    if not (place.embedded or config.model.train_text_encoder or second):
-        parts["text encoder"] = float(half * place.family.parameters["text_encoder"])
+    if not (place.embedded or config.model.train_text_encoder or text_on_second_gpu):
+        parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
     name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
     name += ", checkpointed activations" * strategy.activation_checkpointing
-    parts = {activity: amount for activity, amount in parts.items() if amount}
+    parts = {use: amount for use, amount in parts.items() if amount}
     return Memory(name, parts, per_sample, _micro_batch(config, place.workers), config.data.resolution, place.gpu)
 
 
 def _text_size(family: Family) -> int:
-    """Return the size to which a text encoder's activations are proportional."""
+    """Return a text encoder's layers times its width, to which its activations are proportional."""
     return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
 
 
 def _micro_batch(config: TrainConfig, workers: int) -> int:
-    """Return the samples that a trainer takes at once: its share of a step, in equal pieces of batch_size at most."""
+    """Return the samples that a trainer computes at once: its share of a step, in equal parts of at most batch_size."""
     batch, global_batch = config.data.batch_size, config.data.global_batch_size
     share = -(-global_batch // workers) if global_batch is not None else batch
     return -(-share // -(-share // batch))
@@ -148,14 +149,14 @@ def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
 
 
-def learnt(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
-    """Return the number of trained parameters; LoRA's targets outside attention are counted like those in attention."""
+def trained_parameters(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
+    """Return the number of trained parameters. LoRA's targets outside attention count like those in attention."""
     per_rank = reference()["memory"]["lora_per_rank"]
     return count if lora.rank is None else lora.rank * sum(per_rank[name] for name in networks)
 
 
 def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield the configuration, and once more with the data of a second phase if there is one."""
+    """Yield the configuration of each phase; that of a second phase differs in its data."""
     yield config
     second = config.phase_2
     if second.max_steps is not None:
@@ -167,33 +168,34 @@ def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
-    An unknown GPU or model is accepted. A trainer is refused if even an underestimate exceeds the whole memory: where
-    torch.compile or LoRA may keep less than measured, that is the estimate with checkpointed activations.
+    An unknown GPU or model is accepted. A trainer is refused only if a lower bound exceeds the whole memory. With
+    torch.compile, fp8 or LoRA, which may keep less than was measured, the bound has checkpointed activations.
     """
     gpus = gpus_by_accelerator(config.scaling.accelerator or "")
     if not gpus or family is None:
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
     place = Place(gpu, config.scaling.most, embedded, family=family)
-    own = least = estimate(config, place)
+    own = lower_bound = estimate(config, place)
     if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
-        least = estimate(_with_changes(config, activation_checkpointing=True), place)
-    of = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
+        lower_bound = estimate(_with_changes(config, activation_checkpointing=True), place)
+    hardware = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
-    needed = f"which would need {least.total / GIB:.0f} GiB"
+    needed = f"which needs {lower_bound.total / GIB:.0f} GiB"
     if place.workers == 1:  # gradients appear as activations are freed
-        least = replace(least, parts={**least.parts, "gradients": 0.0})
-    if least.total > gpu.memory_bytes:
-        if most := least.largest(1.0):
-            raise ConfigError(
-                [Problem("data.batch_size", f"at most {most} for an {of}, {needed}", str(config.data.batch_size), hint)]
-            )
-        raise ConfigError([Problem("strategy.kind", f"one that fits an {of}, {needed}", strategy.kind, hint)])
+        lower_bound = replace(lower_bound, parts={**lower_bound.parts, "gradients": 0.0})
+    if lower_bound.total > gpu.memory_bytes:
+        if most := lower_bound.largest(1.0):
+            got = f"{config.data.batch_size}, {needed}"
+            raise ConfigError([Problem("data.batch_size", f"at most {most} on an {hardware}", got, hint)])
+        raise ConfigError(
+            [Problem("strategy.kind", f"one that fits an {hardware}", f"{strategy.kind}, {needed}", hint)]
+        )
     if own.fits:
         return None
     return (
-        f"data.batch_size: {own.batch} at once may not fit an {of}: {own.total / GIB:.0f} GiB are needed, and a tenth "
-        f"is left for what is not counted, so that {own.largest_batch} would be safe; {hint}"
+        f"data.batch_size: {own.batch} at once may not fit an {hardware}: this needs {own.total / GIB:.0f} GiB, and a "
+        f"tenth of the memory is kept for what is not counted; {own.largest_batch} would be safe; {hint}"
     )
 
 
@@ -220,14 +222,14 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
 
 
 def as_text(memories: Sequence[Memory]) -> list[str]:
-    """Return the estimates of one phase as lines for a person; activations of the first were just measured."""
+    """Return the estimates of one phase as lines for a person; the first has activations that were just measured."""
     own = memories[0]
     size = own.gpu.memory_bytes / GIB
     verdict = "fits" if own.fits else "does not fit"
     parts = {**own.parts, "activations": own.per_sample * own.batch}
     lines = [
         f"Memory at {own.resolution} px: {own.name}, {own.batch} a GPU: {verdict} in one {own.gpu.name} of {size:.0f} "
-        f"GiB, of which {MARGIN:.0%} are left for what is not counted",
+        f"GiB, of which {MARGIN:.0%} are kept for what is not counted",
         *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
         f"  {'all':20} {own.total / GIB:6.1f} GiB",
         *(
@@ -235,4 +237,4 @@ def as_text(memories: Sequence[Memory]) -> list[str]:
             for memory in memories
         ),
     ]
-    return [*lines, "  activations: of the first counted just now on fake tensors, of the others as recorded"]
+    return [*lines, "  activations: of the first strategy, counted now on fake tensors; of the others, as recorded"]

@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def basis(self) -> str:
-        """Return how well the trainers' speed is known, or the speed of a job that does not train."""
+        """Return the least certain source of the trainers' speeds (of all speeds, in a job that does not train)."""
         timed = [stage for stage in self.stages if stage.rate]
         sources = [stage.source for stage in timed if stage.limit] or [stage.source for stage in timed]
         words = ("estimate", "published", "calibrated")
@@ -87,7 +87,7 @@ def encoders_needed(train: float, encode: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """Interruptions: how often they come, and what each costs besides the work since the last checkpoint."""
+    """The frequency of interruptions, and the time that each costs besides the work since the last checkpoint."""
 
     between_h: float
     """Mean hours between interruptions, over all instances."""
@@ -95,18 +95,19 @@ class Interruptions:
     restart_h: float
 
 
-def stretch(interval_h: float, of: Interruptions) -> float:
+def stretch(interval_h: float, interruptions: Interruptions) -> float:
     """Return the factor by which a run takes longer with interruptions (Daly 2006, exponential times between them)."""
     try:
-        lost = math.expm1((interval_h + of.checkpoint_h) / of.between_h)
-        return of.between_h * math.exp(of.restart_h / of.between_h) * lost / interval_h
+        lost = math.expm1((interval_h + interruptions.checkpoint_h) / interruptions.between_h)
+        return interruptions.between_h * math.exp(interruptions.restart_h / interruptions.between_h) * lost / interval_h
     except OverflowError:
         return math.inf
 
 
-def best_interval(of: Interruptions) -> float:
+def best_interval(interruptions: Interruptions) -> float:
     """Return the hours between checkpoints that waste the least time: Young's square root with Daly's further terms."""
-    if of.checkpoint_h >= 2 * of.between_h:
-        return of.between_h
-    ratio = math.sqrt(of.checkpoint_h / (2 * of.between_h))
-    return math.sqrt(2 * of.checkpoint_h * of.between_h) * (1 + ratio / 3 + ratio**2 / 9) - of.checkpoint_h
+    checkpoint_h, between_h = interruptions.checkpoint_h, interruptions.between_h
+    if checkpoint_h >= 2 * between_h:
+        return between_h
+    ratio = math.sqrt(checkpoint_h / (2 * between_h))
+    return math.sqrt(2 * checkpoint_h * between_h) * (1 + ratio / 3 + ratio**2 / 9) - checkpoint_h

@@ -1,4 +1,4 @@
-"""The article's tables beside what the model makes of the same rates and prices."""
+"""The tables of the article named in reference.yaml, beside the plan's results from the same rates and prices."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from sdp.plan.prices import reference
 
 
 def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
-    """Return each row of a table as our plan, with the article's figures for it."""
-    of = reference()["presets"][name]
+    """Return a plan for each row of a table, with the article's figures for it."""
+    recorded = reference()["presets"][name]
 
     def group(instance: str, count: int) -> Group:
-        return Group(instance, count, count * INSTANCES[instance].gpus, count * of["prices"][instance])
+        return Group(instance, count, count * INSTANCES[instance].gpus, count * recorded["prices"][instance])
 
     def plan(row: dict[str, Any]) -> Plan:
         stages = (
@@ -22,11 +22,11 @@ def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
         )
         return Plan(row["name"], tuple(stages))
 
-    return [(plan(row), row["article"]) for row in of["rows"]]
+    return [(plan(row), row["article"]) for row in recorded["rows"]]
 
 
 def computed(plan: Plan, figure: str) -> float:
-    """Return the model's value of one of the article's figures; its hours and prices are of training alone."""
+    """Return a plan's value of one of the article's figures; hours and prices there are those of training alone."""
     process = sum(stage.cost for stage in plan.stages if stage.name == "process")
     hours = sum(stage.hours for stage in plan.stages if stage.name != "process")
     per_hour = sum(group.per_hour for group in plan.stages[-1].groups)
@@ -36,7 +36,7 @@ def computed(plan: Plan, figure: str) -> float:
 
 def preset_text(name: str) -> str:
     """Return a preset as a table for people."""
-    of = reference()["presets"][name]
+    recorded = reference()["presets"][name]
     rows = [
         (
             plan.name,
@@ -49,9 +49,9 @@ def preset_text(name: str) -> str:
         for figure, printed in article.items()
         for value in [computed(plan, figure)]
     ]
-    prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in of["prices"].items())
+    prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in recorded["prices"].items())
     header = ("", "figure", "article", "sdp plan", "difference")
-    return "\n".join([f"{of['title']}; {prices}", "", table(rows, header), "", *of["notes"]])
+    return "\n".join([f"{recorded['title']}; {prices}", "", table(rows, header), "", *recorded["notes"]])
 
 
 def preset_json(name: str) -> list[dict[str, Any]]:

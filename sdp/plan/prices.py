@@ -13,7 +13,7 @@ from sdp.errors import ConfigError, Problem, UserError
 from sdp.hardware import INSTANCES, Instance
 
 _MIN_VCPUS = 8
-"""Fewest vCPUs of an instance for each of its GPUs: our estimate of what decoding images and reading latents take."""
+"""Fewest vCPUs for each GPU of an instance: our estimate of what decoding images and reading latents need."""
 
 Terms = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 
@@ -70,7 +70,7 @@ class Prices(Section):
     def best(self, gpus: Iterable[str], terms: str, workers: int | None = None, gpus_each: int = 1) -> Instance | None:
         """Return the cheapest priced instance with one of these GPUs; of equals, the one with most GPUs.
 
-        It is the cheapest for this many workers, whose last instance may be partly idle, or else per GPU.
+        Compare what all `workers` cost, whose last instance may be partly idle, or without a number what a GPU costs.
         """
         priced = [
             (

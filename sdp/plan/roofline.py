@@ -1,4 +1,4 @@
-"""Upper bounds on the trainers' speed, by arithmetic, memory bandwidth and the network between nodes."""
+"""Upper bounds on the trainers' speed, set by arithmetic, memory bandwidth and the network between nodes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from sdp.config import TrainConfig
 from sdp.hardware import GPUS
 from sdp.model.family import SD2
 from sdp.plan.make import Work
-from sdp.plan.memory import each_phase, known_activations, learnt
+from sdp.plan.memory import each_phase, known_activations, trained_parameters
 from sdp.plan.prices import reference
 from sdp.plan.speeds import Speeds, unet_flops
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The most images per second that all trainers together can reach."""
+    """Upper bounds on the images per second of all trainers together."""
 
     resolution: int
     bounds: Mapping[str, float]
-    """By limiting resource; the network counts only with several nodes."""
+    """A bound for each resource; the network has one only with several nodes."""
 
     @property
     def limit(self) -> str:
@@ -27,23 +27,24 @@ class Roofline:
 
 
 def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
-    """Yield the bounds of each phase on the trainers of the plan."""
-    gpu, nodes, count = GPUS[str(work.trainers.gpu)], work.trainer_count, SD2.parameters["unet"]
-    sharded, shard, half = config.strategy.kind == "fsdp", config.strategy.shard, 4 if config.precision == "fp32" else 2
+    """Yield the bounds of each phase on the plan's trainers."""
+    gpu, nodes = GPUS[str(work.trainers.gpu)], work.trainer_count
+    parameters, weight_bytes = SD2.parameters["unet"], 4 if config.precision == "fp32" else 2
+    sharded, shard = config.strategy.kind == "fsdp", config.strategy.shard
     shard_group = min(work.trainers.gpus, work.trainer_gpus) if shard == "hybrid" else work.trainer_gpus
     shards = shard_group if sharded else 1
-    gradients = learnt(config.lora, count) * (2 if config.strategy.half_gradients else 4)
-    # Between nodes an all-reduce sends what it reduces twice, an all-gather and a reduce-scatter once.
-    gathers = half * count * (2 if shard == "full_shard" else 1)
-    bytes_sent = gathers + gradients if sharded and shard != "hybrid" else 2 * gradients
+    gradient_bytes = trained_parameters(config.lora, parameters) * (2 if config.strategy.half_gradients else 4)
+    # Between nodes, an all-reduce sends its tensor twice; an all-gather and a reduce-scatter send theirs once.
+    gathered_bytes = weight_bytes * parameters * (2 if shard == "full_shard" else 1)
+    bytes_sent = gathered_bytes + gradient_bytes if sharded and shard != "hybrid" else 2 * gradient_bytes
     for phase in each_phase(config):
         side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
         flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
         flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])
-        # Weights are read twice; gradients, AdamW's averages, weights and their average are read and written once.
-        bytes_moved = (
-            2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
-        )
+        # The forward pass writes activations and the backward pass reads them. Both read the weights. The optimizer
+        # reads and writes five fp32 numbers a parameter: gradient, weight, moving average and AdamW's two averages.
+        activation_bytes = 2 * known_activations(phase).per_sample * batch / work.trainer_gpus
+        bytes_moved = activation_bytes + (2 * weight_bytes + 40 / shards) * parameters
         bounds = {
             "compute": work.trainer_gpus * gpu.peak_flops / flops,
             "memory bandwidth": batch * gpu.memory_bandwidth / bytes_moved,
@@ -54,18 +55,18 @@ def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
 
 
 def fp8_share(config: TrainConfig) -> float:
-    """Return the share of the U-Net's operations that are in fp8, where the GPU has it."""
+    """Return the share of the U-Net's operations that the configuration runs in fp8."""
     fp8 = config.strategy.fp8
     shares: Mapping[str, float] = reference()["flops"]["fp8"] if fp8.enabled and not fp8.emulate else {}
     return sum(share for width, share in shares.items() if int(width) >= fp8.min_features)
 
 
 def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:
-    """Return the bounds as text, with the share of the lowest that the plan assumes."""
+    """Return the bounds as text, with the share of the lowest one that the plan assumes."""
     bounds, limit = roofline.bounds, roofline.limit
     figure = speeds.train(str(work.trainers.gpu), roofline.resolution)
     figures = ", ".join(f"{value:,.0f} by {name}" for name, value in bounds.items())
     share = figure.value * work.trainer_gpus / bounds[limit]
     return (
-        f"at {roofline.resolution} px at most (img/s): {figures}; {limit} limits; the plan assumes {share:.1%} of that"
+        f"at {roofline.resolution} px, at most (img/s): {figures}; {limit} limits; the plan assumes {share:.1%} of that"
     )

@@ -19,12 +19,12 @@ from sdp.plan.speeds import Speeds
 HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
 OTHERS = ("on as many other GPUs", "hours", "GPU-hours")
 _HOPELESS = 10
-"""Most times that interruptions may lengthen a run; beyond it some setting is wrong."""
+"""The largest factor by which interruptions may lengthen a run; a larger one means that a setting is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Everything that a plan says."""
+    """Everything that `sdp plan` shows: the configured plan, its alternatives and what follows from them."""
 
     own: Plan
     """The plan of the configuration."""
@@ -65,8 +65,8 @@ def answer(
     if isinstance(config, TrainConfig):
         if share := fp8_share(config):
             notes["fp8"] = (
-                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed, memory are bf16's, "
-                "since no speed of fp8 is published and its layers keep their inputs in bf16"
+                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed and memory are those "
+                "of bf16, since no speed of fp8 is published and its layers keep their inputs in bf16"
             )
         notes["roofline"] = "; ".join(line(roofline, work, speeds) for roofline in rooflines(config, work))
     if trains and work.mode == "offline" and work.drawing is None:
@@ -76,7 +76,7 @@ def answer(
         now, best = intervals[0], best_interval(interruptions)
         if stretch(max(intervals), interruptions) > _HOPELESS:
             raise UserError(
-                f"plan: --terms: expected checkpoints more often than interruptions, got one every "
+                f"plan: --terms: expected checkpoints more often than interruptions, got a checkpoint every "
                 f"{short(max(intervals))} h and an interruption every {short(interruptions.between_h)} h; "
                 "lower checkpoint.every_steps"
             )
@@ -132,7 +132,7 @@ def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
 
 
 def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
-    """Return values of charts/sdp-cluster: the plan's worker groups with GPUs, and the jobs placed on them."""
+    """Return values for charts/sdp-cluster: the plan's worker groups with GPUs, and the jobs placed on them."""
     groups: dict[str, Any] = {"a10g": None, "a100": None}
     jobs: dict[str, Any] = {"process": None, "train": None, "train-online": None, "generate": None}
     trained = [stage.groups for stage in own.stages if stage.limit]
@@ -182,7 +182,7 @@ def _json(plan: Plan) -> dict[str, Any]:
 
 
 def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
-    """Return the lines of a plan's table, under HEADER and the currency."""
+    """Return the rows of a plan's table, whose header is HEADER and the currency."""
     name = plan.name + mark
     lines = [
         (
@@ -195,9 +195,10 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
     return [*lines, ("", "all", "", "", "", *_figures(plan))]
 
 
-def _figures(of: Plan | Stage) -> tuple[str, str, str]:
-    """Return hours, GPU-hours and money."""
-    return short(of.hours, 1) if of.hours else "", short(of.gpu_hours) if of.gpu_hours else "", short(of.cost)
+def _figures(part: Plan | Stage) -> tuple[str, str, str]:
+    """Return hours, GPU-hours and money of a plan or of one stage."""
+    hours, gpu_hours = short(part.hours, 1) if part.hours else "", short(part.gpu_hours) if part.gpu_hours else ""
+    return hours, gpu_hours, short(part.cost)
 
 
 def short(value: float, digits: int = 0) -> str:
@@ -208,7 +209,7 @@ def short(value: float, digits: int = 0) -> str:
 
 
 def brief_rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
-    """Return a line for each plan, under OTHERS, the currency and "speeds"."""
+    """Return a table row for each plan; its header is OTHERS, the currency and "speeds"."""
     return [(plan.name, *_figures(plan), plan.basis) for plan in plans]
 
 

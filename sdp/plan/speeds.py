@@ -1,4 +1,4 @@
-"""The speed of one GPU that trains or encodes: measured in a run, published, or estimated from a published figure."""
+"""The speed of one GPU in training or encoding: measured in a run, published, or estimated from a published figure."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Images a second of one GPU."""
+    """Images per second of one GPU."""
 
     strategy: str
-    """ddp or fsdp, and +compile."""
+    """ddp or fsdp, with `+compile` if compiled."""
     measured: Mapping[int, Figure] = field(default_factory=dict)
-    """Trainers' own speed by resolution, from a run on the GPU planned for."""
+    """A trainer's speed by resolution, measured in a run on `gpu`."""
     gpu: str = ""
-    """The GPU that was measured."""
+    """The kind of GPU that was measured."""
 
     def train(self, gpu: str, resolution: int) -> Figure:
         """Return the speed of a trainer that never waits for data."""
@@ -55,13 +55,13 @@ class Speeds:
         return _nearest(rows, gpu, resolution, encoder_flops)
 
     def collocated(self, gpu: str, resolution: int) -> Figure:
-        """Return the speed of a GPU that encodes what it trains on, one after the other."""
+        """Return the speed of a GPU that encodes a batch and then trains on it."""
         train, encode = self.train(gpu, resolution), self.encode(gpu, resolution)
         return Figure(1 / (1 / train.value + 1 / encode.value), f"{train.source}; encoders: {encode.source}")
 
 
 def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) -> Figure:
-    """Return the figure of the nearest resolution, scaled by operations, and by peak if it is of another GPU."""
+    """Return the figure for the nearest resolution, scaled by operations; one of another GPU is also scaled by peak."""
     row = min(rows, key=lambda row: abs(math.log(row["resolution"] / resolution)))
     value, source = row["per_gpu"], row["source"]
     if row["resolution"] != resolution:
@@ -79,7 +79,7 @@ def unet_flops(resolution: int) -> float:
 
 
 def picture_flops(resolution: int, passes: int) -> float:
-    """Return the operations of drawing a picture: forward passes, a third of training's, and the VAE's decoder."""
+    """Return the operations of drawing a picture: forward passes (a third of training each) and the VAE's decoder."""
     return passes * unet_flops(resolution) / 3 + _power(reference()["flops"]["decoder"], resolution)
 
 

@@ -316,8 +316,8 @@ def _lineage(dataset: Mapping[str, Any], options: StorageOptions | None) -> Iter
         if not storage.exists(MANIFEST):
             yield f"{storage.uri} (no longer there)"
             return
-        same = open_dataset(storage).digest == dataset.get("manifest_digest")
-        yield storage.uri if same else f"{storage.uri} (its manifest has changed)"
-        yield from (one.uri for one in tombstones.lineage(storage, options)[1:])
+        is_unchanged = open_dataset(storage).digest == dataset.get("manifest_digest")
+        yield storage.uri if is_unchanged else f"{storage.uri} (its manifest has changed)"
+        yield from (ancestor.uri for ancestor in tombstones.lineage(storage, options)[1:])
     except SdpError as error:  # no access, or unreachable: the checkpoint is described without it
         yield f"{storage.uri} (cannot be read: {error})"

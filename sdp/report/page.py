@@ -92,7 +92,7 @@ class Folded:
 Block = Table | Gallery | Strips | Drawing | Bar | Folded
 
 
-def listing(title: str, lines: Sequence[str], header: str = "what") -> list[Block]:
+def listing(title: str, lines: Sequence[str], header: str = "message") -> list[Block]:
     """Return a table of one column with at most 50 lines, or nothing if there are no lines."""
     return [Table(title, (header,), [(line,) for line in lines[:50]])] if lines else []
 

@@ -83,11 +83,11 @@ def _verdict(run: Run) -> str:
 
 def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the expected end and cost of a running job, by its newest line."""
-    whose = "both phases'" if last.get("phases") else "the"
+    end = "both phases' end" if last.get("phases") else "the end"
     return [
         ("both phases end" if last.get("phases") else "ends", clock(last["finish_time"]) if last.get("left_s") else ""),
-        (f"GPU-hours at {whose} end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
-        (f"cost at {whose} end", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
+        (f"GPU-hours at {end}", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
+        (f"cost at {end}", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
     ]
 
 
@@ -232,6 +232,6 @@ def _history(events: Sequence[Mapping[str, Any]]) -> Block:
             if key not in ("time", "event")
         )
         mark = "⚠ " if event["event"] in (*TROUBLE, "stalled") else ""
-        when = event["time"].replace("T", " ").removesuffix("+00:00")
-        rows.append((when, mark + event["event"], details if len(details) < 300 else details[:299] + "…"))
+        time = event["time"].replace("T", " ").removesuffix("+00:00")
+        rows.append((time, mark + event["event"], details if len(details) < 300 else details[:299] + "…"))
     return Table("History", ("time (UTC)", "event", "details"), rows)

@@ -42,7 +42,7 @@ def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[K
     if _NEWEST.search(storage.uri):
         return "checkpoint", find_checkpoint(storage.uri, options)
     if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
-        raise DatasetError(f"{storage.uri}: no {COMPLETE} in it: it is incomplete or being written; use another")
+        raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     folders = storage.folders()[:_FOLDERS]
     kinds = list(ordered_map(lambda name: kind_of(storage.child(name)), folders, workers=16))
     if below := [name for name, kind in zip(folders, kinds, strict=True) if kind]:

@@ -109,7 +109,7 @@ def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:
 
 
 def _epochs(consumed: Mapping[int, int]) -> str:
-    """Return such as `epochs 0-27: 872 rows each, epoch 28: 384 rows`, with only the last spans if there are many."""
+    """Return the rows of each epoch (`epochs 0-27: 872 rows each, epoch 28: 384 rows`), at most the last few spans."""
     spans = []
     for (rows, _), span in groupby(enumerate(sorted(consumed.items())), lambda at: (at[1][1], at[1][0] - at[0])):
         epochs = [epoch for _, (epoch, _) in span]

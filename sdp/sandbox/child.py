@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def pixels(
-    data: memoryview, seen: Callable[[Header], None], min_side: int | None = None, max_pixels: int = MAX_PIXELS
+    data: memoryview, on_header: Callable[[Header], None], min_side: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> tuple[Reply, memoryview]:
-    """Decode an image whole; the handler for callers that need all its pixels, or those of a reduction to this side."""
-    seen(read_header(data, max_pixels))
+    """Decode an image; the handler for callers that need all its pixels, or a reduction to a shorter side."""
+    on_header(read_header(data, max_pixels))
     decoded = decode(data, min_side=min_side, max_pixels=max_pixels).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
 

@@ -39,7 +39,8 @@ _LARGEST_MESSAGE = 1 << 30
 _START_S = 120.0
 _STOP_S = 5.0
 _TRIES = 2
-_LOOK_S = 1.0
+_CHECK_S = 1.0
+"""Time between checks whether the decoders still work."""
 _MEMORY_BYTES, _BYTES_A_PIXEL = 512 << 20, 16
 """Memory limit of a sandbox's decoder for an image; more than any codec uses."""
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
@@ -112,7 +113,7 @@ class Decoders(Generic[Token]):
                 if child is None:
                     child = _Child(self._settings)
                 try:
-                    self._work_off(batch, child)
+                    self._decode_batch(batch, child)
                 except _Died as death:
                     child.end()
                     child = None
@@ -140,7 +141,8 @@ class Decoders(Generic[Token]):
                     break
             return batch
 
-    def _work_off(self, batch: "deque[_Task[Token]]", child: "_Child") -> None:
+    def _decode_batch(self, batch: "deque[_Task[Token]]", child: "_Child") -> None:
+        """Deliver the results of a batch, from which each image is removed as it is done."""
         child.send([task.data for task in batch])
         while batch:
             reply, data = child.receive(self._answer_s)
@@ -179,7 +181,7 @@ class Sandbox:
         """Return the handler's result for an image, given in pieces; raise RowError for an image that it refuses."""
         future: Future[tuple[Reply, memoryview]] = Future()
         self._decoders.put(future, data)
-        while not wait([future], _LOOK_S).done:
+        while not wait([future], _CHECK_S).done:
             if self._decoders.error is not None:
                 raise self._decoders.error
         reply, result = future.result()
@@ -213,7 +215,7 @@ class _Child:
         self._poll.register(self._source, select.POLLIN)
         try:
             send(self._sink, [pickle.dumps(settings, protocol=5)])
-            self._message(_START_S)  # its first message: no image is blamed for a decoder that cannot start
+            self._message(_START_S)  # its first message, so that no image is blamed for a decoder that cannot start
         except (BrokenPipeError, _Died) as error:
             self.end()
             raise SdpError(

@@ -1,7 +1,7 @@
-"""S3 credentials, region and endpoint, from the places and in the order of every AWS tool.
+"""S3 credentials, region and endpoint, from the same places and in the same order as AWS's own tools.
 
-They are environment variables, web identity (IRSA), the profile in ~/.aws, the container's endpoint and the instance's
-metadata. obstore reads all but the profile by itself; the profile is read here.
+The places are environment variables, web identity (IRSA), the profile in ~/.aws, the container's endpoint and the
+instance's metadata. obstore reads all but the profile itself; the profile is read here.
 """
 
 import configparser

@@ -1,4 +1,4 @@
-"""Source files that may have moved: the names by which they stay known, and whether their contents are the same."""
+"""Source files that may have moved: names that stay the same, and whether the contents have stayed the same."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ def root_of(uri: str, files: Sequence[SourceFile]) -> str:
 
 
 def with_sample(file: SourceFile, options: StorageOptions | None = None) -> SourceFile:
-    """Return a local file with a digest of its content in its etag, which is otherwise a time and a size."""
+    """Return the file; a local one with a digest of its content added to its etag, a time and a size otherwise."""
     if file.etag is None or parse(file.uri).scheme != "file":
         return file
     return replace(file, etag=f"{file.etag}-{_sample(file, options)}")
@@ -35,7 +35,7 @@ def unchanged(file: SourceFile, size: int, etag: str | None, options: StorageOpt
         return True
     if len(parts := str(etag).split("-")) == 3:  # as `with_sample` makes it
         return _sample(file, options) == parts[2]
-    if re.fullmatch("[0-9a-f]{32}", str(etag).strip('"')):  # what most buckets call a small object: its MD5
+    if re.fullmatch("[0-9a-f]{32}", str(etag).strip('"')):  # in most buckets, the etag of a small object is its MD5
         return hashlib.md5(open_source(file.uri, options).read(), usedforsecurity=False).hexdigest() in str(etag)
     return False
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TAIL = 64 * 1024
 """Bytes of a Parquet file's end that pyarrow reads first."""
 AHEAD = 1024 * 1024
-"""Bytes that a small read fetches where it continues the one before."""
+"""Bytes that a small read fetches if it continues the previous one."""
 PIECE = 8 * 1024 * 1024
 """Bytes of one request of a parallel read."""
 _PARALLEL = 8
@@ -70,18 +70,18 @@ class RemoteObject:
         async def pieces() -> list[bytes]:
             free = asyncio.Semaphore(_PARALLEL)
 
-            async def one(at: int) -> bytes:
+            async def fetch_piece(at: int) -> bytes:
                 async with free:
                     return await self._piece(at, min(PIECE, start + length - at))
 
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(at)) for at in starts]
+                tasks = [group.create_task(fetch_piece(at)) for at in starts]
             return [task.result() for task in tasks]
 
         try:
             return b"".join(wait(pieces))
-        except ExceptionGroup as several:
-            raise several.exceptions[0] from None
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def _piece(self, start: int, length: int) -> bytes:
         async def call(attempt: Attempt) -> bytes:

@@ -280,7 +280,7 @@ class ObjectStorage(Storage):
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
         uri, bucket = self.uri_of(path), self._bucket
-        bucket_uri = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
+        bucket_uri = bucket.uri  # errors of the bucket name what the user named, not a file that sdp chose
         access = bucket.access(bucket_uri)
 
         def error(failure: Failure, tried: str) -> SdpError:

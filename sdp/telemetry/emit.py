@@ -67,7 +67,7 @@ class Telemetry:
     def observed(self, name: str, counts: Sequence[int]) -> None:
         """Raise a histogram to totals by bucket, the last of which has no bound.
 
-        Values are observed as their bucket's middle: buckets and quantiles are exact, the sum is not.
+        Each value counts as the middle of its bucket: buckets and quantiles are exact, the sum is not.
         """
         metric = _metric(name, HISTOGRAM)
         before, self._counts[name] = self._counts.get(name, [0] * len(counts)), list(counts)

@@ -176,7 +176,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         text_encoder=config.model.train_text_encoder,
         pretrained=config.model.unet == "pretrained",
         device=world.device,
-        second=world.second,
+        text_device=world.second,
     )
     unet: Any = networks.unet
     if config.lora.rank is not None:

@@ -76,7 +76,7 @@ class Checkpointer:
         if self.world.is_main:
             self._ledger.merge(Ledger.from_bytes(data) for data, _ in gathered)
             ledger = self._ledger.to_bytes()
-        outcomes = [outcome for _, some in gathered for outcome in some]
+        outcomes = [outcome for _, worker_outcomes in gathered for outcome in worker_outcomes]
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)

@@ -412,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (options.folder / f"{name}.log").unlink(missing_ok=True)
             done.append(chaos.run(name, case()))
             say(str(done[-1]))
-    failed = [(each.name, each.stage.name, each.verdict) for each in done if each.verdict != "same"]
+    failed = [(trial.name, trial.stage.name, trial.verdict) for trial in done if trial.verdict != "same"]
     say(
         "\n" + (table(failed, ("round", "stage", "verdict")) if failed else "all outputs are those of undisturbed runs")
     )

@@ -10,18 +10,18 @@ WHOLE = ("download", "process", "train", "online", "generate")
 
 @dataclass(frozen=True)
 class Kill:
-    """Whom to kill, and when."""
+    """A process to kill, and the time for it."""
 
     target: str
     at: float | None = None
     """The share of an undisturbed run's seconds."""
-    said: str = ""
+    logged: str = ""
     """The text that the job's log must contain first."""
 
     def is_due(self, share: float, log: Path) -> bool:
         if self.at is not None and share < self.at:
             return False
-        return not self.said or self.said in log.read_text(errors="replace")
+        return not self.logged or self.logged in log.read_text(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ _AT_WORK = {
 """The line that each stage prints when its workers are at work or about to be."""
 
 
-def _each(target: str, stages: tuple[str, ...] = WHOLE, clustered: bool = False) -> dict[str, Case]:
+def _in_each_stage(target: str, stages: tuple[str, ...] = WHOLE, clustered: bool = False) -> dict[str, Case]:
     where = "-on-a-cluster" if clustered else ""
     return {
-        f"{stage}-{target.replace(' ', '-')}{where}": Case(stage, clustered, (Kill(target, said=_AT_WORK[stage]),))
+        f"{stage}-{target.replace(' ', '-')}{where}": Case(stage, clustered, (Kill(target, logged=_AT_WORK[stage]),))
         for stage in stages
     }
 
 
 DIRECTED: Mapping[str, Case] = {
-    **_each("gcs"),
-    **_each("raylet"),
-    **_each("environment agent"),
-    **_each("dashboard agent"),
-    **_each("worker"),
-    **_each("driver"),
-    **_each("supervisor"),
-    **_each("node", clustered=True),
-    **_each("gcs", clustered=True),
-    **_each("supervisor", clustered=True),
+    **_in_each_stage("gcs"),
+    **_in_each_stage("raylet"),
+    **_in_each_stage("environment agent"),
+    **_in_each_stage("dashboard agent"),
+    **_in_each_stage("worker"),
+    **_in_each_stage("driver"),
+    **_in_each_stage("supervisor"),
+    **_in_each_stage("node", clustered=True),
+    **_in_each_stage("gcs", clustered=True),
+    **_in_each_stage("supervisor", clustered=True),
     # Ray is only just starting.
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
 }

@@ -365,7 +365,11 @@ def test_selectors_match_and_names_are_those_that_are_rendered(render: Render, e
     assert selected in ({name: {"ray.io/cluster": name}, f"{name}-jobs": {"sdp/jobs-of": name}, **downloads}, {})
     assert bool(downloads) == (example not in ("open", "e2e", "full"))
     assert bool(selected) == (example != "open")
-    budgets = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
+    budgets = [
+        manifest["spec"]["selector"]["matchLabels"]
+        for manifest in manifests
+        if manifest["kind"] == "PodDisruptionBudget"
+    ]
     expected = {"ray.io/cluster": name, "ray.io/node-type": "head"}  # labels that KubeRay gives
     assert expected in budgets or example == "own-account"
     assert len(budgets) == {"own-account": 0, "full": 3}.get(example, 1)
@@ -386,7 +390,7 @@ def test_groups_that_download_have_an_account_and_a_role_of_their_own(render: Re
     assert used == {"head": "sdp-jobs-head", **workers}
     accounts = [manifest["metadata"] for manifest in manifests if manifest["kind"] == "ServiceAccount"]
     all_rights = "arn:aws:iam::111122223333:role/sdp"
-    assert {each["name"]: each["annotations"]["eks.amazonaws.com/role-arn"] for each in accounts} == {
+    assert {account["name"]: account["annotations"]["eks.amazonaws.com/role-arn"] for account in accounts} == {
         "sdp-jobs": all_rights, "sdp-jobs-head": all_rights, "sdp-jobs-downloads": "arn:less"
     }  # fmt: skip
     only_cpus = pods(one(render("no-gpu"), "RayCluster"))
@@ -412,7 +416,7 @@ def test_a_group_that_says_nothing_has_the_defaults(tool: Callable[[str], Path],
     values.write_text(LEAST + "storage: {uri: s3://b1/f}\ngroups: {extra: {}}\n")
     command = [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(values)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    cluster = one([each for each in yaml.safe_load_all(done.stdout) if each], "RayCluster")
+    cluster = one([manifest for manifest in yaml.safe_load_all(done.stdout) if manifest], "RayCluster")
     (extra,) = [group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == "extra"]
     assert (extra["minReplicas"], extra["maxReplicas"]) == (0, 1)
 
@@ -432,7 +436,7 @@ def test_no_variable_is_set_twice_and_the_most_specific_value_wins(render: Rende
         assert environment["NCCL_BUFFSIZE"] == "8388608"
         assert environment["HOME"] == "/data"
     (loud,) = pods(one(render("efa", "groups.a100.env.NCCL_DEBUG=INFO"), "RayCluster"))["a100"]["spec"]["containers"]
-    assert [each["value"] for each in loud["env"] if each["name"] == "NCCL_DEBUG"] == ["INFO"]
+    assert [variable["value"] for variable in loud["env"] if variable["name"] == "NCCL_DEBUG"] == ["INFO"]
 
 
 @NEEDS_HELM
@@ -443,7 +447,7 @@ def test_a_number_of_a_values_file_stays_as_it_was_written(tool: Callable[[str],
     )
     command = [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(values)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    manifests = [each for each in yaml.safe_load_all(done.stdout) if each]
+    manifests = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
     (container,) = pods(one(manifests, "RayCluster"))["head"]["spec"]["containers"]
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     assert {name: environment[name] for name in ("NCCL_BUFFSIZE", "FLAG", "RATE", "ONE")} == {
@@ -513,7 +517,7 @@ def test_labels_that_go_by_the_chart_s_version_make_no_pod_an_older_one(
     (newer / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "9.9.9"}))
     command = [str(tool("helm")), "template", "sdp", str(newer), "-f", str(VALUES["minimal"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    manifests = [each for each in yaml.safe_load_all(done.stdout) if each]
+    manifests = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
     assert pods(one(manifests, "RayCluster"))["cpu"]["metadata"]["labels"]["helm.sh/chart"] == "sdp-cluster-9.9.9"
     assert template_digests(manifests) == template_digests(render("minimal"))
 
@@ -554,7 +558,9 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
         arguments = [argument for setting in settings for argument in ("--set", setting)]
         command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        counts: dict[str, int] = one([each for each in yaml.safe_load_all(done.stdout) if each], "Probe")["older"]
+        counts: dict[str, int] = one([manifest for manifest in yaml.safe_load_all(done.stdout) if manifest], "Probe")[
+            "older"
+        ]
         return counts
 
     assert older() == {"cpu": 1}, "that which says nothing of its template"
@@ -679,8 +685,8 @@ def test_the_autoscaler_alone_has_an_account_s_token(render: Render) -> None:
 
 @NEEDS_HELM
 def test_the_operator_reaches_the_job_api_and_nothing_else_and_its_neighbours_do_not(render: Render) -> None:
-    into = [each for each in policies(render("minimal", "networkPolicy.operatorNamespace=ray-system"))
-            if each["spec"]["policyTypes"] == ["Ingress"]]  # fmt: skip
+    into = [policy for policy in policies(render("minimal", "networkPolicy.operatorNamespace=ray-system"))
+            if policy["spec"]["policyTypes"] == ["Ingress"]]  # fmt: skip
     assert len(into) == 2
     for policy in into:
         _, operator, *_ = policy["spec"]["ingress"]
@@ -734,7 +740,7 @@ def test_a_pod_accepts_kubernetes_fields_that_the_chart_does_not_know(render: Re
     cluster = one(render("minimal", *(f"{at}.{setting}" for setting in settings)), "RayCluster")
     spec = pods(cluster)[name]["spec"]
     assert (spec["runtimeClassName"], spec["schedulerName"]) == ("nvidia", "volcano")
-    assert [each["name"] for each in spec["initContainers"]] == ["a"]
+    assert [container["name"] for container in spec["initContainers"]] == ["a"]
     ray, sidecar = spec["containers"]
     assert (ray["name"], sidecar["name"]) == ("ray-head" if name == "head" else "ray-worker", "b")
     assert ray["resources"]["limits"]["rdma/hca"] == ray["resources"]["requests"]["rdma/hca"] == 1
@@ -786,7 +792,9 @@ def test_downloads_reach_no_private_network(render: Render) -> None:
     """Judged by Python's own list of what is private."""
 
     def egress(*settings: str) -> Manifest | None:
-        named = [each for each in policies(render("minimal", *settings)) if each["metadata"]["name"] == "sdp-downloads"]
+        named = [
+            policy for policy in policies(render("minimal", *settings)) if policy["metadata"]["name"] == "sdp-downloads"
+        ]
         return named[0]["spec"] if named else None
 
     spec = egress()
@@ -878,7 +886,9 @@ def test_the_readme_is_made_from_the_values() -> None:
         """Neither itself nor all that is in it."""
         if path not in documented:
             inner = value.items() if isinstance(value, dict) and value else ()
-            yield from [at for key, each in inner for at in undocumented(each, f"{path}.{key}")] if inner else [path]
+            yield from (
+                [at for key, nested in inner for at in undocumented(nested, f"{path}.{key}")] if inner else [path]
+            )
 
     for name, value in yaml.safe_load(text).items():
         assert list(undocumented(value, name)) == []

@@ -91,9 +91,9 @@ def test_a_queue_or_budget_that_cannot_work_is_refused(
 
 def budgets(manifests: list[Manifest]) -> dict[str, Any]:
     return {
-        each["metadata"]["name"]: each["spec"]["minAvailable"]
-        for each in manifests
-        if each["kind"] == "PodDisruptionBudget"
+        manifest["metadata"]["name"]: manifest["spec"]["minAvailable"]
+        for manifest in manifests
+        if manifest["kind"] == "PodDisruptionBudget"
     }
 
 
@@ -130,7 +130,7 @@ def test_pods_of_a_group_share_a_label_of_their_nodes_where_they_should(render: 
     assert required(f"groups.a100.colocateBy={zone}") == {"head": [], "cpu": [], "a10g": [], "a100": [term]}
     own = "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey=rack"
     both = required(f"groups.a100.colocateBy={zone}", f"groups.a100.{own}")["a100"]
-    assert [each["topologyKey"] for each in both] == ["rack", zone]
+    assert [term["topologyKey"] for term in both] == ["rack", zone]
 
 
 @NEEDS_HELM
@@ -176,13 +176,15 @@ def test_downloads_reach_what_their_cloud_needs_beside_the_internet(
     render: Render, cloud: str, ports: set[int]
 ) -> None:
     """GKE's metadata server for credentials, and OpenShift's DNS, whose pods have another port than its service."""
-    policies = {each["metadata"]["name"]: each for each in render(cloud) if each["kind"] == "NetworkPolicy"}
+    policies = {
+        manifest["metadata"]["name"]: manifest for manifest in render(cloud) if manifest["kind"] == "NetworkPolicy"
+    }
     rules = policies["sdp-downloads"]["spec"]["egress"]
     assert {port["port"] for rule in rules for port in rule.get("ports", [])} == ports | {53}
 
 
 def helm_test_pod(manifests: list[Manifest]) -> Manifest:
-    (pod,) = [each for each in manifests if each["kind"] == "Pod"]
+    (pod,) = [manifest for manifest in manifests if manifest["kind"] == "Pod"]
     assert pod["metadata"]["annotations"] == {
         "helm.sh/hook": "test",
         "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
@@ -203,7 +205,11 @@ def test_helm_test_asks_the_head_with_the_token_and_no_right_at_kubernetes(rende
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "sdp", "key": "auth_token"}
     labels = pod["metadata"]["labels"]
     assert "ray.io/cluster" not in labels, "or KubeRay would count it, and policies for Ray's pods let it out"
-    policy = next(each for each in manifests if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "sdp")
+    policy = next(
+        manifest
+        for manifest in manifests
+        if manifest["kind"] == "NetworkPolicy" and manifest["metadata"]["name"] == "sdp"
+    )
     admitted = [
         rule["ports"]
         for rule in policy["spec"]["ingress"]
@@ -240,7 +246,14 @@ def test_the_charts_say_who_makes_them_and_what_a_release_publishes() -> None:
         (published,) = yaml.safe_load(notes["artifacthub.io/images"])
         assert published["image"] == f"ghcr.io/sdp/sdp/{image}:{about['appVersion']}"
         changes = yaml.safe_load(notes["artifacthub.io/changes"])
-        assert {each["kind"] for each in changes} <= {"added", "changed", "deprecated", "removed", "fixed", "security"}
+        assert {change["kind"] for change in changes} <= {
+            "added",
+            "changed",
+            "deprecated",
+            "removed",
+            "fixed",
+            "security",
+        }
         assert about["version"] == about["appVersion"]
         root = "https://raw.githubusercontent.com/sdp/sdp/main/"
         assert (CHART.parents[1] / about["icon"].removeprefix(root)).is_file()

@@ -126,7 +126,7 @@ def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[
         command = [str(tool("kubeconform")), "-strict", "-summary", "-output", "json", "-schema-location", where, "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
         report = json.loads(done.stdout)
-        against = [f"{each['kind']}: {each['msg']}" for each in report.get("resources") or []]
+        against = [f"{resource['kind']}: {resource['msg']}" for resource in report.get("resources") or []]
         assert (done.returncode == 0) == (not against), done.stderr
         return report["summary"]["valid"], against
 
@@ -158,9 +158,9 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
     tool: Callable[[str], Path], judged: Callable[[str], tuple[int, list[str]]], mode: str
 ) -> None:
     done = monitoring.helm_template(tool("helm"), f"mode={mode}", "exporter.networkPolicy.enabled=true")
-    manifests = [each for each in parsed(done.stdout) if each["kind"] not in OPERATOR_S]
+    manifests = [manifest for manifest in parsed(done.stdout) if manifest["kind"] not in OPERATOR_S]
     assert {"DaemonSet", "NetworkPolicy", "ConfigMap", *(["Pod"] * (mode == "operator"))} == {
-        each["kind"] for each in manifests
+        manifest["kind"] for manifest in manifests
     }
     assert judged(yaml.safe_dump_all(manifests)) == (len(manifests), [])
     assert list(twice(manifests)) == []
@@ -188,7 +188,7 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
 def test_manifests_that_an_api_server_would_refuse_are_detected(
     render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], kind: str, at: str, wrong: object
 ) -> None:
-    manifest = next(each for each in parsed(render("minimal")) if each["kind"] == kind)
+    manifest = next(manifest for manifest in parsed(render("minimal")) if manifest["kind"] == kind)
     spoilt = copy.deepcopy(manifest)
     here: Any = spoilt
     *path, last = at.split(".")
@@ -204,14 +204,14 @@ def test_manifests_that_an_api_server_would_refuse_are_detected(
 def twice(value: Any, at: str = "") -> Iterator[str]:
     """Names, and paths of mounts, that come more than once in a list: an API server takes no such list."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from twice(each, f"{at}.{name}")
+        for name, item in value.items():
+            yield from twice(item, f"{at}.{name}")
     elif isinstance(value, list):
         key = "mountPath" if at.endswith(".volumeMounts") else "groupName" if at.endswith("GroupSpecs") else "name"
-        names = Counter(each[key] for each in value if isinstance(each, dict) and key in each)
+        names = Counter(item[key] for item in value if isinstance(item, dict) and key in item)
         yield from (f"{at}: {name}" for name, count in names.items() if count > 1)
-        for number, each in enumerate(value):
-            yield from twice(each, f"{at}[{number}]")
+        for number, item in enumerate(value):
+            yield from twice(item, f"{at}[{number}]")
 
 
 @NEEDS_HELM
@@ -219,7 +219,7 @@ def twice(value: Any, at: str = "") -> Iterator[str]:
 def test_no_name_comes_twice_in_a_list_and_no_object_twice(render: Callable[[str], str], example: str) -> None:
     manifests = parsed(render(example))  # which refuses a key that comes twice
     assert list(twice(manifests)) == []
-    assert len({(each["kind"], each["metadata"]["name"]) for each in manifests}) == len(manifests)
+    assert len({(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}) == len(manifests)
 
 
 def test_a_name_that_comes_twice_would_be_noticed() -> None:

@@ -115,4 +115,4 @@ def test_the_errors_on_the_page_are_the_real_ones(capsys: pytest.CaptureFixture[
     assert shown
     for line, message in shown:
         assert main(line.split()) == 2
-        assert capsys.readouterr().err.splitlines() == [each.strip() for each in message.splitlines()]
+        assert capsys.readouterr().err.splitlines() == [line.strip() for line in message.splitlines()]

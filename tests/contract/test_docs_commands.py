@@ -51,8 +51,10 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-COMMAND_BLOCKS = [each for each in BLOCKS if each.language in ("sh", "console", "") and re.search(r"\bsdp ", each.text)]
-YAML_BLOCKS = [each for each in BLOCKS if each.language == "yaml"]
+COMMAND_BLOCKS = [
+    block for block in BLOCKS if block.language in ("sh", "console", "") and re.search(r"\bsdp ", block.text)
+]
+YAML_BLOCKS = [block for block in BLOCKS if block.language == "yaml"]
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -123,7 +125,7 @@ def test_what_no_test_runs_needs_a_bucket_or_a_cluster_as_the_page_shows(block: 
         return
     if _REFUSED.search(block.text):
         return
-    examples = [each.text for each in BLOCKS if each.page == block.page and each.language == "yaml"]
+    examples = [example.text for example in BLOCKS if example.page == block.page and example.language == "yaml"]
     of_bucket = {m[1] for text in examples if "s3://" in text and (m := re.match(r"# (?:a )?([\w-]+\.yaml)", text))}
     for words in command_lines(block.text):
         config = words[words.index("--config") + 1] if "--config" in words else ""

@@ -74,8 +74,8 @@ class Project:
         """Run it; return its exit code and output. `did` then returns the requests."""
         self.log.write_text("")
         process = self.start(**environment)
-        _, said = process.communicate(timeout=60)
-        return process.returncode, said
+        _, output = process.communicate(timeout=60)
+        return process.returncode, output
 
     @property
     def did(self) -> list[str]:
@@ -190,9 +190,9 @@ def test_two_at_once_make_it_once(project: Project, tmp_path: Path) -> None:
 
 
 def test_an_old_python_is_one_line_that_says_which_are_supported(project: Project) -> None:
-    code, said = project.make(FAKE_VERSION="3.9.2")
+    code, output = project.make(FAKE_VERSION="3.9.2")
     assert code == 2
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "make venv: sdp needs Python 3.11, 3.12 or 3.13, and python3 is Python 3.9.2: install one, or name it "
         "(make venv PYTHON=/path/to/python3.12)"
     ]
@@ -209,8 +209,8 @@ def test_a_newer_python_beside_an_old_python3_is_taken(project: Project, tmp_pat
 def test_a_python_without_ensurepip_and_pip_is_reported_in_one_line_with_the_package_to_install(
     project: Project,
 ) -> None:
-    code, said = project.make(FAKE_UV_IS_BROKEN="1")
+    code, output = project.make(FAKE_UV_IS_BROKEN="1")
     assert code == 2
-    (line,) = [line for line in said.splitlines() if "make venv:" in line]
+    (line,) = [line for line in output.splitlines() if "make venv:" in line]
     assert "apt-get install python3-venv" in line
     assert project.did == []

@@ -76,17 +76,19 @@ def test_the_device_plugin_of_efa_is_made_to_bear_the_taint_that_the_nodes_have(
     (cluster,) = (yaml.safe_load(block) for block in blocks(page, "yaml") if "kind: ClusterConfig" in block)
     keys = {
         taint["key"]
-        for each in cluster["managedNodeGroups"]
-        if each.get("efaEnabled")
-        for taint in each.get("taints", ())
+        for group in cluster["managedNodeGroups"]
+        if group.get("efaEnabled")
+        for taint in group.get("taints", ())
     }
     (patch,) = re.findall(r"patch daemonset aws-efa\S+ --type json --patch '(.*?)'", page.read_text(), re.DOTALL)
-    assert {each["value"]["key"] for each in yaml.safe_load(patch)} == keys == {"nvidia.com/gpu"}
+    assert {operation["value"]["key"] for operation in yaml.safe_load(patch)} == keys == {"nvidia.com/gpu"}
 
 
 def test_no_pod_reaches_the_metadata_service_of_its_node() -> None:
     """With its credentials it would have the node's role."""
-    (cluster,) = (yaml.safe_load(each) for each in blocks(ROOT / "docs" / "eks.md", "yaml") if "ClusterConfig" in each)
+    (cluster,) = (
+        yaml.safe_load(block) for block in blocks(ROOT / "docs" / "eks.md", "yaml") if "ClusterConfig" in block
+    )
     assert [group["name"] for group in cluster["managedNodeGroups"] if not group.get("disablePodIMDS")] == []
 
 

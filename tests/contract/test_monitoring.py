@@ -235,10 +235,10 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
     path.write_text(yaml.safe_dump({"rule_files": ["recording.yaml"], "evaluation_interval": "1m", "tests": [test]}))
     command = [str(tool("promtool")), "test", "rules", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    said = done.stdout + done.stderr
-    assert "got:" in said, "nothing was evaluated"
-    assert "err:" not in said
-    assert f"count({headroom.partition('{')[0]}" not in said, "not four trainers' headroom"
+    output = done.stdout + done.stderr
+    assert "got:" in output, "nothing was evaluated"
+    assert "err:" not in output
+    assert f"count({headroom.partition('{')[0]}" not in output, "not four trainers' headroom"
 
 
 def two_namespaces() -> list[dict[str, str]]:

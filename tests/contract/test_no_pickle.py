@@ -18,7 +18,7 @@ def unpickles(source: str) -> list[str]:
     uses = []
     for call in calls:
         name = ast.unparse(call.func)
-        options = {each.arg: ast.unparse(each.value) for each in call.keywords}
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         module, _, function = name.rpartition(".")
         if module in UNPICKLE and function in ("load", "loads", "open", "Unpickler"):
             uses.append(name)

@@ -70,7 +70,7 @@ def test_jobs_run_on_ray_in_a_checkout_with_an_odd_path_to_outputs_with_odd_name
 
 def sdp(checkout: Path, job: str, *settings: str) -> str:
     ended = subprocess.run(
-        [str(checkout / ".venv/bin/python"), "-m", "sdp", job, *(f"--set={each}" for each in settings)],
+        [str(checkout / ".venv/bin/python"), "-m", "sdp", job, *(f"--set={setting}" for setting in settings)],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout), "RAY_raylet_start_wait_time_s": "150"},
         capture_output=True,

@@ -25,8 +25,8 @@ def pages(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:
-        for each in nav.values() if isinstance(nav, dict) else nav:
-            yield from pages(each)
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages(entry)
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

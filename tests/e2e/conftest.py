@@ -25,7 +25,7 @@ ENCODER = "MapBatches(Encode))"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The release goes last; each test has time for a job or two."""
+    """Order the tests so that the release is uninstalled last, and give each time for a job or two."""
     items.sort(key=lambda item: LAST in item.path.name)
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -39,7 +39,7 @@ def settings() -> Settings:
 
 @pytest.fixture(scope="session")
 def kube(settings: Settings) -> Iterator[Kube]:
-    """A namespace of its own, with the servers that the jobs need."""
+    """Make a namespace with the servers that the jobs need."""
     kube = Kube(f"sdp-e2e-{secrets.token_hex(3)}")
     kube.run("create", "namespace", kube.namespace)
     try:
@@ -53,7 +53,7 @@ def kube(settings: Settings) -> Iterator[Kube]:
 
 @pytest.fixture(autouse=True)
 def _no_job_outlives_its_test(kube: Kube) -> Iterator[None]:
-    """A job of a test that has failed would take the next ones' CPUs and memory."""
+    """Delete the jobs of a failed test, which would take CPUs and memory from the next tests."""
     yield
     for job in kube.find("rayjob"):
         if job.get("status", {}).get("jobDeploymentStatus") not in ("Complete", "Failed"):
@@ -114,7 +114,7 @@ def notes(helm: Callable[..., str], kube: Kube) -> str:
 
 @pytest.fixture(scope="session")
 def cluster(notes: str, kube: Kube) -> Kube:  # noqa: ARG001 (it is there once these are)
-    """The namespace, in which a cluster is ready."""
+    """Return the namespace once its cluster is ready."""
     return kube
 
 

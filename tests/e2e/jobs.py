@@ -31,7 +31,7 @@ def create(kube: Kube, manifest: str) -> str:
 
 
 def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp") -> Object:
-    """Wait for a job to end well; AssertionError with its log where it does not."""
+    """Wait for a job to succeed; raise AssertionError with its log if it fails."""
 
     def ended() -> Object | None:
         job = kube.get("rayjob", name)
@@ -57,14 +57,14 @@ def log(kube: Kube, name: str, cluster: str = "sdp") -> str:
 
 
 def run(kube: Kube, manifest: str, seconds: float = JOB_S) -> str:
-    """Create a job and wait for it to end well; returns its log."""
+    """Create a job and wait for it to succeed; return its log."""
     name = create(kube, manifest)
     succeeded(kube, name, seconds)
     return log(kube, name)
 
 
 def head(kube: Kube, cluster: str = "sdp") -> str:
-    """The head's pod: the one that is not on its way out."""
+    """Return the head's pod that is not being deleted."""
     running = [pod for pod in kube.find("pods", f"{HEAD}{cluster}") if not pod["metadata"].get("deletionTimestamp")]
     if len(running) != 1:
         raise Failed(f"expected one head pod, got {len(running)}")
@@ -86,7 +86,7 @@ def groups(kube: Kube, actor: str) -> set[str]:
 
 
 def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
-    """The command on this machine, as a person would type it."""
+    """Run sdp on this machine, as a user types it."""
     command = [sys.executable, "-m", "sdp", *words, "--namespace", kube.namespace]
     environ = {name: value for name, value in environment().items() if not name.startswith(("AWS_", "RAY_"))}
     return subprocess.run(

@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 class Failed(Exception):
-    """A command that did not do what it should."""
+    """A command failed, or the cluster is not as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +89,5 @@ class Kube:
 
 
 def environment() -> dict[str, str]:
-    """For commands that are run beside kubectl: one cluster, whatever else is set."""
+    """Return the environment for commands other than kubectl, so that they use the same cluster."""
     return {**os.environ, "COLUMNS": "200"}

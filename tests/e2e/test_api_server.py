@@ -38,11 +38,11 @@ def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(
     kube: Kube, tool: Callable[[str], Path]
 ) -> None:
     """Pods of the cluster and of `helm test`; KubeRay's init container takes the security context of Ray's."""
-    rendered = [each for each in yaml.safe_load_all(helm_template(tool("helm"), "minimal").stdout) if each]
-    (spec,) = (each["spec"] for each in rendered if each["kind"] == "RayCluster")
+    rendered = [manifest for manifest in yaml.safe_load_all(helm_template(tool("helm"), "minimal").stdout) if manifest]
+    (spec,) = (manifest["spec"] for manifest in rendered if manifest["kind"] == "RayCluster")
     templates = [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
     pods = [{"apiVersion": "v1", "kind": "Pod", **template} for template in templates]
-    pods += [each for each in rendered if each["kind"] == "Pod"]
+    pods += [manifest for manifest in rendered if manifest["kind"] == "Pod"]
     restricted = Kube(f"{kube.namespace}-restricted")
     kube.run("create", "namespace", restricted.namespace)
     try:

@@ -52,7 +52,7 @@ def test_stop_ends_a_job_with_a_last_checkpoint(cluster: Kube, latents: str) -> 
 
 def test_doctor_finds_no_problem_in_a_working_cluster(cluster: Kube) -> None:
     report = json.loads(jobs.sdp(cluster, "doctor", "--json", timeout_s=300).stdout)
-    states = {each["check"]: each["state"] for each in report["findings"]}
-    failed = {each["check"]: each for each in report["findings"] if each["state"] == "failed"}
+    states = {finding["check"]: finding["state"] for finding in report["findings"]}
+    failed = {finding["check"]: finding for finding in report["findings"] if finding["state"] == "failed"}
     assert failed.keys() <= {"operator"}, failed  # which may run outside of the cluster
     assert {"server", "cluster", "token"} <= states.keys()

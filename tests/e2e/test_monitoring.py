@@ -215,7 +215,7 @@ def _config(files: Object) -> Object:
 
 
 def _prometheus(namespace: str, image: str) -> list[Object]:
-    """A pod of it that may look for pods in this namespace, and a service."""
+    """Return a Prometheus pod that may list the namespace's pods, and its service."""
     rbac = "rbac.authorization.k8s.io"
     container = {
         "name": "prometheus",

@@ -33,7 +33,7 @@ def test_a_job_brings_its_own_cluster_and_takes_it_along(cluster: Kube, latents:
 
 
 def small(settings: Settings, output: str) -> Any:
-    """The manifest, with the sizes, storage and image of the tests; all else is as it is."""
+    """Return the manifest with the tests' sizes, storage and image, otherwise unchanged."""
     job = yaml.safe_load((jobs.ROOT / "manifests" / "train-own-cluster.yaml").read_text())
     spec = job["spec"]
     spec["ttlSecondsAfterFinished"] = 5

@@ -25,7 +25,7 @@ LONGER_S = 900.0
 
 
 def pod_of(kube: Kube, group: str) -> str:
-    """The pod of a group of one."""
+    """Return the pod of a group that has only one."""
     pods = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
     assert len(pods) == 1, f"{group}: {[pod['metadata']['name'] for pod in pods]}"
     name: str = pods[0]["metadata"]["name"]
@@ -43,9 +43,9 @@ def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
     rows = jobs.inspect(kube, latents)["counts"]["written"]
     description = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
     assert description["step"] == STEPS
-    *whole, rest = description["newest"]["consumed"].values()
-    assert len(whole) > 1
-    assert set(whole) == {rows}
+    *earlier, rest = description["newest"]["consumed"].values()
+    assert len(earlier) > 1
+    assert set(earlier) == {rows}
     assert 0 < rest <= rows
     history: dict[str, int] = description["history"]
     return history
@@ -56,7 +56,7 @@ def saved_early(kube: Kube, run: str) -> bool:
     return any(one["step"] < DUE for one in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
 
 
-def whole(kube: Kube, latents: str, images: str) -> None:
+def check_latents(kube: Kube, latents: str, images: str) -> None:
     """Check that latents have an outcome for every image, and that every byte is readable."""
     description = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
     rows = jobs.inspect(kube, images)["counts"]["written"]
@@ -95,7 +95,7 @@ def test_an_encoder_s_pod_killed_in_mid_job_leaves_whole_latents(cluster: Kube, 
     cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
     kill(cluster, pod_of(cluster, "a10g"))
     jobs.succeeded(cluster, job, LONGER_S)
-    whole(cluster, "latents-killed", images)
+    check_latents(cluster, "latents-killed", images)
 
 
 def test_a_driver_that_is_killed_is_started_again_by_its_supervisor(cluster: Kube, latents: str) -> None:
@@ -156,9 +156,9 @@ def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(
     if settings.fake_gpus:
         fake_gpus(cluster, settings)
     jobs.succeeded(cluster, job, LONGER_S)
-    whole(cluster, "latents-node", images)
+    check_latents(cluster, "latents-node", images)
 
 
 def _is_ready(kube: Kube, node: str) -> bool:
     conditions = json.loads(kube.run("get", "node", node, "-o", "jsonpath={.status.conditions}"))
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

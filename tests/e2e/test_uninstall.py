@@ -41,8 +41,8 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
 
     def grown() -> bool:
         new_pods = cluster.find("pods", "sdp/group=extra")
-        conditions = [each for pod in new_pods for each in pod["status"].get("conditions", ())]
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        conditions = [condition for pod in new_pods for condition in pod["status"].get("conditions", ())]
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     cluster.until(grown, READY_S, "the new group has a pod")
     assert replicas(cluster) == {**idle, "extra": 1}, "those of the autoscaler are kept"
@@ -53,9 +53,9 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
     cluster: Kube, helm: Callable[..., str]
 ) -> None:
     def pod(group: str) -> tuple[str, str, str]:
-        """Name, identity, and what it has in MARK."""
-        (one,) = [each for each in cluster.find("pods", f"sdp/group={group}") if not going(each)]
-        env = {each["name"]: each.get("value", "") for each in one["spec"]["containers"][0]["env"]}
+        """Return a pod's name, uid and environment variable MARK."""
+        (one,) = [pod for pod in cluster.find("pods", f"sdp/group={group}") if not going(pod)]
+        env = {variable["name"]: variable.get("value", "") for variable in one["spec"]["containers"][0]["env"]}
         return one["metadata"]["name"], one["metadata"]["uid"], env.get("MARK", "")
 
     name, uid, _ = pod("a10g")
@@ -70,7 +70,7 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
     cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
 
     def replaced_pods() -> bool:
-        pods = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
+        pods = [pod for pod in cluster.find("pods", "sdp/group=a10g") if not going(pod)]
         return len(pods) == 1 and pod("a10g")[2] == "new"
 
     cluster.until(replaced_pods, READY_S, "a pod of the new template is in its place")

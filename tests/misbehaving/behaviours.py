@@ -145,16 +145,16 @@ class Exchange:
         return response_head(status, *lines, keep_alive=self.request.keep_alive)
 
     def image_head(self, *lines: str, length: int | None = None) -> bytes:
-        """A head for the image, or for `length` bytes of that type."""
+        """Return a head for the image, or for `length` bytes of its type."""
         length = len(self.image.data) if length is None else length
         return self.head(200, f"Content-Type: {self.image.content_type}", f"Content-Length: {length}", *lines)
 
     async def answer(self, head: bytes, body: bytes = b"") -> None:
-        """An answer as it should be."""
+        """Return the correct answer."""
         await self.wire.send(head if self.request.method == "HEAD" else head + body)
 
     def part(self) -> bytes:
-        """The first `bytes` of the image."""
+        """Return the first `bytes` of the image."""
         data = self.image.data
         return data[: len(data) // 2 if self.options.text("bytes") == "half" else self.options.count("bytes")]
 
@@ -489,7 +489,7 @@ def _one_line(text: str) -> str:
 
 
 async def _slowly(wire: Wire, data: bytes, bps: int) -> None:
-    """At most ten pieces a second."""
+    """Send at most ten pieces a second."""
     size = max(1, bps // 10)
     for at in range(0, len(data), size):
         await wire.send(data[at : at + size])

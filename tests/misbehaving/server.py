@@ -215,7 +215,7 @@ class _Service:
                 self.certificate = Certificate(sorted({*self._server.hosts, "127.0.0.1", "localhost"}))
                 stack.callback(self.certificate.close)
             work = [self._stopping.wait(), self._sweep(), *map(self._accept, listeners)]
-            tasks = [asyncio.ensure_future(each) for each in work]
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
             ready()
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -323,7 +323,9 @@ class _Service:
         while True:
             await asyncio.sleep(min(1.0, self._server.life_s / 4))
             now = time.monotonic()
-            for connection in [each for each in self._connections if each.deadline < now]:
+            for connection in [
+                open_connection for open_connection in self._connections if open_connection.deadline < now
+            ]:
                 connection.expire()
 
     async def _end_connections(self) -> None:
@@ -348,8 +350,8 @@ def image_index(target: str) -> int | None:
 
 
 def _page(request: Request, status: int, text: str) -> bytes:
-    whole = response(status, "text/plain; charset=utf-8", text.encode(), keep_alive=request.keep_alive)
-    return whole[: whole.index(b"\r\n\r\n") + 4] if request.method == "HEAD" else whole
+    complete = response(status, "text/plain; charset=utf-8", text.encode(), keep_alive=request.keep_alive)
+    return complete[: complete.index(b"\r\n\r\n") + 4] if request.method == "HEAD" else complete
 
 
 def _plain(request: Request, image: Image) -> bytes:

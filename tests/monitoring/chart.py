@@ -57,7 +57,7 @@ def one(manifests: list[Manifest], kind: str, name: str = "") -> Manifest:
 
 
 def rules(kind: str) -> Iterator[dict[str, Any]]:
-    """`record` or `alert`: the rules as they are written in the chart."""
+    """Yield the chart's rules of a kind, `record` or `alert`, as they are written."""
     for path in sorted((CHART / "rules").glob("*.yaml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             yield from (rule for rule in group["rules"] if kind in rule)
@@ -76,7 +76,7 @@ def dashboards() -> dict[str, Any]:
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All that ask something."""
+    """Yield the panels that have queries, those inside rows too."""
     for panel in dashboard["panels"]:
         yield from ([panel] if panel["type"] != "row" else panel.get("panels", []))
 

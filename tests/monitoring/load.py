@@ -41,7 +41,7 @@ def process(root: Path) -> None:
 
 
 def train(root: Path, epochs: int, workers: int = 2) -> str:
-    """The run's last checkpoint."""
+    """Train online; return the run's last checkpoint."""
     how = config(
         root, RUN, source__uri=str(root / "images"), model__source="builtin:tiny", data__mode="online",
         encode__dtype="fp32", encode__batch_size=8, encode__accelerator="A10G", encode__num_workers=1,

@@ -58,7 +58,7 @@ MACHINES = (
 
 
 def take_time() -> None:
-    """In each worker: a tiny model encodes so fast that all would be over between two exports."""
+    """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics."""
     from sdp.encode import work
 
     encode = work.encode_chunk
@@ -72,7 +72,7 @@ def take_time() -> None:
 
 @contextmanager
 def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]:
-    """Started, and this process connected to it; the port of each pod's metrics."""
+    """Start Ray and connect this process to it; yield the port of each pod's metrics."""
     import ray
     from ray.cluster_utils import Cluster
     from ray.job_config import JobConfig
@@ -114,7 +114,7 @@ class Gpus:
     _known: set[int] = field(default_factory=set)
 
     def host(self, pid: int, gpu: int, memory: int, *, pod: str = "") -> None:
-        """A process is on a GPU from now on; it is in the machine's own pod if no other is named."""
+        """Put a process on a GPU, in the machine's own pod if no other is named."""
         if pid in self._known:
             return
         self._known.add(pid)
@@ -135,7 +135,7 @@ class Gpus:
 
 @contextmanager
 def gpus_of(machine: Machine, library: Path, folder: Path, lines: Mapping[str, object]) -> Iterator[Gpus]:
-    """An exporter over the fake driver."""
+    """Start an exporter over the fake driver."""
     proc = folder / "proc"
     (proc / "self").mkdir(parents=True)
     scenario = nvml.Scenario(folder / "gpus", lines)
@@ -181,7 +181,7 @@ def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
 
 
 def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Mapping[str, Gpus]) -> dict[str, Any]:
-    """Prometheus' configuration: the chart's PodMonitors, with these targets in place of pods."""
+    """Return Prometheus' configuration: the chart's PodMonitors, with these targets in place of pods."""
     by_pod = {machine.pod: machine for machine in MACHINES}
     ray = one(manifests, "PodMonitor", "ray-worker")["spec"]["podMetricsEndpoints"][0]
     exporter = one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]

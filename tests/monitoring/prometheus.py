@@ -25,7 +25,7 @@ class Prometheus:
     url: str
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """The API's answer; ValueError with Prometheus' own words where it refuses."""
+        """Return the API's answer; raise ValueError with Prometheus' message if it refuses."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
@@ -34,7 +34,7 @@ class Prometheus:
             raise ValueError(f"{parameters}: {error.read().decode()}") from None
 
     def series(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
-        """Labels and values of now."""
+        """Return labels and values at a time, by default now."""
         moment = {} if at is None else {"time": at}
         result = self.ask("query", query=expr, **moment)
         assert result["resultType"] == "vector", f"{expr} is a {result['resultType']}"
@@ -52,7 +52,7 @@ class Prometheus:
         return [(labels, values) for labels, values in finite if values]
 
     def wait_until_ready(self) -> None:
-        """It listens before it answers."""
+        """Wait until Prometheus is ready, which is later than its port is open."""
         end = time.monotonic() + DEADLINE_S
         while True:
             try:
@@ -63,7 +63,7 @@ class Prometheus:
                     raise
 
     def until(self, expr: str, enough: Callable[[list[tuple[dict[str, str], float]]], bool] = bool) -> None:
-        """Wait for it."""
+        """Wait until an expression's series satisfy a condition, by default that there are any."""
         end, pause = time.monotonic() + DEADLINE_S, threading.Event()
         while not enough(result := self.series(expr)):
             assert time.monotonic() < end, f"{expr}: {result}"
@@ -72,7 +72,7 @@ class Prometheus:
 
 @contextmanager
 def running(program: Path, folder: Path, config: Mapping[str, Any], *arguments: str) -> Iterator[Prometheus]:
-    """With its data in FOLDER/tsdb, on a port of its own choice."""
+    """Run Prometheus with its data in FOLDER/tsdb, on a free port."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(dict(config)))
     command = [str(program), f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
@@ -92,9 +92,9 @@ def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end and process.poll() is None:
         for line in log.read_text().splitlines():
-            said = json.loads(line) if line.startswith("{") else {}
-            if said.get("msg") == "Listening on":
-                return str(said["address"])
+            record = json.loads(line) if line.startswith("{") else {}
+            if record.get("msg") == "Listening on":
+                return str(record["address"])
     raise AssertionError(f"prometheus does not listen:\n{log.read_text()}")
 
 

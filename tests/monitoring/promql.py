@@ -30,7 +30,7 @@ class Selector:
 
 
 def tokens(expr: str) -> Iterator[tuple[str, str]]:
-    """Kind and text."""
+    """Yield the tokens of an expression, each as kind and text."""
     at = 0
     while at < len(expr):
         match = _TOKEN.match(expr, at)
@@ -43,7 +43,7 @@ def tokens(expr: str) -> Iterator[tuple[str, str]]:
 
 
 def selectors(expr: str) -> list[Selector]:
-    """All of an expression, in order."""
+    """Return all selectors of an expression, in order."""
     result: list[Selector] = []
     rest = list(tokens(expr))
     at = 0
@@ -65,7 +65,7 @@ def selectors(expr: str) -> list[Selector]:
 
 
 def lists(expr: str, words: frozenset[str] = frozenset({"by", "on"})) -> list[set[str]]:
-    """The labels of each by (…) and on (…)."""
+    """Return the labels of each by (…) and on (…)."""
     rest = list(tokens(expr))
     result: list[set[str]] = []
     for at, (kind, text) in enumerate(rest):
@@ -76,7 +76,7 @@ def lists(expr: str, words: frozenset[str] = frozenset({"by", "on"})) -> list[se
 
 
 def labels_of_lists(expr: str) -> set[str]:
-    """The labels in by (…), on (…) and their like."""
+    """Return all labels in by (…), on (…) and similar lists."""
     return set[str]().union(*lists(expr, _LISTS))
 
 

@@ -48,7 +48,7 @@ class Recorded:
 
 @contextmanager
 def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Recorded]:
-    """Record a load to its end. During it GPUs fail, and one is lost."""
+    """Record a whole load, during which GPUs fail and one is lost."""
     manifests = rendered(helm, f"rules.interval={RULES_EVERY}")
     rules = folder / "rules.yaml"
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ GPU_IS_LOST, UNKNOWN, DRIVER_NOT_LOADED, NOT_SUPPORTED = 15, 999, 9, 3
 
 
 def build(folder: Path, *, old_driver: bool = False) -> Path:
-    """Compile it into a folder, which then is one for LD_LIBRARY_PATH."""
+    """Compile the fake library into a folder for LD_LIBRARY_PATH; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = shutil.which("cc") or "gcc"
     options = ["-DOLD_DRIVER"] if old_driver else []
@@ -25,7 +25,7 @@ def build(folder: Path, *, old_driver: bool = False) -> Path:
 
 
 class Scenario(MutableMapping[str, str]):
-    """Lines of the file, by key. Nothing reaches a running program before `write`."""
+    """Lines of the scenario file, by key. A running program sees changes only after `write`."""
 
     def __init__(self, path: Path, lines: Mapping[str, object]) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Scenario(MutableMapping[str, str]):
         return len(self._lines)
 
     def write(self, changes: Mapping[str, object | None] | None = None) -> None:
-        """Put it where the library looks, at once; None takes a line away."""
+        """Replace the file atomically, with these changes; None removes a line."""
         for key, value in (changes or {}).items():
             if value is None:
                 self._lines.pop(key, None)
@@ -59,7 +59,7 @@ class Scenario(MutableMapping[str, str]):
         new.replace(self.path)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """For a process that is to see these GPUs."""
+        """Return the environment of a process that is to see these GPUs."""
         return {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(self.path)}
 
 

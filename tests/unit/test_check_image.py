@@ -176,10 +176,10 @@ def test_the_crop_is_from_the_centre() -> None:
 
 def peer(data: bytes, size: int, *, crop: bool) -> np.ndarray:
     """As img2dataset does it: everything decoded, area interpolation, then the centre square."""
-    whole = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    height, width = whole.shape[:2]
+    complete = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    height, width = complete.shape[:2]
     scale = size / min(height, width)
-    small = cv2.resize(whole, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(complete, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_AREA)
     if crop:
         top, left = (small.shape[0] - size) // 2, (small.shape[1] - size) // 2
         small = small[top : top + size, left : left + size]
@@ -250,11 +250,11 @@ def test_invalid_images_are_refused_with_their_reason(data: bytes, reason: str) 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "AVIF"])
 def test_too_many_pixels_are_refused_before_they_are_decoded(format: str) -> None:
-    whole = encoded(Image.effect_noise((400, 300), 50).convert("RGB"), format)
+    complete = encoded(Image.effect_noise((400, 300), 50).convert("RGB"), format)
     # Of half an image the decoding would end otherwise; WebP and AVIF do not even open without the rest.
-    part = whole if format in ("WEBP", "AVIF") else whole[: len(whole) // 2]
+    part = complete if format in ("WEBP", "AVIF") else complete[: len(complete) // 2]
     assert check(part, image_rules(max_pixels=119_999)).reason == "too_many_pixels"
-    assert check(whole, image_rules(max_pixels=120_000)).outcome == WRITTEN
+    assert check(complete, image_rules(max_pixels=120_000)).outcome == WRITTEN
 
 
 def test_a_jpeg_of_thousands_of_scans_is_refused() -> None:

@@ -46,7 +46,7 @@ def test_filters_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch, capsys
         log.warning("a file is damaged")
         shown(sys.stderr, "1 of 2")  # type: ignore[arg-type] # a text stream
         messages = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-        assert [(each["level"], each["message"]) for each in messages] == [
+        assert [(message["level"], message["message"]) for message in messages] == [
             ("warning", "a file is damaged"),
             ("info", "job: 1 of 2"),
         ]

@@ -64,9 +64,9 @@ def test_a_damaged_field_of_the_head_is_named_with_its_file(
         read_head(images)
     assert "\n" not in str(error.value)
     for arguments in (["inspect", images.uri], ["audit", images.uri, "--row", "3"], ["report", images.uri]):
-        code, said = run([*arguments, *["--out", str(tmp_path / "r.html")] * (arguments[0] == "report")], capsys)
+        code, output = run([*arguments, *["--out", str(tmp_path / "r.html")] * (arguments[0] == "report")], capsys)
         assert code == 2
-        assert f"_dataset.json: {path}" in said
+        assert f"_dataset.json: {path}" in output
     with pytest.raises(DatasetError, match=r"_dataset\.json"):
         open_output(images, Head("images", 10, False, {"image.size": 256}))
 
@@ -96,9 +96,9 @@ def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_data
     assert any("_manifest.json" in problem and path in problem for problem in described.problems)
     (section,) = gather([images.uri], pictures=4)
     assert section.verdict.startswith("Damaged")
-    code, said = run(["audit", images.uri, "--row", "12"], capsys)
+    code, output = run(["audit", images.uri, "--row", "12"], capsys)
     assert code == 2
-    assert path in said
+    assert path in output
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_file_that_is_not_a_json_object_is_reported_in_one_line(
     images = make_images(tmp_path).storage
     (tmp_path / "images" / name).write_bytes(content.encode("utf-8", "surrogateescape"))
     for arguments in (["inspect", images.uri], ["audit", images.uri, "--row", "3"]):
-        code, said = run(arguments, capsys)
+        code, output = run(arguments, capsys)
         assert code in (1, 2)
-        assert re.search(rf"images/{name}: ", said)
+        assert re.search(rf"images/{name}: ", output)
 
 
 @pytest.mark.parametrize(

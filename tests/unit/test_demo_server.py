@@ -39,9 +39,9 @@ def index_with(failure: Failure | None) -> int:
 
 
 def test_the_pictures_are_those_of_the_metadata_over_one_connection(port: int) -> None:
-    whole = [index for index in range(30) if failure_of(index) is None][:5]
+    healthy = [index for index in range(30) if failure_of(index) is None][:5]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    for index in whole:
+    for index in healthy:
         connection.request("GET", path_of(index))
         reply = connection.getresponse()
         data, content_type, _ = shapes.encode(shapes.sample(index))

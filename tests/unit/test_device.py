@@ -82,16 +82,16 @@ def test_checkpoints_of_the_second_gpu_make_no_context_on_the_first_and_use_one_
     gpus: Gpus, tmp_path: Path
 ) -> None:
     enter(SECOND)
-    whole = {f"w{n}": torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)}
+    complete = {f"w{n}": torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)}
     run = RunFolder(open_storage(str(tmp_path)))
     checkpointer = Checkpointer(run, World(device=SECOND), {})
     for step in (1, 2):
-        tensors = {name: (tensor * step).to(SECOND) for name, tensor in whole.items()}
+        tensors = {name: (tensor * step).to(SECOND) for name, tensor in complete.items()}
         saving = checkpointer.stage(tensors, TrainState(step=step), Ledger())
         saving.written.result(timeout=60)
         checkpointer.commit(saving)
-        stored = sharded.read_tensors(run.checkpoint(step), whole)
-        for name, tensor in whole.items():
+        stored = sharded.read_tensors(run.checkpoint(step), complete)
+        for name, tensor in complete.items():
             assert torch.equal(stored[name], tensor * step)
     checkpointer.close()
     assert gpus.contexts == {1}
@@ -153,7 +153,7 @@ def changed_early(_: Gpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("misuse", "said"),
+    ("misuse", "message"),
     [
         (no_device_set, r"touches CUDA before torch\.cuda\.set_device"),
         (no_wait, "used on a stream that has not waited"),
@@ -161,14 +161,14 @@ def changed_early(_: Gpus) -> None:
     ],
 )
 def test_the_double_fails_what_a_gpu_would_not_forgive(
-    monkeypatch: pytest.MonkeyPatch, misuse: Callable[[Gpus], None], said: str
+    monkeypatch: pytest.MonkeyPatch, misuse: Callable[[Gpus], None], message: str
 ) -> None:
     def run() -> None:
         with two_gpus(monkeypatch) as gpus:
             enter(SECOND)
             misuse(gpus)
 
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         run()
 
 
@@ -185,12 +185,12 @@ def driver(tmp_path: Path) -> Path:
 def test_a_granted_gpu_that_torch_cannot_use_is_refused_with_both_versions(driver: Path) -> None:
     with pytest.raises(UserError) as refused:
         choose_device(environ={"CUDA_VISIBLE_DEVICES": "3"}, driver=driver)
-    said = str(refused.value)
-    assert said.startswith("GPU 3: granted to this process, but torch cannot use it")
-    assert "470.57.02" in said
-    assert torch.__version__ in said
-    assert f"CUDA {torch.version.cuda}, which needs driver 580 or later" in said
-    assert "\n" not in said
+    message = str(refused.value)
+    assert message.startswith("GPU 3: granted to this process, but torch cannot use it")
+    assert "470.57.02" in message
+    assert torch.__version__ in message
+    assert f"CUDA {torch.version.cuda}, which needs driver 580 or later" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("granted", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}])

@@ -270,7 +270,7 @@ def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
         for when, host, _ in cluster.begun:
             times[host].append(when)
         # A permit is used up to a round later than it was given.
-        assert all(most_in_a_second(each) <= rate + 1 for each in times.values())
+        assert all(most_in_a_second(host_times) <= rate + 1 for host_times in times.values())
 
 
 def test_the_permits_of_a_dead_worker_are_released() -> None:

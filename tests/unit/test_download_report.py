@@ -37,7 +37,7 @@ def test_a_lowered_limit_is_spoken_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "limit", "said"),
+    ("files", "limit", "reasons"),
     [
         ([KNOWN], 40, []),
         ([KNOWN], 50, ["the rows up to the limit"]),
@@ -47,6 +47,8 @@ def test_a_lowered_limit_is_spoken_of() -> None:
     ],
 )
 def test_rows_that_a_retry_leaves_for_later_are_reported(
-    files: list[SourceFile], limit: int | None, said: list[str]
+    files: list[SourceFile], limit: int | None, reasons: list[str]
 ) -> None:
-    assert list(held_back(files, INDEX, limit)) == [f"left for a run without --only-failed: {what}" for what in said]
+    assert list(held_back(files, INDEX, limit)) == [
+        f"left for a run without --only-failed: {reason}" for reason in reasons
+    ]

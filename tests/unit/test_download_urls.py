@@ -129,7 +129,7 @@ def test_an_allowed_network_is_allowed_in_all_its_spellings_and_no_other_is() ->
 @given(st.ip_addresses(v=4))
 def test_an_ipv4_address_is_judged_alike_however_ipv6_wraps_it(address: ipaddress.IPv4Address) -> None:
     wrapped = [f"::ffff:{address}", f"64:ff9b::{int(address) >> 16:x}:{int(address) & 0xFFFF:x}"]
-    assert {Networks().refuses(each) for each in wrapped} == {Networks().refuses(str(address))}
+    assert {Networks().refuses(form) for form in wrapped} == {Networks().refuses(str(address))}
 
 
 @pytest.mark.parametrize(

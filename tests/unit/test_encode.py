@@ -208,10 +208,12 @@ def test_a_batch_that_memory_has_no_room_for_is_split_and_the_size_remembered() 
     assert max(sizes) <= 3, "it did not try the larger size again"
 
 
-@pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
-def test_other_words_for_too_little_memory_are_understood(said: str) -> None:
+@pytest.mark.parametrize(
+    "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
+)
+def test_other_words_for_too_little_memory_are_understood(message: str) -> None:
     vae = make_vae()
-    vae.encoder = Narrow(vae.encoder, room=2, error=RuntimeError(said))
+    vae.encoder = Narrow(vae.encoder, room=2, error=RuntimeError(message))
     encoder = encoder_of(vae, batch=4)
     assert encoder(chunk_of([1, 2, 3, 4])).good.all()
     assert encoder.batch_limits[32] == 2

@@ -32,8 +32,10 @@ def captions_of(source: Path, out: Path, caption: Any, *, piece: int = 5, seed: 
     pictures = open_pictures("source", str(source), OPTIONS, caption=caption, required=True)
     output = pictures.freeze(open_output(open_storage(str(out)), Head("latents", unit, False, {})), None, OPTIONS)
     planner = pictures.planner(output, piece, OPTIONS)
-    pieces = [each for work in output.pending() for each in planner(work)]
-    return [row.caption for each in pieces for row in read_piece(each, pictures.columns, options=OPTIONS, seed=seed)]
+    pieces = [planned for work in output.pending() for planned in planner(work)]
+    return [
+        row.caption for planned in pieces for row in read_piece(planned, pictures.columns, options=OPTIONS, seed=seed)
+    ]
 
 
 def test_rows_draw_in_proportion_to_the_weights() -> None:

@@ -40,8 +40,8 @@ def rows_of(pictures: Pictures, out: Path, piece: int = 7) -> list[SourceRow]:
     head = Head("latents", 25, pictures.dataset is not None, {})
     output = pictures.freeze(open_output(open_storage(str(out)), head), None, OPTIONS)
     planner = pictures.planner(output, piece, OPTIONS)
-    pieces = [each for work in output.pending() for each in planner(work)]
-    return [row for each in pieces for row in read_piece(each, pictures.columns, options=OPTIONS)]
+    pieces = [planned for work in output.pending() for planned in planner(work)]
+    return [row for planned in pieces for row in read_piece(planned, pictures.columns, options=OPTIONS)]
 
 
 @pytest.fixture(scope="module")

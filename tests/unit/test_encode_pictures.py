@@ -97,23 +97,23 @@ def write_like_img2dataset(root: Path, form: str) -> None:
         {"key": "000000001", "caption": "1", "status": "failed_to_download", "error_message": "HTTP Error 404: gone"},
         {"key": "000000002", "caption": "number 2", "status": "success", "error_message": None},
     ]
-    images = {each["key"]: picture(n) for n, each in enumerate(table) if each["status"] == "success"}
+    images = {row["key"]: picture(n) for n, row in enumerate(table) if row["status"] == "success"}
     root.mkdir()
     (root / "00000_stats.json").write_text('{"count": 3, "successes": 2}')
     if form == "parquet":
         pq.write_table(
-            pa.Table.from_pylist([{**each, "jpg": images.get(each["key"])} for each in table]), root / "0.parquet"
+            pa.Table.from_pylist([{**row, "jpg": images.get(row["key"])} for row in table]), root / "0.parquet"
         )
         return
     pq.write_table(pa.Table.from_pylist(table), root / "00000.parquet")
     members = {
-        f"{each['key']}.{suffix}": data
-        for each in table
-        if each["key"] in images
+        f"{row['key']}.{suffix}": data
+        for row in table
+        if row["key"] in images
         for suffix, data in (
-            ("jpg", images[each["key"]]),
-            ("txt", each["caption"].encode()),
-            ("json", json.dumps(each).encode()),
+            ("jpg", images[row["key"]]),
+            ("txt", row["caption"].encode()),
+            ("json", json.dumps(row).encode()),
         )
     }
     if form == "webdataset":

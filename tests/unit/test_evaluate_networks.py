@@ -137,8 +137,8 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
 def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
     network = Clip(clip, CPU)
     rows = network.embed([network.prepare(picture(1))])
-    (cut,), (whole,) = network.scores(rows, ["b " * 75]), network.scores(rows, ["b " * 200])
-    assert cut == pytest.approx(whole, abs=1e-4)
+    (cut,), (uncut,) = network.scores(rows, ["b " * 75]), network.scores(rows, ["b " * 200])
+    assert cut == pytest.approx(uncut, abs=1e-4)
     assert network.scores(rows[:0], []).shape == (0,)
 
 

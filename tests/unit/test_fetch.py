@@ -223,9 +223,9 @@ def test_temporary_failures_are_retried_and_permanent_ones_are_not(
 def test_every_try_ends_by_its_deadline(server: ImageServer) -> None:
     began = time.monotonic()
     results = fetch([server.image_url(index, "trickle", bps=100) for index in range(20)])
-    assert {each.failure and each.failure.reason for each in results} == {"timeout"}
+    assert {result.failure and result.failure.reason for result in results} == {"timeout"}
     assert time.monotonic() - began < OPTIONS.timeout_s + 5
-    assert all(OPTIONS.timeout_s <= each.seconds < OPTIONS.timeout_s + 2 for each in results)
+    assert all(OPTIONS.timeout_s <= result.seconds < OPTIONS.timeout_s + 2 for result in results)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://[::ffff:127.0.0.1]:{}/", "http://localhost:{}/"])
@@ -240,7 +240,7 @@ def test_nothing_is_sent_to_an_address_of_our_own_network(server: ImageServer, u
 def test_numbers_in_disguise_are_addresses_all_the_same(server: ImageServer) -> None:
     urls = [f"http://{host}:{server.port}/images/1.jpg" for host in ("2130706433", "0x7f.1", "0177.0.0.1", "127.1")]
     results = fetch(urls, replace(OPTIONS, allow_networks=("10.0.0.0/8",)))
-    assert {each.failure and each.failure.reason for each in results} <= {"private_address", "dns", "bad_url"}
+    assert {result.failure and result.failure.reason for result in results} <= {"private_address", "dns", "bad_url"}
     assert server.stats.connections == 0
 
 
@@ -402,7 +402,7 @@ def test_a_host_gets_no_more_at_once_than_it_bears_and_others_do_not_wait_for_it
     urls = [server.image_url(index, "delay", s=0.1) for index in range(20)]
     urls += [server.image_url(index, host="127.0.0.2") for index in range(20)]
     results = fetch(urls, limits=HostLimits(at_once=2))
-    assert all(each.failure is None for each in results)
+    assert all(result.failure is None for result in results)
     assert server.stats.hosts["127.0.0.1"].max_concurrent <= 2
     last_quick = max(visit.ended or 0 for visit in server.visits() if visit.host == "127.0.0.2")
     last_slow = max(visit.began for visit in server.visits() if visit.host == "127.0.0.1")
@@ -421,7 +421,7 @@ def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None
 def test_a_host_that_says_429_is_asked_less_until_it_does_not(server: ImageServer) -> None:
     urls = [server.image_url(index, "limit", rps=20, at_once=4, after="") for index in range(40)]
     results = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
-    assert all(each.failure is None for each in results)
+    assert all(result.failure is None for result in results)
     assert 0 < server.stats.statuses[429] < 3 * 40
 
 
@@ -431,21 +431,21 @@ def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -
     results = fetch(urls, replace(OPTIONS, connections=1))
     assert results[-1].failure is None, "another host has nothing to do with it"
     refused = results[:-1]
-    asked = [each for each in refused if each.attempts]
-    assert {each.failure and each.failure.reason for each in asked} == {"http_status"}
-    assert {each.failure and each.failure.reason for each in refused if not each.attempts} == {"not_asked"}
+    asked = [result for result in refused if result.attempts]
+    assert {result.failure and result.failure.reason for result in asked} == {"http_status"}
+    assert {result.failure and result.failure.reason for result in refused if not result.attempts} == {"not_asked"}
     detail = results[-2].failure and results[-2].failure.detail
     assert detail == "127.0.0.1 is left alone for 3600 s: it answered 429, Retry-After 3600 s"
-    assert sum(each.attempts for each in refused) < 5
+    assert sum(result.attempts for result in refused) < 5
     assert server.stats.hosts["127.0.0.1"].requests < 5
 
 
 def test_an_unreachable_host_is_given_up(server: ImageServer) -> None:
     urls = [f"{server.refused_url}/images/{index}.jpg" for index in range(300)]
     results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=10)
-    assert {each.failure and each.failure.reason for each in results if each.attempts} == {"connect"}
-    assert {each.failure and each.failure.reason for each in results if not each.attempts} == {"not_asked"}
-    tried = sum(each.attempts for each in results)
+    assert {result.failure and result.failure.reason for result in results if result.attempts} == {"connect"}
+    assert {result.failure and result.failure.reason for result in results if not result.attempts} == {"not_asked"}
+    tried = sum(result.attempts for result in results)
     assert 10 <= tried <= 20
     assert "given up" in (results[-1].failure.detail if results[-1].failure else "")
 
@@ -453,24 +453,24 @@ def test_an_unreachable_host_is_given_up(server: ImageServer) -> None:
 def test_a_host_with_some_failures_is_not_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall" if index % 2 else "") for index in range(40)]
     results = fetch(urls, replace(OPTIONS, connections=40, retries=0), give_up_host_after=3)
-    assert all((each.failure is None) == (each.token % 2 == 0) for each in results)
+    assert all((result.failure is None) == (result.token % 2 == 0) for result in results)
 
 
 def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: ImageServer) -> None:
     urls = [server.image_url(index, "" if index < 4 else "stall") for index in range(24)]
     urls += [server.image_url(index) for index in range(30, 40)]
     results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
-    served = {each.token for each in results if each.failure is None}
+    served = {result.token for result in results if result.failure is None}
     assert served == {*range(4), *range(24, 34)}
-    assert all(each.attempts == 1 for each in results)
+    assert all(result.attempts == 1 for result in results)
 
 
 def test_a_host_that_answers_nothing_is_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall") for index in range(40)]
     results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
-    assert sum(each.attempts for each in results) < 10
-    assert {each.failure and each.failure.reason for each in results if each.attempts} == {"timeout"}
-    assert {each.failure and each.failure.reason for each in results if not each.attempts} == {"not_asked"}
+    assert sum(result.attempts for result in results) < 10
+    assert {result.failure and result.failure.reason for result in results if result.attempts} == {"timeout"}
+    assert {result.failure and result.failure.reason for result in results if not result.attempts} == {"not_asked"}
 
 
 def test_requests_before_a_host_was_given_up_have_their_own_reason(server: ImageServer) -> None:
@@ -505,7 +505,7 @@ def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageSer
             given_back += 1
     finally:
         fetcher.close()
-    assert all(each.failure is None for each in basket.results.values())
+    assert all(result.failure is None for result in basket.results.values())
     assert basket.buffer.used == 0
     assert most <= 400_000 + max(len(expected(server, index)) for index in range(40))
 
@@ -523,8 +523,8 @@ def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
     monkeypatch.setattr(Slot, "resume", refuse)
     patient = replace(OPTIONS, timeout_s=30.0, first_byte_timeout_s=30.0)
     results = fetch([server.image_url(index) for index in range(24)], patient, buffer_bytes=1)
-    assert {each.failure and each.failure.reason for each in results[1::2]} == {"too_big"}
-    assert {each.failure for each in results[::2]} == {None}
+    assert {result.failure and result.failure.reason for result in results[1::2]} == {"too_big"}
+    assert {result.failure for result in results[::2]} == {None}
 
 
 class Unwieldy(Fetcher[int]):
@@ -549,9 +549,9 @@ def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(serve
     finally:
         fetcher.close()
     assert fetcher.watched > 25
-    assert [each.failure for each in results] == [None] * 40
+    assert [result.failure for result in results] == [None] * 40
     assert fetcher.error is None
-    assert max(each.attempts for each in results) > 1
+    assert max(result.attempts for result in results) > 1
 
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
@@ -562,7 +562,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
         first = basket.wait_for(1)[0]
         assert not threading.Event().wait(OPTIONS.timeout_s + 0.5)
         basket.buffer.release(first.size)
-        assert all(each.failure is None for each in basket.wait_for(2))
+        assert all(result.failure is None for result in basket.wait_for(2))
     finally:
         fetcher.close()
 
@@ -584,9 +584,9 @@ def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageSe
         replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
-        fetcher.wait_until_hungry()
+        fetcher.wait_for_room()
         fetcher.submit((index, parse(server.image_url(index, "delay", s=0.2))) for index in range(12))
-        fetcher.wait_until_hungry()
+        fetcher.wait_for_room()
         assert 4 <= server.stats.requests <= 12
         assert len(basket.results) < 12, "it did not wait for the last one"
         basket.wait_for(12)

@@ -48,10 +48,10 @@ def test_a_picture_that_is_not_there_leaves_a_grey_place() -> None:
     assert pixels(sheet, (0xD8, 0xD8, 0xD8)) > 3000
 
 
-@pytest.mark.parametrize(("prompts", "each"), [(1, 1), (1, 8), (48, 1), (48, 8), (7, 3)])
-def test_a_sheet_keeps_a_readable_width(prompts: int, each: int) -> None:
+@pytest.mark.parametrize(("prompts", "pictures"), [(1, 1), (1, 8), (48, 1), (48, 8), (7, 3)])
+def test_a_sheet_keeps_a_readable_width(prompts: int, pictures: int) -> None:
     caption = "a very long caption " * 20 + "x" * 400
-    sheet = opened(contact_sheet([Strip(caption, [picture(RED)] * each)] * prompts, side=256))
+    sheet = opened(contact_sheet([Strip(caption, [picture(RED)] * pictures)] * prompts, side=256))
     assert sheet.width <= 1300
 
 

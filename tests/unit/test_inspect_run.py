@@ -246,7 +246,7 @@ def test_a_checkpoint_that_is_not_complete_is_refused_in_one_line(
     make_run(tmp_path)
     folder = tmp_path / "run/checkpoints/step-000000007"
     (folder / "complete.json").unlink()
-    with pytest.raises(DatasetError, match=r"no complete\.json in it"):
+    with pytest.raises(DatasetError, match=r"no complete\.json: incomplete"):
         describe(open_storage(str(folder)))
     assert main(["inspect", str(folder)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -306,8 +306,8 @@ def test_a_folder_of_several_things_names_them(tmp_path: Path, capsys: pytest.Ca
     make_run(tmp_path, "both/phase-1")
     for command in ("inspect", "report"):
         assert main([command, str(tmp_path)]) == 2
-        said = f"{tmp_path}: no dataset here, but in both, images, latents, run; pass one of these"
-        assert capsys.readouterr().err.splitlines() == [f"sdp: {said}"]
+        message = f"{tmp_path}: no dataset here, but in both, images, latents, run; pass one of these"
+        assert capsys.readouterr().err.splitlines() == [f"sdp: {message}"]
 
 
 def test_a_large_foreign_folder_is_refused_after_a_bounded_look(

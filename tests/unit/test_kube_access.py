@@ -148,7 +148,7 @@ def status_body(reason: str, message: str, name: str = "") -> bytes:
         (409, status_body("AlreadyExists", 'rayjobs "x" already exists', "x"), AlreadyThere, "already exists"),
         (409, status_body("Conflict", "the object has been modified", "x"), Unreachable, "try again"),
         (422, status_body("Invalid", "spec is\ninvalid"), UserError, "spec is invalid (422)"),
-        (429, b"", Unreachable, "answer 429"),
+        (429, b"", Unreachable, "status 429"),
         (503, b"<html>" + b"x" * 9999, Unreachable, "…"),
     ],
 )

@@ -24,7 +24,7 @@ A100 = "NVIDIA-A100-SXM4-80GB"
 
 
 def states(findings: list[Finding]) -> list[str]:
-    return [each.state for each in findings]
+    return [finding.state for finding in findings]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ PROCESS = (
 
 def test_configurations_are_read_by_the_job_their_name_begins_with_and_others_are_left_alone() -> None:
     jobs, findings = read({"download": DOWNLOAD.format("s3://b"), "download-more": "limt: 5\n", "notes": "x: y\n"})
-    assert [(each.name, each.job) for each in jobs] == [("download", "download")]
+    assert [(job.name, job.job) for job in jobs] == [("download", "download")]
     (wrong,) = findings
     assert wrong.state == "failed"
     assert wrong.says.startswith("download-more.yaml: limt: ")
@@ -291,7 +291,7 @@ def test_trainers_that_cannot_fit_the_accelerator_they_name_are_found(tmp_path: 
     assert (first.state, second.state) == ("ok", "failed")
     assert second.check == "train memory at 512 px"
     assert "data.batch_size: expected at most 5" in second.says
-    assert "got 128; strategy.kind: fsdp" in second.says
+    assert "got 128, which needs 166 GiB; strategy.kind: fsdp" in second.says
     assert not list(memory(read({"train": text.replace(str(tmp_path), "builtin:tiny")})[0]))
     assert not list(memory(read({"train": text.replace(str(tmp_path), "s3://nowhere/\x00")})[0]))
 
@@ -348,8 +348,8 @@ def test_workers_that_no_group_can_grow_to_are_found_before_a_job_waits_for_them
         *(group(f"g{number}", gpus, label, 1, most) for number, (label, gpus, most) in enumerate(groups))
     )
     cluster["spec"]["enableInTreeAutoscaling"] = grows
-    for each in cluster["spec"]["workerGroupSpecs"]:
-        each["replicas"] = 1
+    for worker_group in cluster["spec"]["workerGroupSpecs"]:
+        worker_group["replicas"] = 1
     findings = list(accelerators(jobs, cluster))
     assert states(findings) == expected
     assert says in str(findings[0])
@@ -360,8 +360,8 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1")
     before = sorted(tmp_path.rglob("*"))
-    by_check = {each.check: each for each in access(jobs, in_pod=True)}
-    assert {name: each.state for name, each in by_check.items()} == {
+    by_check = {finding.check: finding for finding in access(jobs, in_pod=True)}
+    assert {name: finding.state for name, finding in by_check.items()} == {
         "download source.uri": "ok",
         "download output.uri": "ok",
         "process source.uri": "ok",
@@ -378,14 +378,14 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_a_source_that_is_not_there_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("a file where a folder should be")
     jobs, _ = read({"download": DOWNLOAD.format(tmp_path)})
-    by_check = {each.check: each for each in access(jobs, in_pod=True)}
+    by_check = {finding.check: finding for finding in access(jobs, in_pod=True)}
     assert by_check["download source.uri"].state == "failed"
     assert by_check["download output.uri"].state == "failed"
     assert str(tmp_path / "images") in by_check["download output.uri"].says
 
 
 def model_states(drafts: list[Any], *, in_pod: bool) -> list[str]:
-    return states([each for each in access(drafts, in_pod=in_pod) if each.check.endswith("model.source")])
+    return states([finding for finding in access(drafts, in_pod=in_pod) if finding.check.endswith("model.source")])
 
 
 def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warning(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_groups_that_download_are_to_look_names_up_as_they_are() -> None:
     cluster = raycluster(once, thrice, with_gpus)
     download, _ = read({"download": "source: {uri: s3://a/b}\noutput: {uri: s3://a/c}\n"})
     generate, _ = read({"generate": "prompts: [a lake]\ncheckpoint: run\n"})
-    assert [each.says for each in dns_of_groups(download, cluster)] == [
+    assert [finding.says for finding in dns_of_groups(download, cluster)] == [
         "group slow makes up to 5 lookups per host (ndots:5)"
     ]
     assert list(dns_of_groups(generate, cluster)) == []

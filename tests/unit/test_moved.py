@@ -108,7 +108,7 @@ def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> N
     make_latents(tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")
     latents = open_storage(str(tmp_path / "b/latents"))
-    assert [each.uri for each in lineage(latents)] == [str(tmp_path / "b/latents"), str(tmp_path / "b/images")]
+    assert [dataset.uri for dataset in lineage(latents)] == [str(tmp_path / "b/latents"), str(tmp_path / "b/images")]
     assert begin_latents(tmp_path / "b").pending() == []
     shutil.rmtree(tmp_path / "b/images")
     shutil.move(here / "images", tmp_path / "b/images")  # as large, and another one

@@ -122,7 +122,7 @@ def test_training_online_goes_as_fast_as_the_slower_of_trainers_and_encoders() -
     online = ["data.mode=online", "scaling.num_workers=32"]
     speeds = Speeds("ddp")
     train = [make.plan(work(*online, f"encode.num_workers={n}"), speeds, PRICES).stages[0] for n in (10, 20, 40, 60)]
-    assert [each.limit for each in train] == ["encoders", "encoders", "trainers", "trainers"]
+    assert [stage.limit for stage in train] == ["encoders", "encoders", "trainers", "trainers"]
     assert train[1].rate == pytest.approx(2 * train[0].rate)
     assert train[2].rate == train[3].rate == pytest.approx(4068, rel=0.001)
     assert train[3].cost > train[2].cost
@@ -182,8 +182,8 @@ def test_every_price_has_a_date_a_region_and_a_source_and_larger_instances_cost_
     assert all(date(2022, 1, 1) < row.as_of and row.region and PRICES.sources[row.source] for row in PRICES.instances)
     rows = [row for row in PRICES.instances if (row.terms, row.region) == ("on-demand", "us-east-1")]
     for family in {row.instance.partition(".")[0] for row in rows}:
-        some = [r for r in rows if r.instance.startswith(f"{family}.") and INSTANCES[r.instance].gpus in (0, 1)]
-        by_memory = sorted((INSTANCES[r.instance].memory_bytes, r.per_hour) for r in some)
+        comparable = [r for r in rows if r.instance.startswith(f"{family}.") and INSTANCES[r.instance].gpus in (0, 1)]
+        by_memory = sorted((INSTANCES[r.instance].memory_bytes, r.per_hour) for r in comparable)
         assert [price for _, price in by_memory] == sorted(price for _, price in by_memory)
 
 
@@ -219,14 +219,14 @@ def test_a_file_of_prices_replaces_ours_and_spot_names_the_best_checkpoint_inter
     settings = [word for setting in SD2 for word in ("--set", setting)]
     assert main(["plan", *settings, "--prices", str(spot_prices(tmp_path)), "--terms", "spot", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    train = next(each for each in output["plan"]["stages"] if each["name"] == "phase 1")
+    train = next(stage for stage in output["plan"]["stages"] if stage["name"] == "phase 1")
     assert train["groups"][0]["per_hour"] == 32.0
     assert train["hours"] > 1_126_400_000 / train["rate"] / 3600
     assert "an interruption every 25 h" in output["notes"]["spot"]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         (
             "{instance: p4d.24xlarge, per_hour: 1, terms: sopt}",
@@ -238,7 +238,7 @@ def test_a_file_of_prices_replaces_ours_and_spot_names_the_best_checkpoint_inter
     ],
 )
 def test_a_wrong_price_is_one_line_that_names_the_row(
-    tmp_path: Path, row: str, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, row: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rest = "as_of: 2026-01-01, region: here, source: ours"
     file = tmp_path / "prices.yaml"
@@ -248,7 +248,7 @@ def test_a_wrong_price_is_one_line_that_names_the_row(
     )
     assert main(["plan", "--prices", str(file)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert any(said in line for line in lines), lines
+    assert any(expected in line for line in lines), lines
 
 
 def test_a_missing_price_names_neither_another_option_nor_a_number_for_a_date(
@@ -346,8 +346,8 @@ def bounds(*settings: str, **options: object) -> list[Roofline]:
 def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them() -> None:
     online = [*FAST, "data.mode=online"]  # whose trainers run no text encoder
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
-    for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
-        text = line(each, own, speeds)
+    for bound, known in zip(bounds(*online), (0.319, 0.326), strict=True):
+        text = line(bound, own, speeds)
         assert float(text.split("compute limits; the plan assumes ")[1].split("%")[0]) / 100 == pytest.approx(
             known, rel=0.01
         )
@@ -377,10 +377,12 @@ def test_between_nodes_the_network_bounds_by_what_each_strategy_sends() -> None:
         ("strategy.kind=fsdp", "strategy.shard=full_shard"): 2 + 2 + 4,
         ("strategy.kind=fsdp", "strategy.shard=hybrid"): 2 * 4,
     }
-    for settings, each in expected.items():
-        assert bounds(*settings)[0].bounds["network"] == pytest.approx(2048 * node / (each * parameters * 3 / 4))
+    for settings, expected_bounds in expected.items():
+        assert bounds(*settings)[0].bounds["network"] == pytest.approx(
+            2048 * node / (expected_bounds * parameters * 3 / 4)
+        )
     slow = bounds("strategy.kind=ddp", "data.global_batch_size=32", "phase_2.global_batch_size=2048")
-    assert [each.limit for each in slow] == ["network", "compute"]
+    assert [roofline.limit for roofline in slow] == ["network", "compute"]
     own = work("scaling.num_workers=8", "max_steps=9")
     config = draft("train", None, ["scaling.num_workers=8"]).config
     assert isinstance(config, TrainConfig)
@@ -528,16 +530,16 @@ def test_traffic_out_of_the_region_costs_money_if_its_price_is_known(
 
 def test_dreambooth_is_planned_with_the_pictures_that_it_draws_and_encodes(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["prior.prompt=a photo of a cat", "resolution=512", "scaling.accelerator=A10G"]
-    assert main(["plan", "dreambooth", *(word for each in settings for word in ("--set", each)), "--json"]) == 0
+    assert main(["plan", "dreambooth", *(word for setting in settings for word in ("--set", setting)), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     draw, process, train, _ = answer["plan"]["stages"]
-    assert [each["samples"] for each in (draw, process, train)] == [204, 200, 1600]  # 200 + 4; 200; 800 steps of 2
-    assert all(each["groups"] == train["groups"] for each in (draw, process))
+    assert [stage["samples"] for stage in (draw, process, train)] == [204, 200, 1600]  # 200 + 4; 200; 800 steps of 2
+    assert all(stage["groups"] == train["groups"] for stage in (draw, process))
     assert train["groups"][0]["instance"] == "g5.2xlarge"
     # 50 steps with guidance are 100 forward passes, each a third of training's 2409 GFLOP; then the decoder.
     assert train["rate"] / draw["rate"] == pytest.approx((100 / 3 * 2409 + 2514.5) / 2409, rel=1e-6)
     assert "estimate by operations, 100 passes of the U-Net a picture" in draw["source"]
-    assert [each["name"] for each in answer["modes"]] == [answer["plan"]["name"]], "images are never streamed to it"
+    assert [mode["name"] for mode in answer["modes"]] == [answer["plan"]["name"]], "images are never streamed to it"
     for other in answer["others"]:
         assert len({stage["groups"][0]["instance"] for stage in other["stages"] if stage["groups"]}) == 1
 
@@ -593,7 +595,7 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         (["--trainers", "4xp4de"], "--trainers: expected TYPE or COUNTxTYPE, got '4xp4de'"),
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
@@ -611,11 +613,11 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
     ],
 )
 def test_an_impossible_plan_is_one_line_with_exit_code_2(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *argv]) == 2
     err = capsys.readouterr().err
-    assert said in err
+    assert expected in err
     assert len(err.splitlines()) == 1
 
 

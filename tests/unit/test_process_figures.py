@@ -61,10 +61,10 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     dataset: Any = SimpleNamespace(rows=100, manifest=SimpleNamespace(size=810_000, counts=counts))
     config = parse("process", {name: {"uri": name} for name in ("source", "output")} | {"model": {"source": "m"}})
     assert isinstance(config, ProcessConfig)
-    for each, expected in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):
-        ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0, gpus_each=each)
+    for gpu_share, expected in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):
+        ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0, gpus_each=gpu_share)
         assert expected in dict(summary(config, dataset, ended))["this run"]
-        assert ("1.00 GPU-hours" in progress_line(ended, RECENT)) == bool(each)
+        assert ("1.00 GPU-hours" in progress_line(ended, RECENT)) == bool(gpu_share)
 
 
 # --- the bottleneck --------------------------------------------------------------------------------------------------

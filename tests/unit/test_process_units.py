@@ -33,8 +33,8 @@ def pieces_of(unit: Work, sizes: list[int]) -> list[Piece]:
 
 def units_of(sizes: list[list[int]]) -> Units:
     def planned() -> Iterator[tuple[Work, list[Piece], Retry | None]]:
-        for number, each in enumerate(sizes):
-            yield work(number), pieces_of(work(number), each), None
+        for number, size in enumerate(sizes):
+            yield work(number), pieces_of(work(number), size), None
 
     return Units(planned())
 
@@ -137,7 +137,7 @@ def test_each_row_is_written_once_whatever_dies(sizes: list[list[int]], seed: in
             if luck < 0.2:
                 units.restart(unit)
             else:
-                written += [row for some in rows for row in some]
+                written += [row for chunk in rows for row in chunk]
                 del units.open[unit]
     assert units.finished
-    assert Counter(written) == Counter((n, row) for n, each in enumerate(sizes) for row in range(sum(each)))
+    assert Counter(written) == Counter((n, row) for n, size in enumerate(sizes) for row in range(sum(size)))

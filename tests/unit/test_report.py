@@ -139,7 +139,7 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
     (tmp_path / "run/_run.json").write_text(json.dumps(head))
     metrics = tmp_path / "run/metrics.jsonl"
     lines = [
-        json.loads(each) | {"step_seconds": 0.5, "memory_allocated": 10**9} for each in metrics.read_text().splitlines()
+        json.loads(line) | {"step_seconds": 0.5, "memory_allocated": 10**9} for line in metrics.read_text().splitlines()
     ]
     metrics.write_text("\n".join(map(json.dumps, lines)))
     config: dict[str, Any] = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
@@ -165,7 +165,7 @@ def test_a_run_shows_its_cost_and_a_running_one_its_expected_cost_and_end(tmp_pa
         assert {name: figures[name] for name in ahead if name in figures} == ({} if ended else ahead)
     metrics = tmp_path / "run/metrics.jsonl"
     metrics.write_text(
-        "\n".join(json.dumps(json.loads(each) | {"phases": 2}) for each in metrics.read_text().splitlines())
+        "\n".join(json.dumps(json.loads(line) | {"phases": 2}) for line in metrics.read_text().splitlines())
     )
     events = tmp_path / "run/events.jsonl"
     events.write_text(events.read_text().splitlines()[0] + "\n")
@@ -336,8 +336,8 @@ def test_a_datasets_section_shows_its_speed_and_its_workers_time(tmp_path: Path)
     storage = open_storage(str(tmp_path / "images"))
     infos = part_infos(storage)
     work = {"encoders": {"at work": 30.0, "waiting for input": 10.0}, "alone": {"at work": 1.0}}
-    for some, seconds in ((infos[:2], 4.0), (infos[2:4], 6.0)):
-        run = runs.begin("process").ended(some, moved={"fetched": 50_000}, work=work, workers={"encoders": 2})
+    for parts, seconds in ((infos[:2], 4.0), (infos[2:4], 6.0)):
+        run = runs.begin("process").ended(parts, moved={"fetched": 50_000}, work=work, workers={"encoders": 2})
         runs.keep(storage, replace(run, seconds=seconds))
     storage.publish("_runs/000009.json", b"{}")
     (section,) = gather([storage.uri], pictures=0)
@@ -415,10 +415,10 @@ def test_a_run_too_short_for_metrics_shows_its_last_step(tmp_path: Path) -> None
 
 def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_run(tmp_path: Path) -> None:
     make_run(tmp_path)
-    whole = tmp_path / "whole"
+    undamaged = tmp_path / "whole"
     for phase in ("phase-1", "phase-2"):
-        shutil.copytree(tmp_path / "run", whole / phase)
-    sections = gather([str(whole), str(whole / "phase-2" / "checkpoints" / "latest")])
+        shutil.copytree(tmp_path / "run", undamaged / phase)
+    sections = gather([str(undamaged), str(undamaged / "phase-2" / "checkpoints" / "latest")])
     assert [section.title for section in sections] == ["Training, phase 1", "Training, phase 2"]
 
 

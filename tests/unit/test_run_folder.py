@@ -204,7 +204,7 @@ def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"format": 1}', "state: missing"),
         (b'{"format": 1, "state": []}', "state: expected a mapping"),
@@ -217,12 +217,12 @@ def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
         (b"[]", "not a JSON object"),
     ],
 )
-def test_a_damaged_newest_checkpoint_is_reported_with_the_remedy(run: RunFolder, content: bytes, said: str) -> None:
+def test_a_damaged_newest_checkpoint_is_reported_with_the_remedy(run: RunFolder, content: bytes, message: str) -> None:
     complete(run, 10)
     run.checkpoint(20).publish("complete.json", content)
     run.checkpoint(15).publish("tensors.json", b"left over")
     folder = f"{run.storage.uri}/checkpoints/step-000000020"
-    with pytest.raises(DamagedCheckpoint, match=said) as caught:
+    with pytest.raises(DamagedCheckpoint, match=message) as caught:
         read_state(run.checkpoint(20))
     text = str(caught.value)
     assert text.startswith(f"{folder}/complete.json: ")

@@ -43,8 +43,8 @@ def test_the_record_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_each_run_has_a_record_of_its_own_and_one_that_did_nothing_has_none(tmp_path: Path) -> None:
     storage, infos = made(tmp_path)
-    for some in (infos[:2], [], infos[2:]):
-        runs.keep(storage, runs.begin("download").ended(some))
+    for parts in (infos[:2], [], infos[2:]):
+        runs.keep(storage, runs.begin("download").ended(parts))
     assert storage.names(runs.FOLDER) == ["_runs/000001.json", "_runs/000002.json"]
     assert [run.counts.input for run in runs.read(storage)[0]] == [20, 22]
 

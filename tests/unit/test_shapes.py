@@ -147,8 +147,8 @@ def test_jpegs_are_not_trivially_small() -> None:
 
 def test_a_square_rendering_equals_a_resize_and_centre_crop() -> None:
     for picture in map(sample, range(20)):
-        whole = render(picture)
-        fitted = np.asarray(ImageOps.fit(whole, (64, 64), Image.Resampling.BOX), np.float32)
+        complete = render(picture)
+        fitted = np.asarray(ImageOps.fit(complete, (64, 64), Image.Resampling.BOX), np.float32)
         square = np.asarray(render(picture, 64), np.float32)
         assert np.sqrt(((fitted - square) ** 2).mean()) < 12
 

@@ -78,11 +78,11 @@ def test_the_counts_of_parameters_are_the_networks_own() -> None:
         add_lora(unet, 1, 1.0, train().lora.targets)
         add_lora(networks["text_encoder"], 1, 1.0, train().lora.text_targets)
     assert reference()["memory"]["two_largest_blocks"] == largest
-    learnt = {
+    per_rank = {
         name: sum(weights.numel() for weights in network.parameters() if weights.requires_grad)
         for name, network in networks.items()
     }
-    assert reference()["memory"]["lora_per_rank"] == learnt
+    assert reference()["memory"]["lora_per_rank"] == per_rank
 
 
 def text_encoder() -> Any:
@@ -112,7 +112,9 @@ def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors
 
 
 def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_its_own() -> None:
-    (alone, *_), (both, *_) = (rows("A100-80G", f"model.train_text_encoder={each}") for each in ("false", "true"))
+    (alone, *_), (both, *_) = (
+        rows("A100-80G", f"model.train_text_encoder={is_trained}") for is_trained in ("false", "true")
+    )
     per = SD2.parameters["text_encoder"] / SD2.parameters["unet"]
     assert both.parts["optimizer"] / alone.parts["optimizer"] == pytest.approx(1 + per)
     assert "text encoder" in alone.parts
@@ -141,7 +143,7 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     assert not small.fits
     assert small.largest_batch < 64
     assert rows("A100-80G", "data.batch_size=128")[0].fits
-    by_name = {each.name: each.largest_batch for each in (small, *others)}
+    by_name = {memory.name: memory.largest_batch for memory in (small, *others)}
     assert by_name["ddp"] < by_name["fsdp shard_grad_op"] < by_name["ddp, checkpointed activations"]
     lines = as_text([small, *others])
     assert "ddp, 128 a GPU: does not fit in one A100-40G of 40 GiB" in lines[0]
@@ -168,10 +170,10 @@ A100 = ("scaling.accelerator=A100-40G", "scaling.num_workers=8")
 
 def test_a_trainer_that_cannot_fit_the_accelerator_it_names_is_refused_in_a_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"^data\.batch_size: expected at most \d+ for an A100-40G .*, got 128; "
-    ) as one:
+        ConfigError, match=r"^data\.batch_size: expected at most \d+ on an A100-40G .*, got 128, which needs \d+ GiB; "
+    ) as refused:
         fit(train(*A100, "data.batch_size=128"), SD2, embedded=False)
-    assert len(str(one.value).splitlines()) == 1
+    assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^strategy\.kind: expected one that fits an A10G of 24 GiB"):
         fit(train("scaling.accelerator=A10G", "precision=fp32"), SD1.__class__(**_doubled()), embedded=False)
 
@@ -185,7 +187,7 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
     within = train(*A100, "data.batch_size=72")
     own = estimate(within, Place(GPUS["A100-40G"], 8, embedded=False))
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
-    assert f"so that {own.largest_batch} would be safe" in (fit(within, SD2, embedded=False) or "")
+    assert f"; {own.largest_batch} would be safe;" in (fit(within, SD2, embedded=False) or "")
     assert fit(train(*A100, f"data.batch_size={own.largest_batch}"), SD2, embedded=False) is None
     too_much = ("data.batch_size=4000", "scaling.num_workers=8")
     assert fit(train(*too_much), SD2, embedded=False) is None, "no accelerator is named"
@@ -194,12 +196,12 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
 
 
 def test_what_counts_is_the_share_of_a_step_that_a_trainer_takes_at_once() -> None:
-    whole = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
-    assert rows("A100-40G", *whole, workers=32)[0].batch == 64
-    assert "64 at once may not fit" in (fit(train(*A100, *whole), SD2, embedded=False) or "")
-    assert rows("A100-40G", "data.batch_size=48", *whole[1:], workers=32)[0].batch == 32, "in two equal pieces"
+    settings = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
+    assert rows("A100-40G", *settings, workers=32)[0].batch == 64
+    assert "64 at once may not fit" in (fit(train(*A100, *settings), SD2, embedded=False) or "")
+    assert rows("A100-40G", "data.batch_size=48", *settings[1:], workers=32)[0].batch == 32, "in two equal pieces"
     with pytest.raises(ConfigError, match="got 128"):
-        fit(train(*A100, *whole[:2], "scaling.num_workers=16"), SD2, embedded=False)
+        fit(train(*A100, *settings[:2], "scaling.num_workers=16"), SD2, embedded=False)
 
 
 def test_a_trainer_alone_is_not_refused_for_gradients_that_it_does_not_hold_with_its_activations() -> None:

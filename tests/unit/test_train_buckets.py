@@ -56,11 +56,11 @@ def test_every_row_comes_once_an_epoch_in_batches_of_one_shape_with_its_own_late
 def test_an_epoch_is_measured_once_for_a_number_of_lanes_though_every_step_asks(
     latents: LatentsDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some, built = reader(latents, tmp_path), list[int]()
+    own, built = reader(latents, tmp_path), list[int]()
     order = buckets.EpochOrder
     monkeypatch.setattr(buckets, "EpochOrder", lambda *how: built.append(how[-1].lanes) or order(*how))
-    lengths = {lanes: some.positions(EpochStart(lanes=lanes)) for lanes in (2, 4, 2, 4)}
-    assert built == [2] * len(some.datasets) + [4] * len(some.datasets)
+    lengths = {lanes: own.positions(EpochStart(lanes=lanes)) for lanes in (2, 4, 2, 4)}
+    assert built == [2] * len(own.datasets) + [4] * len(own.datasets)
     fresh = reader(latents, tmp_path)
     assert lengths == {lanes: fresh.positions(EpochStart(lanes=lanes)) for lanes in (2, 4)}
 
@@ -91,10 +91,10 @@ def test_another_number_of_workers_goes_on_with_exactly_the_rows_that_are_left(
 def test_positions_are_the_rows_with_what_fills_up_the_last_batches_of_each_shape(
     latents: LatentsDataset, tmp_path: Path
 ) -> None:
-    whole = reader(latents, tmp_path)
+    complete = reader(latents, tmp_path)
     for lanes in (1, 2, 4):
-        batches = list(whole.batches(0, 0, GRANULE, EpochStart(lanes=lanes)))
-        positions = whole.positions(EpochStart(lanes=lanes))
+        batches = list(complete.batches(0, 0, GRANULE, EpochStart(lanes=lanes)))
+        positions = complete.positions(EpochStart(lanes=lanes))
         assert len(batches) * GRANULE == positions
         assert ROWS <= positions < ROWS + lanes * GRANULE * 5  # four shapes a lane, and rounding over lanes
 

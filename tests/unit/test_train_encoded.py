@@ -63,25 +63,25 @@ class Fake:
         self.images, self.asked = images, Counter[int]()
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
-        for some in slices:
-            rows = self._rows(some)
-            self.asked.update(rows[some.needed].tolist())
+        for data_slice in slices:
+            rows = self._rows(data_slice)
+            self.asked.update(rows[data_slice.needed].tolist())
             latents, text = self.images.columns
-            bad = (rows % 7 == 0) & some.needed
+            bad = (rows % 7 == 0) & data_slice.needed
             values = np.zeros((len(rows), latents.width // 2), np.float16)
             values[:] = rows[:, None]
             yield EncodedSlice(
                 rows,
-                (some.needed & ~bad).astype(np.float32),
+                (data_slice.needed & ~bad).astype(np.float32),
                 values.view(np.uint8),
                 np.zeros((len(rows), text.width), np.uint8),
                 tuple(Outcome(row, FAILED, "undecodable") for row in rows[bad].tolist()),
             )
 
-    def _rows(self, some: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def _rows(self, data_slice: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         from sdp.encode.reading import addresses
 
-        return addresses(some.piece)
+        return addresses(data_slice.piece)
 
 
 def reader(images: ImagesDataset, engine: object, rank: int = 0, world: int = 1) -> EncodedReader:
@@ -121,13 +121,13 @@ def test_run_ahead_is_bounded_and_results_come_in_order(images: ImagesDataset) -
     under_way, most = [0], [0]
     inner = Fake(images)
 
-    def ask(some: Slice) -> object:
+    def ask(data_slice: Slice) -> object:
         under_way[0] += 1
         most[0] = max(most[0], under_way[0])
 
         def get() -> EncodedSlice:
             under_way[0] -= 1
-            (made,) = inner.encoded(iter([some]))
+            (made,) = inner.encoded(iter([data_slice]))
             return made
 
         return get
@@ -144,8 +144,8 @@ def test_rows_that_are_not_needed_are_not_decoded(images: ImagesDataset, monkeyp
     inner = transform.crop_image
     monkeypatch.setattr(transform, "crop_image", lambda *args: decoded.append(args[2]) or inner(*args))  # type: ignore[func-returns-value]
     uri = images.storage.uri_of(images.paths[0])
-    some = Slice.of(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
-    made, _ = transform_slice(images, some)
+    data_slice = Slice.of(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
+    made, _ = transform_slice(images, data_slice)
     assert made.rows.tolist() == [3, 4, 5, 6]
     assert made.chunk.rows.tolist() == decoded == [3, 5]
 
@@ -155,18 +155,18 @@ def test_random_crops_are_drawn_anew_in_each_epoch_and_are_the_same_again(root: 
     uri = images.storage.uri_of(images.paths[0])
 
     def pixels(epoch: int) -> bytes:
-        some = Slice.of(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
-        return bytes(transform_slice(images, some)[0].chunk.crops[64][0].values.tobytes())
+        data_slice = Slice.of(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
+        return bytes(transform_slice(images, data_slice)[0].chunk.crops[64][0].values.tobytes())
 
     assert pixels(0) == pixels(0)
     assert len({pixels(epoch) for epoch in range(3)}) == 3
 
 
 def test_a_slice_is_cut_until_one_row_is_left() -> None:
-    whole = Slice.of("uri", 0, 300, 20, 0, np.arange(256) % 3 > 0)
-    pieces = whole.narrow()
+    data_slice = Slice.of("uri", 0, 300, 20, 0, np.arange(256) % 3 > 0)
+    pieces = data_slice.narrow()
     assert [len(piece) for piece in pieces] == [16] * 16
-    assert np.array_equal(np.concatenate([piece.needed for piece in pieces]), whole.needed)
+    assert np.array_equal(np.concatenate([piece.needed for piece in pieces]), data_slice.needed)
     assert [len(piece) for piece in pieces[3].narrow()] == [1] * 16
     assert pieces[3].narrow()[2].piece.skip == 70
     assert pieces[3].narrow()[2].needed.tolist() == [50 % 3 > 0]

@@ -16,14 +16,14 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
 
 
-def give_gradients(some: nn.Module, step: int, factor: float = 1.0) -> None:
+def give_gradients(network: nn.Module, step: int, factor: float = 1.0) -> None:
     draw = torch.Generator().manual_seed(step)
-    for weights in some.parameters():
+    for weights in network.parameters():
         weights.grad = torch.randn(weights.shape, generator=draw) * factor
 
 
-def tensors(some: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
-    state = {**dict(some.named_parameters()), **optimizer.state_dict()}
+def tensors(network: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    state = {**dict(network.named_parameters()), **optimizer.state_dict()}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -54,11 +54,11 @@ def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
 def test_a_skipped_step_leaves_no_trace() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2)
     skipping, plain = model(), model()
-    optimizer, reference = (AdamW(dict(some.named_parameters()), config) for some in (skipping, plain))
+    optimizer, reference = (AdamW(dict(network.named_parameters()), config) for network in (skipping, plain))
     for step in (1, 2):
-        for some, each in ((skipping, optimizer), (plain, reference)):
-            give_gradients(some, step)
-            each.step(1e-2, skip=NO)
+        for network, stepper in ((skipping, optimizer), (plain, reference)):
+            give_gradients(network, step)
+            stepper.step(1e-2, skip=NO)
         before = tensors(skipping, optimizer)
         give_gradients(skipping, 0, float("nan"))
         optimizer.step(1e-2, skip=YES)
@@ -116,12 +116,12 @@ def test_averages_in_8_bits_are_torchaos_and_near_to_those_in_32() -> None:
     how = {"learning_rate": 1e-2, "weight_decay": 0.1}
     packed, plain, unpacked = wide(), wide(), wide()
     optimizer = AdamW(dict(packed.named_parameters()), OptimizerConfig(kind="adamw_8bit", **how))
-    whole = AdamW(dict(plain.named_parameters()), OptimizerConfig(**how))
+    in_32_bits = AdamW(dict(plain.named_parameters()), OptimizerConfig(**how))
     reference = AdamW8bit(unpacked.parameters(), lr=1e-2, weight_decay=0.1)
     with torch.compiler.set_stance("force_eager"):
         for step in range(8):
-            for some, take in ((packed, optimizer), (plain, whole)):
-                give_gradients(some, step)
+            for network, take in ((packed, optimizer), (plain, in_32_bits)):
+                give_gradients(network, step)
                 take.step(1e-2, skip=NO, divisor=torch.tensor(2.0))
             give_gradients(unpacked, step, 0.5)
             reference.step()

@@ -95,9 +95,9 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_group_of_another() -> N
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 40), st.integers(0, 60))
 def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batch(
-    world: int, each: int, batch: int, start: int
+    world: int, per_worker: int, batch: int, start: int
 ) -> None:
-    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 8), OrderShape(lanes=world * each, units=2, row_groups=2))
+    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 8), OrderShape(lanes=world * per_worker, units=2, row_groups=2))
     takes = [
         [t for at in range(start, 512, batch) for t in order.share(at, at + batch, r, world)] for r in range(world)
     ]

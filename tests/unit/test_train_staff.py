@@ -52,7 +52,7 @@ def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
 
 def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
     asked: list[tuple[str, int]] = []
-    remote = SimpleNamespace(encode=SimpleNamespace(remote=lambda some, turn: asked.append((some, turn))))
+    remote = SimpleNamespace(encode=SimpleNamespace(remote=lambda data_slice, turn: asked.append((data_slice, turn))))
     first, second = submitter(remote), submitter(remote)
     for name in ("a", "b", "c"):
         first(name)  # type: ignore[arg-type]  # a slice is only handed on
@@ -61,12 +61,12 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
 
     async def order() -> list[Any]:
         pool = pool_of(asked_before=True)
-        tasks = [asyncio.ensure_future(pool.encode(some, turn)) for some, turn in asked]  # type: ignore[arg-type]
+        tasks = [asyncio.ensure_future(pool.encode(data_slice, turn)) for data_slice, turn in asked]  # type: ignore[arg-type]
         await asyncio.sleep(0)
         fed = [pool._next() for _ in range(6)]
         for task in tasks:
             task.cancel()
-        return [each.data_slice for each in fed if each is not None]
+        return [request.data_slice for request in fed if request is not None]
 
     assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
 

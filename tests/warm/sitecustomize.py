@@ -9,7 +9,7 @@ import sys
 
 
 def ask(at: str) -> None:
-    """Does not return if the worker has been forked: it ends as that does."""
+    """Ask for a fork as this worker; if there is one, exit with its status when it exits, else return."""
     import json
     import socket
 

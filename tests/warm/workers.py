@@ -40,7 +40,7 @@ def main(at: Path) -> None:
 
 
 def _serve(at: Path) -> tuple[dict[str, Any], list[int]] | None:
-    """In a fork, what is asked of it; None at the end."""
+    """Serve requests; return a fork's request in that fork, and None at the end in the server."""
     forks: dict[int, socket.socket] = {}
     woken, wake = socket.socketpair()
     for end in (woken, wake):
