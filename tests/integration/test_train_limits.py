@@ -218,7 +218,7 @@ def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
     monkeypatch.setattr(sources, "family", lambda *_, **__: SD2)
     place = {"scaling__accelerator": "A100-40G", "max_steps": 2}
     for dry_run in (True, False):
-        with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ for an A100-40G"):
+        with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ on an A100-40G"):
             run(config(root, **place, data__batch_size=1000, limit=None), dry_run=dry_run)
     assert not (root / "run").exists()
     with pytest.raises(DatasetError, match="expected at least 72 rows, one step's, got 60"):  # which is looked at later

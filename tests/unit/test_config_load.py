@@ -277,7 +277,7 @@ def test_storage_settings_become_options_of_the_store() -> None:
         "http://127.0.0.1:1",
         None,
         3.0,
-        5,
+        None,
     )
 
 

@@ -147,7 +147,7 @@ class RecordMetrics(Callback):
             rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.resources(), others.samples)
             if math.isfinite(rest.hours):
                 figures |= {
-                    "left_s": round(rest.hours * 3600, 1),
+                    "left_s": rest.hours * 3600,
                     "finish_time": round(time.time() + rest.hours * 3600),
                     "final_gpu_hours": others.gpu_hours + state.gpu_hours + rest.gpu_hours,
                     "final_cost": others.cost + state.cost + rest.cost,
