@@ -407,7 +407,7 @@ def nothing(lab: Lab) -> None:
         ("logs x", nothing, "no RayJob 'x' in namespace 'lab'; it has none"),
         ("logs x", lambda lab: lab.job("x"), "logs: x has not started: it is new; --follow waits for it"),
         ("logs x --lines 0", begun, "logs: --lines: expected 1 or more, got 0"),
-        ("logs x --lines 5 --follow", begun, "logs: --lines: expected without --follow"),
+        ("logs x --lines 5 --follow", begun, "logs: --lines: not used with --follow"),
         ("logs x", wrong_token, "ray: the head of 'sdp' refuses the token of its secret"),
         ("logs x", no_secret, "ray: the cluster's token is in secret 'sdp', which cannot be read"),
         (
