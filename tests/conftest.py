@@ -24,7 +24,6 @@ def pytest_configure() -> None:
     """Make processes that tests start, Ray's workers too, import this `tests`: a library installs one of that name."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    os.environ["RAY_gcs_server_port_wait_time_s"] = "120"  # 30 s were too short on two busy cores
 
 
 @pytest.fixture(scope="session")

@@ -18,15 +18,15 @@ from tests.e2e.settings import Settings, read_settings
 CHART = jobs.ROOT / "charts" / "sdp-cluster"
 VALUES = Path(__file__).parent / "values.yaml"
 READY_S = 600.0
-LAST = "test_uninstall"
-"""The file whose tests remove what the others use."""
+LAST = ("test_uninstall", "test_releases")
+"""The files whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
 ENCODER = "MapBatches(Encode))"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests so that the release is uninstalled last, and give each time for a job or two."""
-    items.sort(key=lambda item: LAST in item.path.name)
+    items.sort(key=lambda item: LAST.index(item.path.stem) if item.path.stem in LAST else -1)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(2400))
@@ -93,9 +93,10 @@ def helm(tool: Callable[[str], Path], kube: Kube, settings: Settings) -> Callabl
     values = [word for file in files for word in ("-f", str(file))]
     values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
 
-    def run(verb: str, *words: str) -> str:
-        made = [str(CHART), *values] if verb in ("install", "upgrade") else []
-        command = [str(tool("helm")), verb, "sdp", *made, "-n", kube.namespace, *words]
+    def run(verb: str, *words: str, chart: Path = CHART) -> str:
+        made = [str(chart), *values] if verb in ("install", "upgrade") else []
+        release = [] if verb == "list" else ["sdp"]
+        command = [str(tool("helm")), verb, *release, *made, "-n", kube.namespace, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         if done.returncode:
             raise Failed(f"helm {verb}: {done.stderr.strip()}")

@@ -33,8 +33,10 @@ def day(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         proxy = stack.enter_context(bad_day(gateway, folder))
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
-        for name, value in {**proxy.env, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}.items():
+        for name, value in {**proxy.env, "XDG_CACHE_HOME": str(folder / "cache")}.items():
             patch.setenv(name, value)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            patch.setenv(name, str(folder / "none"))  # not another HOME: Ray, once started, looks there for its token
         stack.enter_context(one_node(cpus=3))
         yield proxy
 
