@@ -52,7 +52,6 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="nginx", apt_package="nginx"),
         Tool(name="prometheus", apt_package="prometheus"),
         Tool(name="promtool", apt_package="prometheus"),
-        Tool(name="redis-server", apt_package="redis-server"),
         Tool(
             name="chromium",
             programs=("chromium", "chromium-browser", "google-chrome"),

@@ -55,15 +55,18 @@ class Bounds(Section):
             yield Problem("min", f"at most max, which is {self.max:g}", f"{self.min:g}", "swap them")
 
 
-class ProcessSource(SourceConfig):
-    uri: Uri = key(
-        REQUIRED,
-        "A dataset of sdp download or sdp generate, Parquet with image bytes, WebDataset tars, or a folder of image "
-        "files with captions beside them (a.jpg, a.txt).",
-        shapes_output=True,
-        example="s3://bucket/images",
-    )
-    image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
+Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")]
+FILTERS: Filters = key(
+    {},
+    "Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows "
+    "without a number, unless keep_unknown is true.",
+    shapes_output=True,
+)
+
+
+class CaptionedSource(SourceConfig):
+    """Images, with captions and scores of their own or from tables."""
+
     caption_column: CaptionColumns = key(
         None,
         "The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp "
@@ -79,6 +82,17 @@ class ProcessSource(SourceConfig):
         "own; a row without an entry keeps its own, or with missing: drop is filtered.",
         shapes_output=True,
     )
+
+
+class ProcessSource(CaptionedSource):
+    uri: Uri = key(
+        REQUIRED,
+        "A dataset of sdp download or sdp generate, Parquet with image bytes, WebDataset tars, or a folder of image "
+        "files with captions beside them (a.jpg, a.txt).",
+        shapes_output=True,
+        example="s3://bucket/images",
+    )
+    image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -198,12 +212,7 @@ class ProcessConfig(JobConfig):
     )
     model: ModelConfig = key(REQUIRED, "The model that encodes.")
     seed: int = key(0, "Random seed; with a row's address it decides that row's bits.", shapes_output=True, ge=0)
-    filters: Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")] = key(
-        {},
-        "Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows "
-        "without a number, unless keep_unknown is true.",
-        shapes_output=True,
-    )
+    filters: Filters = FILTERS
     transform: TransformConfig = key(TransformConfig, "Decoding, resizing and cropping.")
     encode: EncodeConfig = key(EncodeConfig, "The encoders.")
 

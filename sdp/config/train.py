@@ -12,13 +12,12 @@ from sdp.config.base import (
     Positive,
     Resolution,
     Section,
-    SourceConfig,
     TrainersConfig,
     Uri,
     Workers,
     key,
 )
-from sdp.config.process import EncoderConfig, ModelConfig, TransformConfig
+from sdp.config.process import FILTERS, CaptionedSource, EncoderConfig, Filters, ModelConfig, TransformConfig
 from sdp.errors import Problem
 
 
@@ -58,7 +57,7 @@ class MixedSource(Section):
     columns: ColumnsConfig = key(ColumnsConfig, "The names of its columns.")
 
 
-class TrainSource(SourceConfig):
+class TrainSource(CaptionedSource):
     uri: Uri = key(
         REQUIRED,
         "The dataset to train on: latents if data.mode is offline, images if it is online or collocated.",
@@ -504,6 +503,7 @@ class TrainConfig(JobConfig):
     )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
     lora: LoraConfig = key(LoraConfig, "LoRA, instead of training the networks themselves.")
+    filters: Filters = FILTERS
     data: DataConfig = key(DataConfig, "The path of samples to the trainers.")
     max_steps: Positive | None = key(550_000, "Stop after this many steps; null sets no such limit.")
     max_epochs: Positive | None = key(None, "Stop after this many passes over the data; null sets no such limit.")
@@ -565,6 +565,12 @@ class TrainConfig(JobConfig):
             yield Problem(
                 "source.also", f"[] while data.mode is {self.data.mode}", "a list", "only latents can be mixed"
             )
+        if self.data.mode == "offline":
+            of_images = {f"source.{name}": getattr(self.source, name) for name in CaptionedSource.model_fields}
+            for path, value in {**of_images, "filters": self.filters}.items():
+                if value and path != "source.uri":
+                    hint = "latents are made already: set it for sdp process"
+                    yield Problem(path, "nothing while data.mode is offline", "a value", hint)
         if self.model.train_text_encoder and self.encode.text == "text_embedding":
             expected = "token_ids or null while model.train_text_encoder is set"
             hint = "embeddings would be those of the frozen text encoder"

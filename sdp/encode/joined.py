@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,6 +102,11 @@ def open_tables(
 ) -> tuple[Joined, ...]:
     """Open the tables of a configuration, of which these columns are used; errors name it by `key`. Reads footers."""
     return tuple(_open(f"{key}.{number}", section, texts, scores, options) for number, section in enumerate(sections))
+
+
+def identity_of(tables: Sequence[Joined]) -> list[dict[str, Any]]:
+    """Return what identifies tables, wherever they are."""
+    return [{"by": table.by, "drop": table.drop, "files": table.digest} for table in tables]
 
 
 def _open(

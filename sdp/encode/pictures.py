@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sdp.config.process import JoinedTable
+from sdp.config.process import Bounds, JoinedTable
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.outcomes import SCORE
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream, kind_of
@@ -84,11 +85,13 @@ def open_pictures(
     required: bool = False,
     tables: Sequence[JoinedTable] = (),
     scores: Sequence[Score] = (),
+    dataset: Dataset | None = None,
 ) -> Pictures:
     """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
 
     `caption` names the captions' column, or the field in a tar's JSON, or several columns with the weights by which
     rows draw one; `text` is one caption for all pictures. The columns of `tables` count as the pictures' own.
+    `dataset` is the one at `uri`, if it is open already.
     """
 
     def columns_of(usual: str) -> Columns:
@@ -101,10 +104,10 @@ def open_pictures(
         return replace(columns, caption=(own or columns.captions)[0])
 
     needed = text is None and (required or caption is not None)
-    folder = None if is_read_only(uri) or "*" in uri else open_storage(uri, options)
-    if folder is not None and folder.exists(HEAD):
-        dataset = open_dataset(folder)
-        kind = dataset.manifest.kind
+    if dataset is None and not is_read_only(uri) and "*" not in uri and open_storage(uri, options).exists(HEAD):
+        dataset = open_dataset(open_storage(uri, options))
+    if dataset is not None:
+        folder, kind = dataset.storage, dataset.manifest.kind
         if kind not in _CAPTIONS:
             raise DatasetError(f"{key}.uri: {folder.uri}: expected a dataset of pictures, got one of {kind}; check it")
         written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
@@ -143,6 +146,14 @@ def open_pictures(
             f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
         )
     return Pictures(uri, columns, captions, others, files=kinds[kind], kind=kind)
+
+
+def scores_of(filters: Mapping[str, Bounds]) -> list[Score]:
+    """Return the bounds of a configuration."""
+    return [
+        Score(f"{SCORE}:{column}", column, bounds.min, bounds.max, bounds.keep_unknown)
+        for column, bounds in sorted(filters.items())
+    ]
 
 
 def _check_columns(

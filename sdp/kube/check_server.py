@@ -15,7 +15,7 @@ OLDEST_OPERATOR = (1, 7)
 
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "rayclusters": {
-        "spec": ("authOptions", "upgradeStrategy", "autoscalerOptions", "gcsFaultToleranceOptions"),
+        "spec": ("authOptions", "upgradeStrategy", "autoscalerOptions"),
         "spec.authOptions": ("mode", "secretName"),
         "spec.autoscalerOptions": ("version",),
         "spec.workerGroupSpecs": ("labels", "priority", "idleTimeoutSeconds"),

@@ -11,12 +11,11 @@ from pyroaring import BitMap64
 from sdp.config import ProcessConfig, ScoreConfig, identity
 from sdp.datasets import parts, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.outcomes import SCORE
 from sdp.datasets.output import Head, Output, open_output, peek_output
-from sdp.datasets.scores import Score
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
-from sdp.encode.pictures import Pictures, open_pictures
+from sdp.encode.joined import identity_of
+from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
 from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
@@ -80,7 +79,7 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     pictures = open_pictures(
         "source", section.uri, options,
         image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
-        tables=section.tables, scores=_scores(config),
+        tables=section.tables, scores=scores_of(config.filters),
     )  # fmt: skip
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
@@ -109,8 +108,8 @@ def head_of(
     """Return the identity of an output, in which these keys take the place of the configuration's own."""
     # A higher limit extends the same dataset, and a table may move.
     own = {path: value for path, value in identity(config).items() if path != "limit"}
-    tables = [{"by": each.by, "drop": each.drop, "files": each.digest} for each in pictures.columns.tables]
-    return Head(kind, unit_rows, pictures.dataset is not None, {**own, "source.tables": tables or None, **identifying})
+    tables = identity_of(pictures.columns.tables) or None
+    return Head(kind, unit_rows, pictures.dataset is not None, {**own, "source.tables": tables, **identifying})
 
 
 def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = True) -> Output:
@@ -173,13 +172,6 @@ def _recipe(config: ProcessConfig) -> Recipe:
         oversample=transform.oversample,
         max_pixels=transform.max_pixels,
     )
-
-
-def _scores(config: ProcessConfig) -> list[Score]:
-    return [
-        Score(f"{SCORE}:{column}", column, bounds.min, bounds.max, bounds.keep_unknown)
-        for column, bounds in sorted(config.filters.items())
-    ]
 
 
 def _settings(config: ProcessConfig) -> EncoderSettings:

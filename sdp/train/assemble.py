@@ -28,7 +28,7 @@ from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
-from sdp.train.data.images import ImagesDataset, load_encoder, open_images
+from sdp.train.data.images import ImagesDataset, load_encoder, open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import OrderShape
@@ -120,9 +120,10 @@ def make_reader(
         embedded = latents.columns[1].name == TEXT
         return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
-    images = open_images(config, dataset, model)
+    collocated = config.data.mode == "collocated"
+    images = open_images(config, dataset, model, open_columns(config, dataset) if collocated else None)
     empty: Empty | None = None
-    if config.data.mode == "collocated":
+    if collocated:
         from sdp.train.data.collocated import Collocated
 
         encoder = load_encoder(images, str(world.encoding_device))

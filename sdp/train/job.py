@@ -87,7 +87,10 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
     """Run one phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
-    head = {"datasets": [near(uri, config.output.uri) for uri in uris_of(config)], "identity": identity(config)}
+    head = {
+        "datasets": [near(uri, config.output.uri) for uri in uris_of(config)],
+        "identity": {**identity(config), **plan.identity},
+    }
     folder.refuse_another(head)
     for line in plan.lines():
         say(line)

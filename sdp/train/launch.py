@@ -36,7 +36,7 @@ from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.checkpoint import read_state
-from sdp.train.data.images import ImagesDataset, open_images
+from sdp.train.data.images import ImagesDataset, open_columns, open_images
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
@@ -243,7 +243,8 @@ def _images(config: TrainConfig) -> ImagesDataset | None:
     if config.data.mode != "online":
         return None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
-    return open_images(config, dataset, resolve(config.model.source, storage=config.storage.options()))
+    model = resolve(config.model.source, storage=config.storage.options())
+    return open_images(config, dataset, model, open_columns(config, dataset))
 
 
 def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:

@@ -11,6 +11,7 @@ from sdp.config import TrainConfig
 from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
+from sdp.encode.joined import identity_of
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
@@ -20,6 +21,7 @@ from sdp.train.checkpoint import read_state
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
+from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
@@ -62,6 +64,8 @@ class Plan:
     """Further lines for the user."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the run's identity that the configuration alone does not decide: the content of its tables."""
 
     @property
     def epoch_steps(self) -> int:
@@ -102,6 +106,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     state = read_state(run.checkpoint(step)) if step is not None else TrainState()
     newest = state.position == 0
     rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
+    tables = [] if offline else identity_of(open_columns(config, datasets[0]).tables)
     _check_validation(config, model)
     tight = fit(config, sources.family(model, storage=options), embedded=embedded)
     batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
@@ -130,6 +135,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         reached_limit(config, state) or used_up_budget(config, state),
         tuple(notes),
         _changed(before, config),
+        {"source.tables": tables} if tables else {},
     )
 
 

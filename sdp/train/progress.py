@@ -56,7 +56,8 @@ def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> lis
         lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")
     if state.empty:
         lines.append(
-            f"train: {counted(state.empty, 'step')} had no row that counts (held out, taken down, beyond limit or bad)"
+            f"train: {counted(state.empty, 'step')} had no row that counts (held out, filtered, taken down, beyond "
+            "limit or bad)"
         )
     if checkpoint:
         lines.append(f"train: checkpoint {checkpoint}")

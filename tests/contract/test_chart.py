@@ -35,7 +35,6 @@ RAYCLUSTER_FIELDS = {
     "upgradeStrategy",
     "enableInTreeAutoscaling",
     "autoscalerOptions",
-    "gcsFaultToleranceOptions",
     "headGroupSpec",
     "workerGroupSpecs",
 }
@@ -660,7 +659,6 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
     )
     cluster = one(manifests, "RayCluster")["spec"]
     assert "autoscalerOptions" not in cluster
-    assert "gcsFaultToleranceOptions" not in cluster
     assert not any("projected" in volume for volume in pods(one(manifests, "RayCluster"))["head"]["spec"]["volumes"])
 
 
@@ -837,16 +835,6 @@ def test_pods_reach_each_other_and_the_destinations_in_egress(render: Render) ->
         inside, _dns, rule = policy["spec"]["egress"]
         assert inside == {"to": [{"podSelector": policy["spec"]["podSelector"]}]}
         assert rule == {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
-
-
-@NEEDS_HELM
-def test_redis_keeps_the_head_s_state_where_it_is_given(render: Render) -> None:
-    settings = ("faultTolerance.redisAddress=redis:6379", "faultTolerance.passwordSecret.name=redis")
-    options = one(render("minimal", *settings), "RayCluster")["spec"]["gcsFaultToleranceOptions"]
-    assert options == {
-        "redisAddress": "redis:6379",
-        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
-    }
 
 
 def test_the_schema_knows_the_catalogue_s_accelerators() -> None:

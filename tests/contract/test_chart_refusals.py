@@ -65,7 +65,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["podLabels.team=7"], "/podLabels/team"),
         (["imagePullSecrets[0].nme=x"], "missing property 'name'"),
         (["storage.endpoint=minio:9000"], "/storage/endpoint"),
-        (["faultTolerance.redisAddress=redis"], "/faultTolerance/redisAddress"),
+        (["faultTolerance.redisAddress=redis:6379"], "faultTolerance"),
         (["rayVersion=2.51.0"], "rayVersion: expected 2.52.0 or later"),
         (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 if autoscaling"),
         (["autoscaling.enabled=false", "groups.cpu.idleTimeoutSeconds=5"], "groups.cpu.idleTimeoutSeconds: expected 0"),
@@ -156,10 +156,6 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "groups.a100.nodeSelector: expected nvidia.com/gpu.product to match accelerator A100-40G",
         ),
         (["auth.mode=disabled", "auth.secretName=x"], "auth.secretName: expected none if auth.mode is disabled"),
-        (
-            ["faultTolerance.passwordSecret.name=x"],
-            "faultTolerance.passwordSecret.name: expected none without faultTolerance.redisAddress",
-        ),
         (
             ["storage.uri=gs://b1/f", "storage.endpoint=http://minio:9000"],
             "storage.endpoint: expected none with gs://",

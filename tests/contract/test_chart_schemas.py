@@ -84,9 +84,6 @@ def schema_of_raycluster() -> Schema:
         upgradeStrategy=fields(type={"enum": ["Recreate", "None"]}),
         enableInTreeAutoscaling={"type": "boolean"},
         autoscalerOptions=scaler,
-        gcsFaultToleranceOptions=fields(
-            redisAddress=TEXT, redisPassword=fields(valueFrom=known(client.V1EnvVarSource), value=TEXT)
-        ),
         headGroupSpec=fields(("template",), **group),
         workerGroupSpecs={
             "type": "array",

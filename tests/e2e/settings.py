@@ -13,7 +13,6 @@ VALUES = "SDP_E2E_VALUES"
 S3_IMAGE = "SDP_E2E_S3_IMAGE"
 EXPORTER_IMAGE = "SDP_E2E_EXPORTER_IMAGE"
 PROMETHEUS_IMAGE = "SDP_E2E_PROMETHEUS_IMAGE"
-REDIS_IMAGE = "SDP_E2E_REDIS_IMAGE"
 FAKE_GPUS = "SDP_E2E_FAKE_GPUS"
 LOSE_NODE = "SDP_E2E_LOSE_NODE"
 BRING_BACK = "SDP_E2E_BRING_BACK"
@@ -38,8 +37,6 @@ class Settings:
     """As images/exporter/Dockerfile builds it."""
     prometheus_image: str | None
     """With prometheus as its entry point: 2.43 or later, with discovery of Kubernetes, which Debian's lacks."""
-    redis_image: str | None
-    """With sh and redis-server."""
     fake_gpus: tuple[str, str] | None
     """Nodes that will report an A10G and eight A100s, which they do not have."""
     lose_node: str
@@ -62,7 +59,6 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         s3_image=environ.get(S3_IMAGE, "ghcr.io/versity/versitygw:v1.8.0"),
         exporter_image=_image(environ.get(EXPORTER_IMAGE, image), EXPORTER_IMAGE, "images/exporter"),
         prometheus_image=_or_none(environ.get(PROMETHEUS_IMAGE, "docker.io/prom/prometheus:v3.5.0")),
-        redis_image=_or_none(environ.get(REDIS_IMAGE, "docker.io/library/redis:7.4-alpine")),
         fake_gpus=(nodes[0], nodes[1]) if nodes else None,
         lose_node=environ.get(LOSE_NODE, ""),
         bring_back=environ.get(BRING_BACK, ""),

@@ -54,27 +54,6 @@ def begin(kube: Kube, settings: Settings) -> None:
     kube.until(prepared, 120, "the S3 server takes a bucket and a file")
 
 
-def redis(image: str) -> list[Object]:
-    """Return a Redis server with a password, its service and its secret."""
-    serve = 'printf "requirepass %s\\nprotected-mode no\\nsave \\"\\"\\n" "$PASSWORD" | exec redis-server -'
-    container = {
-        "image": image,
-        "command": ["sh", "-c", serve],
-        "env": [_secret("PASSWORD", "password", of="redis")],
-        "readinessProbe": {"tcpSocket": {"port": 6379}, "periodSeconds": 2},
-    }
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "redis"},
-            "stringData": {"password": secrets.token_hex(20)},
-        },
-        _service("redis", 6379),
-        _pod("redis", container, []),
-    ]
-
-
 def keys(kube: Kube, prefix: str) -> list[str]:
     """The keys in the bucket that begin so."""
     return kube.python(TOOLS, LIST, prefix).split()
@@ -124,8 +103,8 @@ def _objects(settings: Settings) -> list[Object]:
     ]
 
 
-def _secret(name: str, key: str, of: str = "storage") -> Object:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key}}}
+def _secret(name: str, key: str) -> Object:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": "storage", "key": key}}}
 
 
 def _service(name: str, port: int) -> Object:

@@ -32,9 +32,9 @@ def pod_of(kube: Kube, group: str) -> str:
     return name
 
 
-def at_work(kube: Kube, run: str, folder: str = "e2e") -> None:
+def at_work(kube: Kube, run: str) -> None:
     """Wait for a training's first checkpoint, and return while it is training."""
-    prefix = f"{folder}/{run}/checkpoints/"
+    prefix = f"e2e/{run}/checkpoints/"
     kube.until(lambda: len(site.keys(kube, prefix)) > 0, jobs.JOB_S, f"{run} has a checkpoint")
 
 

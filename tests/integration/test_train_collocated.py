@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import CLIPTokenizer
 
 from sdp.config import TrainConfig
 from sdp.datasets.ledger import Ledger
-from sdp.errors import UserError
+from sdp.errors import DatasetError, UserError
 from sdp.imaging import centre_box, cut, decode
 from sdp.model.latents import to_pixels
 from sdp.model.sources import resolve
@@ -119,3 +120,65 @@ def test_the_job_trains_collocated_without_ray(root: Path, monkeypatch: pytest.M
 def test_online_without_a_cluster_is_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"data\.mode: expected offline or collocated without Ray"):
         assemble(how(root, data__mode="online"), World())
+
+
+def test_captions_scores_and_filters_of_a_table_are_those_of_the_batches(root: Path) -> None:
+    curated = {**curation(root), "data__batch_size": 16}
+    good = [row for row in range(80) if row % 10 and row != BAD and row % 3]
+    captions = images_table(range(80))["caption"].to_pylist()
+    tokenizer = CLIPTokenizer.from_pretrained(resolve("builtin:tiny").path / "tokenizer")
+    reader, *_ = make_reader(how(root, **curated), resolve("builtin:tiny"), World())
+    drawn: list[dict[int, bool]] = []
+    for epoch in range(2):
+        tokens: dict[int, list[int]] = {}
+        for batch in reader.batches(epoch, 0, 16):
+            assert batch.token_ids is not None
+            kept = batch.weights > 0
+            tokens |= dict(zip(batch.rows[kept].tolist(), batch.token_ids[kept].tolist(), strict=True))
+        assert sorted(tokens) == good
+        texts = {row: [captions[row], synthetic(row)] for row in good}
+        ids = {row: [tokenizer(text, padding="max_length").input_ids for text in texts[row]] for row in good}
+        assert all(tokens[row] in ids[row] for row in good)
+        drawn.append({row: tokens[row] == ids[row][1] for row in good})
+    shares = [sum(of_epoch.values()) / len(good) for of_epoch in drawn]
+    assert all(0.5 < share < 1 for share in shares), "three of four rows draw the synthetic caption"
+    assert drawn[0] != drawn[1], "each epoch draws anew"
+    train(how(root, "curated", max_steps=None, max_epochs=1, **curated))
+    assert RunFolder(open_storage(str(root / "curated"))).bad_rows() == {BAD: "not_an_image"}, (
+        "filtered rows are not bad"
+    )
+
+
+def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(root: Path) -> None:
+    first, changed = curation(root, "a.parquet"), curation(root, "changed.parquet", lowest=1)
+    (root / "b.parquet").write_bytes((root / "a.parquet").read_bytes())
+    moved = {**first, "source__tables": [{**first["source__tables"][0], "uri": str(root / "b.parquet")}]}
+    job = {"scaling__in_driver": True}
+    run(how(root, "tabled", max_steps=2, **job, **first))
+    assert run(how(root, "tabled", max_steps=3, **job, **moved)).state.step == 3
+    with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
+        run(how(root, "tabled", max_steps=4, **job, **changed))
+    with pytest.raises(DatasetError, match=r"source\.tables\.0\.uri: no column blurb or aesthetic in"):
+        run(how(root, "other", **job, **{**first, "source__caption_column": "blurb"} | {"source__tables": [
+            {"uri": str(root / "metadata.parquet"), "by": "row"}]}), dry_run=True)  # fmt: skip
+
+
+def curation(root: Path, name: str = "table.parquet", lowest: float = 0.0) -> dict[str, Any]:
+    """Write a table of captions and scores; return the keys that use it: a third of all rows is filtered."""
+    rows = list(range(80))
+    columns = {
+        "row": rows,
+        "synthetic": [synthetic(row) for row in rows],
+        "aesthetic": [lowest + (row % 3) * 2.0 for row in rows],
+    }
+    pq.write_table(pa.table(columns), root / name)
+    pq.write_table(pa.table({"row": rows}), root / "metadata.parquet")
+    return {
+        "source__caption_column": {"caption": 1, "synthetic": 3},
+        "source__tables": [{"uri": str(root / name)}],
+        "filters": {"aesthetic": {"min": 2.0}},
+    }
+
+
+def synthetic(row: int) -> str:
+    return f"made by a model for {row}"

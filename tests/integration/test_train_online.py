@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -137,9 +139,12 @@ def steps_done(folder: RunFolder) -> int:
 def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_are_told(
     root: Path, traces: Path
 ) -> None:
-    summary = run(how(root, encode__num_workers=2))
+    low = GOOD[3:5]
+    pq.write_table(pa.table({"row": range(ROWS), "score": [float(row not in low) for row in range(ROWS)]}), root / "t")
+    curated = {"source__tables": [{"uri": str(root / "t")}], "filters": {"score": {"min": 0.5}}}
+    summary = run(how(root, encode__num_workers=2, **curated))
     folder = RunFolder(open_storage(str(root / "run")))
-    assert trained_on(summary) == GOOD
+    assert trained_on(summary) == [row for row in GOOD if row not in low]
     assert summary.recoveries == 0
     assert folder.bad_rows() == {BAD: "not_an_image", KILLER: "crashed"}
     labels = {node["NodeID"]: node["Labels"].get("ray.io/accelerator-type") for node in ray.nodes()}

@@ -21,6 +21,12 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("job", "overrides", "line"),
     [
+        (
+            "train",
+            ["filters={aesthetic: {min: 5}}"],
+            "filters: expected nothing while data.mode is offline, got a value; latents are made already: set it for "
+            "sdp process",
+        ),
         ("train", ["strategy.kind=zero"], "strategy.kind: expected ddp or fsdp, got 'zero'"),
         (
             "train",
@@ -203,8 +209,8 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
     assert lines("train", *MODEL, "scaling.num_workers={min: 1, mx: 2, max: 3}") == [
         f"scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
     ]
-    assert lines("train", *MODEL, "source.caption=cat", "resolutions=[64]") == [
-        f"source.caption: {unknown}; it is a key of score, process and dreambooth",
+    assert lines("train", *MODEL, "source.image_column=cat", "resolutions=[64]") == [
+        f"source.image_column: {unknown}; it is a key of score, process and evaluate",
         f"resolutions: {unknown}; it is a key of process",
     ]
 

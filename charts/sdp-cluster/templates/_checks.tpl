@@ -58,11 +58,6 @@
 {{- if and (eq .Values.auth.mode "disabled") .Values.auth.secretName -}}
 {{- fail (printf "auth.secretName: expected none if auth.mode is disabled, got %s; set the mode to token" .Values.auth.secretName) -}}
 {{- end -}}
-{{- with .Values.faultTolerance -}}
-{{- if and .passwordSecret.name (not .redisAddress) -}}
-{{- fail (printf "faultTolerance.passwordSecret.name: expected none without faultTolerance.redisAddress, whose password it is, got %s" .passwordSecret.name) -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Refuse labels and annotations that the chart or KubeRay uses to select pods and place jobs. */}}

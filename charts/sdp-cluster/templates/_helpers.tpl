@@ -300,7 +300,7 @@ number of pods and the labels that change with the chart's version are not part 
 {{- $v := .root.Values -}}
 {{- $made := include "sdp.pod-spec" . | fromYaml -}}
 {{- $_ := set $made "metadata" (list $v.podLabels (include "sdp.annotations" . | fromYaml)) -}}
-{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* KubeRay's own additions depend on these */}}
+{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.autoscaling.enabled) -}}{{/* KubeRay's own additions depend on these */}}
 {{- if eq .is "worker" -}}
 {{- $_ := set $made "labels" (list .settings.labels .settings.accelerator .settings.rayStartParams) -}}
 {{- else -}}

@@ -18,6 +18,7 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
 from sdp.encode import work
 from sdp.encode.chunk import Chunk, TransformStats
+from sdp.encode.pictures import open_pictures, scores_of
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape
@@ -118,7 +119,7 @@ class Transformed:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSlice:
-    """The encoded rows of a slice; rows that are not needed, or bad, are zeros with weight 0."""
+    """The encoded rows of a slice; rows that are not needed, filtered or bad are zeros with weight 0."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float32]
@@ -137,14 +138,25 @@ class EncodedSlice:
         return EncodedSlice(rows, weights, latents, text, tuple(outcome for part in parts for outcome in part.bad))
 
 
-def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> ImagesDataset:
-    """Open an images dataset, to be encoded with a model."""
+def open_columns(config: TrainConfig, dataset: Dataset) -> Columns:
+    """Return the columns of an images dataset that are encoded, with the tables joined to them."""
+    section = config.source
+    return open_pictures(
+        "source", section.uri, config.storage.options(), caption=section.caption_column, text=section.caption,
+        tables=section.tables, scores=scores_of(config.filters), dataset=dataset,
+    ).columns  # fmt: skip
+
+
+def open_images(
+    config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns | None = None
+) -> ImagesDataset:
+    """Open an images dataset, to be encoded with a model; without `columns` it is not read here."""
     _, paths, groups = select_parts(dataset, config.limit)
     return ImagesDataset(
         dataset.storage,
         paths,
         groups,
-        _encode_spec(config, dataset, model),
+        _encode_spec(config, dataset, model, columns or Columns()),
         RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
     )
 
@@ -159,7 +171,7 @@ def transform_slice(images: ImagesDataset, data_slice: Slice) -> tuple[Transform
     wanted = data_slice.needed & (images.weights(rows) > 0)
     if not wanted.any():
         return Transformed(rows, _empty_chunk(images)), TransformStats()
-    # The epoch goes into the seed, since crops are drawn from seed and row alone.
+    # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
     drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (data_slice.epoch << 40)))
     chunk, stats = work.transform_piece(drawn, data_slice.piece, None if wanted.all() else rows[wanted])
     return Transformed(rows, chunk), stats
@@ -177,7 +189,7 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transfo
         (),
     )
     if not len(chunk):
-        return replace(result, bad=tuple(chunk.outcomes))
+        return replace(result, bad=_bad(chunk.outcomes))
     encoded = encoder(chunk)
     good = encoded.good
     at = _places(rows, chunk.rows[good])
@@ -185,7 +197,11 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transfo
     result.weights[at] = 1
     result.latents[at] = _bytes(group.values[good[group.positions]])
     result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
-    return replace(result, bad=tuple(encoded.outcomes))
+    return replace(result, bad=_bad(encoded.outcomes))
+
+
+def _bad(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    return tuple(outcome for outcome in outcomes if outcome.outcome == FAILED)
 
 
 def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> EncodedSlice:
@@ -201,7 +217,7 @@ def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
     return work.load_encoder(images.spec, device)
 
 
-def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> EncodeSpec:
+def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
     transform, encode, side = config.transform, config.encode, config.data.resolution
     batch = encode.batch_size or usual_batch(side)
     scaling_factor = family.scaling_factor(model.path)
@@ -230,7 +246,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> En
             compile=encode.compile,
         ),
         shape=Shape((side,), scaling_factor, "moments", width),
-        columns=Columns(),
+        columns=columns,
         storage=config.storage.options(),
         output=dataset.storage,
         foreign=False,
