@@ -43,6 +43,11 @@ def frozen() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let the interpreter's end free what was frozen: a library reports what it does not as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Workers of Ray that tests start are forked from a process of tests/warm."""
