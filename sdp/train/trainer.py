@@ -87,6 +87,7 @@ class _Update:
 @contextmanager
 def _manual_garbage_collection() -> Iterator[None]:
     """Disable automatic garbage collection: it would pause one worker at a time, and all others wait for that one."""
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()  # existing objects stay, and need not be scanned again
     gc.disable()
@@ -94,7 +95,8 @@ def _manual_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not frozen_before:  # else it would undo the caller's freeze
+            gc.unfreeze()
 
 
 class Trainer:

@@ -1,5 +1,6 @@
 """Inputs of training tests. A module that needs others defines its own `inputs`."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -33,6 +34,18 @@ def root(inputs: Path, tmp_path: Path) -> Path:
 
     torch.set_num_threads(1)
     return linked(inputs, tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Spare each training's garbage collection a scan of all the libraries' objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter's end free what was frozen: a library reports what it does not as leaked."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
