@@ -1,6 +1,6 @@
 """The reference's processing: one map_batches after another, fp32 between them.
 
-The reference is Anyscale's pre-training of Stable Diffusion v2 with Ray (docs/process.md, Coming from the reference).
+The reference is Anyscale's pre-training of Stable Diffusion v2 with Ray (docs/process.md, Coming from Anyscale's pipeline).
 This is written from its published text:
 read_parquet → SDTransform (PIL, torchvision; float32 CHW) → SDLatentEncoder (VAE and text encoder) → write_parquet
 """
