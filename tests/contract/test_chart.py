@@ -902,14 +902,28 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
     assert f"kubectl apply -f manifests/{path.name}" in path.read_text()
 
 
+def own_cluster(*, efa: bool) -> Manifest:
+    """Return the RayJob with a cluster of its own, with the patch for EFA if wanted."""
+    job: Manifest = json.loads(json.dumps(yaml.safe_load((MANIFESTS / "train-own-cluster.yaml").read_text())))
+    for change in json.loads((MANIFESTS / "efa.json").read_text()) if efa else []:
+        assert change["op"] == "add"
+        *path, last = (part.replace("~1", "/") for part in change["path"].split("/")[1:])
+        parent: Any = job
+        for part in path:
+            parent = parent[int(part) if isinstance(parent, list) else part]
+        parent.append(change["value"]) if last == "-" else parent.__setitem__(last, change["value"])
+    return job
+
+
 @NEEDS_HELM
-def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Render) -> None:
-    spec = yaml.safe_load((MANIFESTS / "train-own-cluster.yaml").read_text())["spec"]
+@pytest.mark.parametrize("settings", [[], ["groups.a100.efaDevices=4"]], ids=["plain", "efa"])
+def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Render, settings: list[str]) -> None:
+    spec = own_cluster(efa=bool(settings))["spec"]
     assert "clusterSelector" not in spec
     assert spec["backoffLimit"] > 0
     assert spec["shutdownAfterJobFinishes"] is True
     own = spec["rayClusterSpec"]
-    chart = one(render("minimal"), "RayCluster")["spec"]
+    chart = one(render("minimal", *settings), "RayCluster")["spec"]
     assert own.keys() <= RAYCLUSTER_FIELDS
     assert "enableInTreeAutoscaling" not in own, "Kueue takes none"
     assert own["authOptions"] == chart["authOptions"]
@@ -928,6 +942,10 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         assert template["metadata"]["labels"] == {"sdp/jobs-of": "sdp"}, "what the chart's network policy goes by"
         assert our_container["name"] == their_container["name"]
         assert our_container["volumeMounts"] == their_container["volumeMounts"]
+        network = [
+            [v for v in c["env"] if v["name"].startswith(("FI_", "NCCL_"))] for c in (our_container, their_container)
+        ]
+        assert network[0] == network[1]
         drains = {variable["name"] for variable in our_container["env"]} & {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
         assert bool(drains) == (name == "a100"), "nobody waits for a head"
         assert bool(our_container["lifecycle"]) == (name == "head")
