@@ -7,7 +7,6 @@ Every Python process begins with this, so it imports next to nothing.
 import os
 import sys
 
-
 _WORKER = "/ray/_private/workers/default_worker.py"
 _SETUP = "/ray/_private/workers/setup_worker.py"
 _SETTINGS = "--serialized-runtime-env-context="
