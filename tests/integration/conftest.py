@@ -39,6 +39,7 @@ def root(inputs: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
     """Spare each training's garbage collection a scan of all the libraries' objects."""
+    gc.unfreeze()  # the trainings of the last module left garbage
     gc.collect()
     gc.freeze()
 

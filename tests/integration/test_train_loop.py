@@ -383,3 +383,14 @@ def test_garbage_is_collected_at_the_same_steps_on_all_workers_and_at_no_other_t
         gc.callbacks.remove(notice.collected)
     assert steps == [0, 2]
     assert gc.isenabled()
+
+
+@pytest.mark.own_process
+def test_what_was_frozen_before_a_training_stays_frozen_and_nothing_else(root: Path) -> None:
+    gc.unfreeze()
+    train(config(root, max_steps=1))
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    train(config(root, "another", max_steps=1))
+    assert gc.get_freeze_count() > 0
+    assert gc.isenabled()

@@ -62,3 +62,34 @@ def test_each_ends_with_the_other(start: Callable[[str], subprocess.Popen[str]])
         assert asking.wait(60) == (128 + signal.SIGKILL if victim == "fork" else -signal.SIGKILL)
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the other has ended", 60)  # type: ignore[misc]
         asking.communicate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "forked"),
+    [({}, True), ({"env_vars": {"GIVEN": "${HOME}"}}, False), ({"command_prefix": ["nice"]}, False)],
+    ids=["plain", "a variable to expand", "a prefix"],
+)
+def test_a_worker_with_an_environment_is_forked_unless_ray_has_to_prepare_it(
+    tmp_path: Path, changes: dict[str, object], forked: bool
+) -> None:
+    folder = tmp_path / "ray" / "_private" / "workers"
+    folder.mkdir(parents=True)
+    (folder / "default_worker.py").write_text(WORKER)
+    (folder / "setup_worker.py").write_text("print('prepared by Ray')")
+    usual = {"command_prefix": [], "env_vars": {"GIVEN": "by the job"}, "py_executable": sys.executable}
+    settings = json.dumps({**usual, "override_worker_entrypoint": None, "java_jars": [], **changes})
+    done = subprocess.run(
+        [sys.executable, str(folder / "setup_worker.py"), str(folder / "default_worker.py"), "--worker", "0",
+         f"--serialized-runtime-env-context={settings}", "--language=PYTHON"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    if not forked:
+        assert done.stdout == "prepared by Ray\n"
+        return
+    _, has_torch, arguments, variable, _, _ = json.loads(done.stdout)
+    assert (has_torch, variable, arguments) == (
+        True,
+        "by the job",
+        [str(folder / "default_worker.py"), "--worker", "0"],
+    )
+    assert done.returncode == 7
