@@ -34,6 +34,7 @@ from sdp.console import table
 from sdp.encode.blocks import Note
 from sdp.encode.chunk import Chunk, Group, TransformStats
 from sdp.encode.placement import Placement
+from sdp.encode.reading import Columns
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train import online
@@ -166,7 +167,7 @@ def make_images(folder: str, text: str) -> ImagesDataset:
     settings = {"source": {"uri": folder}, "output": {"uri": f"{folder}-run"}, "model": {"source": "builtin:tiny"}}
     config = parse("train", {**settings, "data": {"mode": "online", "resolution": SIDE}})
     storage: Any = SimpleNamespace(storage=open_storage(folder))
-    spec = _encode_spec(config, storage, resolve("builtin:tiny"))
+    spec = _encode_spec(config, storage, resolve("builtin:tiny"), Columns())
     width = TEXT_WIDTH if text == "text_embedding" else None
     spec = replace(spec, shape=replace(spec.shape, text_width=width))
     row_groups = RowGroups.of([[GROUP_ROWS] * 4000])
