@@ -104,7 +104,7 @@ def open_tables(
     return tuple(_open(f"{key}.{number}", section, texts, scores, options) for number, section in enumerate(sections))
 
 
-def identity_of(tables: Sequence[Joined]) -> list[dict[str, Any]]:
+def contents_of(tables: Sequence[Joined]) -> list[dict[str, Any]]:
     """Return what identifies tables, wherever they are."""
     return [{"by": table.by, "drop": table.drop, "files": table.digest} for table in tables]
 

@@ -104,8 +104,9 @@ def open_pictures(
         return replace(columns, caption=(own or columns.captions)[0])
 
     needed = text is None and (required or caption is not None)
-    if dataset is None and not is_read_only(uri) and "*" not in uri and open_storage(uri, options).exists(HEAD):
-        dataset = open_dataset(open_storage(uri, options))
+    if dataset is None and not is_read_only(uri) and "*" not in uri:
+        folder = open_storage(uri, options)
+        dataset = open_dataset(folder) if folder.exists(HEAD) else None
     if dataset is not None:
         folder, kind = dataset.storage, dataset.manifest.kind
         if kind not in _CAPTIONS:

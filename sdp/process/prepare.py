@@ -14,7 +14,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
-from sdp.encode.joined import identity_of
+from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
@@ -108,7 +108,7 @@ def head_of(
     """Return the identity of an output, in which these keys take the place of the configuration's own."""
     # A higher limit extends the same dataset, and a table may move.
     own = {path: value for path, value in identity(config).items() if path != "limit"}
-    tables = identity_of(pictures.columns.tables) or None
+    tables = contents_of(pictures.columns.tables) or None
     return Head(kind, unit_rows, pictures.dataset is not None, {**own, "source.tables": tables, **identifying})
 
 

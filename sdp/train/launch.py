@@ -36,7 +36,7 @@ from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.checkpoint import read_state
-from sdp.train.data.images import ImagesDataset, open_columns, open_images
+from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
@@ -72,7 +72,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: R
         places = [*beside, trainers]
         return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
 
-    images = _images(config)
+    images = _images(config, plan)
     workers = room(*([] if images is None else _placement(config, resources).places))
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
@@ -238,13 +238,13 @@ def _was_preempted(error: Exception) -> bool:
     return type(error).__name__ == "PreemptionError" or any(getattr(e, "preempted", False) for e in failures.values())
 
 
-def _images(config: TrainConfig) -> ImagesDataset | None:
+def _images(config: TrainConfig, plan: Plan) -> ImagesDataset | None:
     """Return the images to encode, if data.mode is online."""
     if config.data.mode != "online":
         return None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
     model = resolve(config.model.source, storage=config.storage.options())
-    return open_images(config, dataset, model, open_columns(config, dataset))
+    return open_images(config, dataset, model, plan.columns)
 
 
 def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:

@@ -11,7 +11,8 @@ from sdp.config import TrainConfig
 from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
-from sdp.encode.joined import identity_of
+from sdp.encode.joined import contents_of
+from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
@@ -64,8 +65,14 @@ class Plan:
     """Further lines for the user."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the run's identity that the configuration alone does not decide: the content of its tables."""
+    columns: Columns | None = None
+    """The images' columns, if images are encoded during training."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Keys of the run's identity that the configuration alone does not decide: the content of its tables."""
+        contents = contents_of(self.columns.tables) if self.columns else []
+        return {"source.tables": contents} if contents else {}
 
     @property
     def epoch_steps(self) -> int:
@@ -106,7 +113,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     state = read_state(run.checkpoint(step)) if step is not None else TrainState()
     newest = state.position == 0
     rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
-    tables = [] if offline else identity_of(open_columns(config, datasets[0]).tables)
+    columns = None if offline else open_columns(config, datasets[0])
     _check_validation(config, model)
     tight = fit(config, sources.family(model, storage=options), embedded=embedded)
     batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
@@ -135,7 +142,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         reached_limit(config, state) or used_up_budget(config, state),
         tuple(notes),
         _changed(before, config),
-        {"source.tables": tables} if tables else {},
+        columns,
     )
 
 

@@ -911,7 +911,10 @@ def own_cluster(*, efa: bool) -> Manifest:
         parent: Any = job
         for part in path:
             parent = parent[int(part) if isinstance(parent, list) else part]
-        parent.append(change["value"]) if last == "-" else parent.__setitem__(last, change["value"])
+        if last == "-":
+            parent.append(change["value"])
+        else:
+            parent[last] = change["value"]
     return job
 
 

@@ -95,8 +95,7 @@ def helm(tool: Callable[[str], Path], kube: Kube, settings: Settings) -> Callabl
 
     def run(verb: str, *words: str, chart: Path = CHART) -> str:
         made = [str(chart), *values] if verb in ("install", "upgrade") else []
-        release = [] if verb == "list" else ["sdp"]
-        command = [str(tool("helm")), verb, *release, *made, "-n", kube.namespace, *words]
+        command = [str(tool("helm")), verb, "sdp", *made, "-n", kube.namespace, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         if done.returncode:
             raise Failed(f"helm {verb}: {done.stderr.strip()}")

@@ -24,9 +24,8 @@ def empty(kube: Kube, helm: Callable[..., str]) -> Iterator[Kube]:
 
 
 def remove(kube: Kube, helm: Callable[..., str]) -> None:
-    if helm("list", "--short").split():
-        kube.run("delete", "rayjobs", "--all", "--wait=true")
-        helm("uninstall")
+    kube.run("delete", "rayjobs", "--all", "--wait=true")
+    helm("uninstall", "--ignore-not-found")
     kube.until(lambda: not kube.find("pods", "ray.io/cluster=sdp"), 300, "the pods of the release are gone")
 
 
