@@ -175,6 +175,10 @@ def _check_columns(
         return tuple(name for name in names if name in schema.names or (required and name not in elsewhere))
 
     texts, others = own(columns.captions, required=captions), own(columns.numbers)
+    if columns.image in texts:
+        raise DatasetError(
+            f"{key}.caption_column: expected a column of text, got {columns.image}, which holds the images"
+        )
     checks = [(f"{key}.image_column", columns.image, _holds_images, "bytes")]
     checks += [(f"{key}.caption_column", name, _holds_text, "text") for name in texts]
     checks += [(f"{key}.tables", name, _holds_text, "text") for name in columns.keys]

@@ -163,6 +163,13 @@ def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(root: Path
             {"uri": str(root / "metadata.parquet"), "by": "row"}]}), dry_run=True)  # fmt: skip
 
 
+def test_the_images_column_is_refused_as_the_captions_before_anything_is_read(root: Path) -> None:
+    with pytest.raises(
+        DatasetError, match=r"source\.caption_column: expected a column of text, got image, which holds"
+    ):
+        run(how(root, "images-as-captions", source__caption_column="image"), dry_run=True)
+
+
 def curation(root: Path, name: str = "table.parquet", lowest: float = 0.0) -> dict[str, Any]:
     """Write a table of captions and scores; return the keys that use it: a third of all rows is filtered."""
     rows = list(range(80))
