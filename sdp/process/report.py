@@ -247,6 +247,8 @@ def forecast(
     rows = sum(len(work.unit) for work in pending)
     config = prepared.config
     node = config.encode.accelerator or "any node"
+    columns = prepared.pictures.columns
+    filters = bool(columns.scores) or any(joined.drop for joined in columns.tables)
     lines = [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         *(
@@ -254,11 +256,14 @@ def forecast(
                 "table",
                 f"{table.uri}, {counted(table.rows, 'row')} by {table.by}: {', '.join(table.columns) or 'no column'}",
             )
-            for table in prepared.pictures.columns.tables
+            for table in columns.tables
         ),
-        *(("filter", _bounds(score)) for score in prepared.pictures.columns.scores),
+        *(("filter", _bounds(score)) for score in columns.scores),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
-        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}"),
+        (
+            "to do",
+            f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * filters}",
+        ),
         *to_write(prepared.images_of(rows)),
         (
             "encoders",

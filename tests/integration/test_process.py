@@ -186,6 +186,7 @@ def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account
     assert "captions.parquet, 40 rows by row: synthetic" in plan
     assert "scores.parquet, 59 rows by key: aesthetic" in plan
     assert "aesthetic at least 5" in plan
+    assert "rows before filters" in plan
 
     dataset = run(config)
     kept = [row for row in range(60) if row % 10 >= 5 and not every_tenth(row)]
@@ -335,6 +336,7 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
     said = capsys.readouterr().err
     assert "0 of 3 parts written" in said
     assert "60 rows" in said
+    assert "before filters" not in said
     assert not (tmp_path / "out").exists()
 
     missing = root / "out" / processed.parts["path"][1].as_py()
