@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -196,12 +196,42 @@ class RayCluster:
         os.environ.pop(MARK, None)
 
 
+def start_job(
+    stage: Stage, folder: Path, output: str, log: Path, address: str | None, mark: str
+) -> "subprocess.Popen[bytes]":
+    """Start a stage's job under its supervisor."""
+    file = stage.write(folder, output)
+    environment = {**os.environ, MARK: mark, **({"RAY_ADDRESS": address} if address else {})}
+    with log.open("ab") as sink:
+        command = [sys.executable, "-m", "sdp.supervisor", stage.job, "--config", str(file)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment)
+
+
+def left_behind(mark: str, but: Sequence[str] = ()) -> dict[str, int]:
+    """Wait until the processes with a mark are gone; return those that stay, and end them."""
+    deadline = time.monotonic() + LEFT_S
+    while (left := Counter(kind for _, kind in processes(mark) if kind not in but)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    end_all(mark)
+    return dict(left)
+
+
+def end_all(mark: str, only: str | None = None) -> None:
+    """Kill the processes with a mark, or those of one kind."""
+    for pid in [pid for pid, kind in processes(mark) if only in (None, kind)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
 class Chaos:
     """Rounds on one S3 server, against references that were made there without being disturbed."""
 
     def __init__(self, folder: Path, gateway: Gateway) -> None:
         self._folder, self._gateway = folder, gateway
         self.stages = stages(f"{gateway.uri}/reference")
+        self.uri = gateway.uri
         self._file = folder / "references.json"
         self._references: dict[str, dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
@@ -246,7 +276,7 @@ class Chaos:
             if cluster is not None:
                 cluster.stop()
         done.seconds = time.monotonic() - began
-        left = self._left(mark, () if cluster is None else AGENTS)  # a cluster's agents are not the job's
+        left = left_behind(mark, () if cluster is None else AGENTS)  # a cluster's agents are not the job's
         done.cpu_s = meter.stop()
         also = [f"left behind: {left}"] if left else []
         also += faults_in(log.read_text(errors="replace"))
@@ -262,7 +292,7 @@ class Chaos:
     def _undisturbed(self, stage: Stage, output: str) -> tuple[float, float]:
         mark, began, log = f"reference-{uuid4().hex[:8]}", time.monotonic(), self._folder / "reference.log"
         meter = Meter(mark)
-        code = self._start(stage, output, log, None, mark).wait()
+        code = start_job(stage, self._folder, output, log, None, mark).wait()
         took = time.monotonic() - began
         if code:
             raise SystemExit(f"chaos: the undisturbed {stage.name} ended with {code}: {log}")
@@ -274,12 +304,12 @@ class Chaos:
         while done.submissions < SUBMISSIONS:
             if cluster is not None:
                 cluster.mend()
-            job = self._start(done.stage, output, log, cluster.address if cluster else None, mark)
+            job = start_job(done.stage, self._folder, output, log, cluster.address if cluster else None, mark)
             done.submissions += 1
             while job.poll() is None:
                 elapsed = time.monotonic() - began
                 if elapsed > LONGEST_S:
-                    self._end(mark)
+                    end_all(mark)
                     return 124
                 if kills and kills[0].is_due(elapsed / took, log) and self._kill(kills[0].target, mark, cluster, draw):
                     done.killed.append(f"{kills.pop(0).target} at {elapsed:.0f} s")
@@ -290,15 +320,8 @@ class Chaos:
             if code in (0, 2):  # as after a RayJob's end, which a person has to mend
                 break
             # What a pod's end takes with it; on a cluster, what Ray's job manager ends with the entrypoint.
-            self._end(mark, None if cluster is None else "driver")
+            end_all(mark, None if cluster is None else "driver")
         return code
-
-    def _start(self, stage: Stage, output: str, log: Path, address: str | None, mark: str) -> "subprocess.Popen[bytes]":
-        file = stage.write(self._folder, output)
-        environment = {**os.environ, MARK: mark, **({"RAY_ADDRESS": address} if address else {})}
-        with log.open("ab") as sink:
-            command = [sys.executable, "-m", "sdp.supervisor", stage.job, "--config", str(file)]
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment)
 
     def _kill(self, target: str, mark: str, cluster: RayCluster | None, draw: random.Random) -> bool:
         if target == "s3":
@@ -323,20 +346,6 @@ class Chaos:
             return f"differs in {', '.join(different)}"
         extra = names(output) ^ set(reference["names"])
         return f"other objects: {', '.join(sorted(extra)[:5])}" if extra else "same"
-
-    def _left(self, mark: str, but: Sequence[str]) -> dict[str, int]:
-        deadline = time.monotonic() + LEFT_S
-        while (left := Counter(kind for _, kind in processes(mark) if kind not in but)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        self._end(mark)
-        return dict(left)
-
-    def _end(self, mark: str, only: str | None = None) -> None:
-        for pid in [pid for pid, kind in processes(mark) if only in (None, kind)]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
 
 def _plain(value: Any) -> Any:
@@ -370,6 +379,19 @@ def _spend_failures(port: int) -> None:
             connection.close()
 
 
+@contextmanager
+def chaos_in(folder: Path) -> Iterator[Chaos]:
+    """Serve the images and the S3 server's folder, and yield rounds on them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with running_gateway(_server(), folder / "s3") as gateway, serve(IMAGES, port=_port(folder)) as port:
+        os.environ.update(gateway.env)
+        _spend_failures(port)
+        where = gateway.root / gateway.bucket / "reference" / "metadata"
+        if not where.exists():
+            write_metadata(where, IMAGES, [f"http://127.0.0.1:{port}"], files=3)
+        yield Chaos(folder, gateway)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds, print a line for each and a table of those that failed; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.partition("\n")[0])
@@ -384,7 +406,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     if not options.keep:
         shutil.rmtree(options.folder, ignore_errors=True)
-    options.folder.mkdir(parents=True, exist_ok=True)
     rounds: list[tuple[str, Callable[[], Case]]]
     if options.directed is not None:
         chosen = [name for name in DIRECTED if not options.directed or any(text in name for text in options.directed)]
@@ -395,15 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds = [(f"seed-{seed}", lambda seed=seed: draw_case(seed, options.stages)) for seed in seeds]  # type: ignore[misc]
         wanted = sorted({case().stage for _, case in rounds})
     done: list[Round] = []
-    with ExitStack() as stack:
-        gateway = stack.enter_context(running_gateway(_server(), options.folder / "s3"))
-        os.environ.update(gateway.env)
-        port = stack.enter_context(serve(IMAGES, port=_port(options.folder)))
-        _spend_failures(port)
-        where = gateway.root / gateway.bucket / "reference" / "metadata"
-        if not where.exists():
-            write_metadata(where, IMAGES, [f"http://127.0.0.1:{port}"], files=3)
-        chaos = Chaos(options.folder, gateway)
+    with chaos_in(options.folder) as chaos:
         chaos.prepare(wanted)
         for name, case in rounds:
             if time.monotonic() - began > 60 * options.minutes:

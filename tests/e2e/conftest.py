@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e import jobs, site
 from tests.e2e.kube import Failed, Kube
@@ -39,11 +40,12 @@ def settings() -> Settings:
 
 @pytest.fixture(scope="session")
 def kube(settings: Settings) -> Iterator[Kube]:
-    """Make a namespace with the servers that the jobs need."""
+    """Make a namespace of the *restricted* Pod Security standard, with the servers that the jobs need."""
     kube = Kube(f"sdp-e2e-{secrets.token_hex(3)}")
     kube.run("create", "namespace", kube.namespace)
+    enforce(kube, "restricted")
     try:
-        with _gpus(kube, settings):
+        with _gpus(kube, settings), site.mounts(kube, settings):
             site.begin(kube, settings)
             yield kube
     finally:
@@ -58,6 +60,10 @@ def _no_job_outlives_its_test(kube: Kube) -> Iterator[None]:
     for job in kube.find("rayjob"):
         if job.get("status", {}).get("jobDeploymentStatus") not in ("Complete", "Failed"):
             kube.run("delete", "rayjob", job["metadata"]["name"], "--wait=true")
+
+
+def enforce(kube: Kube, standard: str) -> None:
+    kube.run("label", "--overwrite", "namespace", kube.namespace, f"pod-security.kubernetes.io/enforce={standard}")
 
 
 @contextlib.contextmanager
@@ -86,11 +92,14 @@ def fake_gpus(kube: Kube, settings: Settings) -> None:
 
 
 @pytest.fixture(scope="session")
-def helm(tool: Callable[[str], Path], kube: Kube, settings: Settings) -> Callable[..., str]:
+def helm(
+    tool: Callable[[str], Path], kube: Kube, settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
     """`helm("upgrade", "--set", "…")` on the release `sdp`, always with the tests' values."""
     repository, _, tag = settings.image.rpartition(":")
-    files = [VALUES, *([settings.values_file] if settings.values_file else [])]
-    values = [word for file in files for word in ("-f", str(file))]
+    given = tmp_path_factory.mktemp("values") / "given.yaml"
+    given.write_text(yaml.safe_dump({**settings.values, "volumes": site.volumes(settings)}))
+    values = ["-f", str(VALUES), "-f", str(given)]
     values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
 
     def run(verb: str, *words: str, chart: Path = CHART) -> str:

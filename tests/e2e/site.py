@@ -1,6 +1,8 @@
 """The services that the jobs need, in the same namespace: an S3 server, and a web server with pictures."""
 
+import contextlib
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 from tests.e2e.kube import Kube, Object
@@ -40,6 +42,49 @@ PLAIN: Object = {
         }
     }
 }
+
+
+RESTRICTED: Object = {
+    "runAsNonRoot": True,
+    **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000),
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONFINED: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def volumes(settings: Settings) -> list[Object]:
+    """Return the settings' volumes, with claims for folders of nodes: the *restricted* standard allows no other way."""
+    return [
+        {"name": volume["name"], "persistentVolumeClaim": {"claimName": volume["name"]}}
+        if "hostPath" in volume
+        else volume
+        for volume in settings.values.get("volumes", [])
+    ]
+
+
+@contextlib.contextmanager
+def mounts(kube: Kube, settings: Settings) -> Iterator[None]:
+    """Make what those claims are bound to."""
+    objects: list[Object] = []
+    for volume in settings.values.get("volumes", []):
+        if "hostPath" in volume:
+            name, access = f"{kube.namespace}-{volume['name']}", ["ReadOnlyMany"]
+            claim = {"namespace": kube.namespace, "name": volume["name"]}
+            spec = {"storageClassName": "", "accessModes": access}
+            made = {"capacity": {"storage": "1Gi"}, "hostPath": volume["hostPath"], "claimRef": claim}
+            wanted = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
+            objects += [
+                {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {**spec, **made}},
+                {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": claim, "spec": {**spec, **wanted}},
+            ]
+    if objects:
+        kube.apply(objects)
+    try:
+        yield
+    finally:
+        for made in objects:
+            if made["kind"] == "PersistentVolume":
+                kube.run("delete", "persistentvolume", made["metadata"]["name"], "--wait=false")
 
 
 def begin(kube: Kube, settings: Settings) -> None:
@@ -98,7 +143,7 @@ def _objects(settings: Settings) -> list[Object]:
                 "volumeMounts": settings.values.get("volumeMounts", []),
                 "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
             },
-            settings.values.get("volumes", []),
+            volumes(settings),
         ),
     ]
 
@@ -116,7 +161,7 @@ def _service(name: str, port: int) -> Object:
     }
 
 
-def _pod(name: str, container: Object, volumes: list[Any]) -> Object:
+def _pod(name: str, container: Object, mounted: list[Any]) -> Object:
     requests = {"requests": {"cpu": "50m", "memory": "128Mi"}}
     return {
         "apiVersion": "v1",
@@ -126,7 +171,8 @@ def _pod(name: str, container: Object, volumes: list[Any]) -> Object:
             "affinity": PLAIN,
             "terminationGracePeriodSeconds": 2,
             "enableServiceLinks": False,  # VERSITYGW's own settings begin with names that service links take
-            "containers": [{"name": name, "resources": requests, **container}],
-            "volumes": volumes,
+            "securityContext": RESTRICTED,
+            "containers": [{"name": name, "resources": requests, "securityContext": CONFINED, **container}],
+            "volumes": mounted,
         },
     }

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.e2e import jobs, site
+from tests.e2e.conftest import enforce
 from tests.e2e.kube import Kube, Object
 from tests.e2e.settings import Settings
 
@@ -33,7 +34,7 @@ ANNOTATED: Object = {
 """The selector of the exporter's pods in docs/monitoring.md."""
 ASK = """
 import sys, urllib.request
-print(urllib.request.urlopen("http://prometheus:9090/api/v1/" + sys.argv[1], timeout=20).read().decode())
+print(urllib.request.urlopen(f"http://{sys.argv[1]}:9090/api/v1/{sys.argv[2]}", timeout=20).read().decode())
 """
 TELL = """
 import sys, ray
@@ -54,37 +55,35 @@ else:
 
 
 @pytest.fixture(scope="module")
+def monitoring(cluster: Kube) -> Iterator[Kube]:
+    """Make the namespace of the chart, whose exporter mounts a folder of the node."""
+    monitoring = Kube(f"{cluster.namespace}-monitoring")
+    monitoring.run("create", "namespace", monitoring.namespace)
+    enforce(monitoring, "privileged")
+    yield monitoring
+    monitoring.run("delete", "namespace", monitoring.namespace, "--wait=true", timeout_s=180)
+
+
+@pytest.fixture(scope="module")
 def ask(
-    cluster: Kube, settings: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
-) -> Iterator[Callable[..., Any]]:
+    cluster: Kube, monitoring: Kube, settings: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
+) -> Callable[..., Any]:
     """Return a function that queries Prometheus' HTTP API."""
     if settings.prometheus_image is None:
         pytest.skip("SDP_E2E_PROMETHEUS_IMAGE is none")
-    prometheus = _prometheus(cluster.namespace, settings.prometheus_image)
-
-    def charted(*words: str) -> None:
-        done = subprocess.run(
-            [str(tool("helm")), *words, "-n", cluster.namespace],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-
     # Ray's pods let a namespace scrape them that the release names.
-    helm("upgrade", "--force-conflicts", "--set", f"networkPolicy.monitoringNamespaces={{{cluster.namespace}}}")
-    try:
-        charted("upgrade", "--install", RELEASE, str(CHART), *_values(cluster, settings))
-        files = cluster.get("configmap", f"{RELEASE}-prometheus")["data"]
-        cluster.apply([*prometheus, _config(files)])
-        cluster.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
-        yield lambda what, **settings: json.loads(cluster.python(site.TOOLS, ASK, f"{what}?{urlencode(settings)}"))[
-            "data"
-        ]
-    finally:
-        charted("uninstall", "--ignore-not-found", RELEASE)
-        cluster.run("delete", "--ignore-not-found", "--wait=true", "-f", "-", stdin=_listed([*prometheus, _config({})]))
+    helm("upgrade", "--force-conflicts", "--set", f"networkPolicy.monitoringNamespaces={{{monitoring.namespace}}}")
+    command = [str(tool("helm")), "install", RELEASE, str(CHART), *_values(cluster, monitoring, settings)]
+    done = subprocess.run(
+        [*command, "-n", monitoring.namespace], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    files = monitoring.get("configmap", f"{RELEASE}-prometheus")["data"]
+    prometheus = _prometheus(settings.prometheus_image)
+    monitoring.apply([*prometheus, *_may_list_pods(cluster, monitoring), _config(files)])
+    monitoring.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
+    host = f"prometheus.{monitoring.namespace}"
+    return lambda what, **asked: json.loads(cluster.python(site.TOOLS, ASK, host, f"{what}?{urlencode(asked)}"))["data"]
 
 
 def test_every_target_is_up_and_says_where_it_is(cluster: Kube, ask: Callable[..., Any]) -> None:
@@ -156,16 +155,16 @@ def test_a_jobs_metrics_have_the_labels_that_rules_and_dashboards_need(cluster: 
     }
 
 
-def test_uninstall_leaves_nothing_of_it(cluster: Kube, ask: Callable[..., Any], tool: Callable[[str], Path]) -> None:  # noqa: ARG001 (it is there)
-    command = [str(tool("helm")), "uninstall", RELEASE, "-n", cluster.namespace]
+def test_uninstall_leaves_nothing_of_it(monitoring: Kube, ask: Callable[..., Any], tool: Callable[[str], Path]) -> None:  # noqa: ARG001 (it is there)
+    command = [str(tool("helm")), "uninstall", RELEASE, "-n", monitoring.namespace]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
     def left() -> list[str]:
         kinds = "daemonsets,pods,configmaps,networkpolicies,services,serviceaccounts"
-        remaining = cluster.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
+        remaining = monitoring.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
         return [f"{one['kind']}/{one['metadata']['name']}" for one in remaining]
 
-    cluster.until(lambda: not left(), 90, "nothing is left of the release")
+    monitoring.until(lambda: not left(), 90, "nothing is left of the release")
 
 
 def _all_up(ask: Callable[..., Any]) -> list[Object]:
@@ -176,7 +175,7 @@ def _all_up(ask: Callable[..., Any]) -> list[Object]:
     return targets if enough and all(target["health"] == "up" for target in targets) else []
 
 
-def _values(cluster: Kube, settings: Settings) -> list[str]:
+def _values(cluster: Kube, monitoring: Kube, settings: Settings) -> list[str]:
     repository, _, tag = settings.exporter_image.rpartition(":")
     exporter: Object = {
         "image": {"repository": repository, "tag": tag},
@@ -184,7 +183,7 @@ def _values(cluster: Kube, settings: Settings) -> list[str]:
         "volumes": settings.values.get("volumes", []),
         "volumeMounts": settings.values.get("volumeMounts", []),
         "imagePullSecrets": settings.values.get("imagePullSecrets", []),
-        "networkPolicy": {"monitoringNamespaces": [cluster.namespace]},
+        "networkPolicy": {"monitoringNamespaces": [monitoring.namespace]},
     }
     values = {
         "mode": "plain",
@@ -196,10 +195,6 @@ def _values(cluster: Kube, settings: Settings) -> list[str]:
         for name, value in {**values, "exporter": exporter}.items()
         for word in ("--set-json", f"{name}={json.dumps(value)}")
     ]
-
-
-def _listed(objects: list[Object]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
 
 def _config(files: Object) -> Object:
@@ -214,9 +209,29 @@ def _config(files: Object) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": METADATA, "data": data}
 
 
-def _prometheus(namespace: str, image: str) -> list[Object]:
-    """Return a Prometheus pod that may list the namespace's pods, and its service."""
-    rbac = "rbac.authorization.k8s.io"
+def _may_list_pods(cluster: Kube, monitoring: Kube) -> Iterator[Object]:
+    """Yield Prometheus' permission in both namespaces."""
+    group = "rbac.authorization.k8s.io"
+    account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": monitoring.namespace}
+    for namespace in (cluster.namespace, monitoring.namespace):
+        about = {**METADATA, "namespace": namespace}
+        yield {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": about,
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+        }
+        yield {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": about,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": "prometheus"},
+            "subjects": [account],
+        }
+
+
+def _prometheus(image: str) -> list[Object]:
+    """Return a Prometheus pod, its account and its service."""
     container = {
         "name": "prometheus",
         "image": image,
@@ -227,19 +242,6 @@ def _prometheus(namespace: str, image: str) -> list[Object]:
     }
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": METADATA},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "Role",
-            "metadata": METADATA,
-            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": METADATA,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "prometheus"},
-            "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": namespace}],
-        },
         {
             "apiVersion": "v1",
             "kind": "Service",

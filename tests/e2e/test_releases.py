@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import jobs, site
-from tests.e2e.conftest import CHART, READY_S, ready
+from tests.e2e.conftest import CHART, READY_S, enforce, ready
 from tests.e2e.kube import Failed, Kube
 
 STORAGE = "s3://sdp/upgraded"
@@ -35,8 +35,10 @@ def test_a_release_of_0_1_is_upgraded_and_runs_the_pipeline_applied_whole(
     def cluster_pods() -> set[str]:
         return {pod["metadata"]["uid"] for pod in empty.find("pods", "ray.io/cluster=sdp")}
 
+    enforce(empty, "baseline")  # 0.1 did not confine its pods
     helm("install", "--set", f"storage.uri={STORAGE}", chart=chart_of_0_1(tmp_path))
     empty.until(lambda: ready(empty, 1), READY_S, "the cluster of 0.1 is ready")
+    enforce(empty, "restricted")
     before = cluster_pods()
     printed = helm("upgrade", "--force-conflicts", "--set", f"storage.uri={STORAGE}")
     assert "of an older template" in printed
