@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sdp.config import TrainConfig
 from sdp.device import enter
+from sdp.encode.joined import contents_of
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
@@ -121,7 +122,11 @@ def make_reader(
         return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     collocated = config.data.mode == "collocated"
-    images = open_images(config, dataset, model, open_columns(config, dataset) if collocated else None)
+    columns = open_columns(config, dataset) if collocated else None
+    if columns and columns.tables:  # a table may have been replaced since the job began
+        folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
+        folder.refuse_another({"identity": {"source.tables": contents_of(columns.tables)}})
+    images = open_images(config, dataset, model, columns)
     empty: Empty | None = None
     if collocated:
         from sdp.train.data.collocated import Collocated

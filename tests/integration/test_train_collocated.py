@@ -158,6 +158,8 @@ def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(root: Path
     assert run(how(root, "tabled", max_steps=3, **job, **moved)).state.step == 3
     with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
         run(how(root, "tabled", max_steps=4, **job, **changed))
+    with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
+        make_reader(how(root, "tabled", **changed), resolve("builtin:tiny"), World())  # as a restarted trainer does
     with pytest.raises(DatasetError, match=r"source\.tables\.0\.uri: no column blurb or aesthetic in"):
         run(how(root, "other", **job, **{**first, "source__caption_column": "blurb"} | {"source__tables": [
             {"uri": str(root / "metadata.parquet"), "by": "row"}]}), dry_run=True)  # fmt: skip
