@@ -16,11 +16,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import grpc
 from ray._private.internal_api import get_state_from_address, node_stats
 
 from sdp.console import duration, say, table
@@ -66,7 +68,9 @@ def sample(mark: str, address: str) -> Sample:
             continue
         for key, value in figures.items():
             sums[name][key] += value
-    return {**{name: dict(figures) for name, figures in sums.items()}, "Ray": _of_ray(address)}
+    with suppress(grpc.RpcError, RuntimeError):  # no answer on a busy machine: the next sample has it
+        sums["Ray"] = defaultdict(float, _of_ray(address))
+    return {name: dict(figures) for name, figures in sums.items()}
 
 
 def _of_ray(address: str) -> dict[str, float]:
