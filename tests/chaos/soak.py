@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from ray._private.internal_api import get_state_from_address, node_stats
 
 from sdp.console import duration, say, table
