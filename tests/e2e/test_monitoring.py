@@ -80,7 +80,8 @@ def ask(
     assert done.returncode == 0, done.stderr
     files = monitoring.get("configmap", f"{RELEASE}-prometheus")["data"]
     prometheus = _prometheus(settings.prometheus_image)
-    monitoring.apply([*prometheus, *_may_list_pods(cluster, monitoring), _config(files)])
+    monitoring.apply([*prometheus, *_may_list_pods(monitoring), _config(files)])
+    cluster.apply(_may_list_pods(monitoring))
     monitoring.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
     host = f"prometheus.{monitoring.namespace}"
     return lambda what, **asked: json.loads(cluster.python(site.TOOLS, ASK, host, f"{what}?{urlencode(asked)}"))["data"]
@@ -209,25 +210,24 @@ def _config(files: Object) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": METADATA, "data": data}
 
 
-def _may_list_pods(cluster: Kube, monitoring: Kube) -> Iterator[Object]:
-    """Yield Prometheus' permission in both namespaces."""
+def _may_list_pods(monitoring: Kube) -> list[Object]:
+    """Return Prometheus' permission in one namespace."""
     group = "rbac.authorization.k8s.io"
-    account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": monitoring.namespace}
-    for namespace in (cluster.namespace, monitoring.namespace):
-        about = {**METADATA, "namespace": namespace}
-        yield {
+    return [
+        {
             "apiVersion": f"{group}/v1",
             "kind": "Role",
-            "metadata": about,
+            "metadata": METADATA,
             "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-        }
-        yield {
+        },
+        {
             "apiVersion": f"{group}/v1",
             "kind": "RoleBinding",
-            "metadata": about,
+            "metadata": METADATA,
             "roleRef": {"apiGroup": group, "kind": "Role", "name": "prometheus"},
-            "subjects": [account],
-        }
+            "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": monitoring.namespace}],
+        },
+    ]
 
 
 def _prometheus(image: str) -> list[Object]:
