@@ -10,7 +10,6 @@ from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
-from sdp.datasets.scores import Score
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
@@ -229,16 +228,6 @@ def _per_core(figures: ProcessFigures) -> str:
     return f"{figures.images_transformed / busy:.0f} img/s each" if busy else "idle"
 
 
-def _bounds(score: Score) -> str:
-    """Return the rule of a filter in words."""
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (("at least", score.minimum), ("at most", score.maximum))
-        if bound is not None
-    ]
-    return f"{score.column} {', '.join(bounds)}{', or unknown' * score.keep_unknown}"
-
-
 def forecast(
     prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[tuple[str, str]]]
 ) -> list[tuple[str, str]]:
@@ -248,21 +237,13 @@ def forecast(
     config = prepared.config
     node = config.encode.accelerator or "any node"
     columns = prepared.pictures.columns
-    filters = bool(columns.scores) or any(joined.drop for joined in columns.tables)
     lines = [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
-        *(
-            (
-                "table",
-                f"{table.uri}, {counted(table.rows, 'row')} by {table.by}: {', '.join(table.columns) or 'no column'}",
-            )
-            for table in columns.tables
-        ),
-        *(("filter", _bounds(score)) for score in columns.scores),
+        *columns.lines(),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
         (
             "to do",
-            f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * filters}",
+            f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}",
         ),
         *to_write(prepared.images_of(rows)),
         (

@@ -85,9 +85,11 @@ class Plan:
         else:
             course = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
             course += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
+        columns = self.columns or Columns()
         return [
-            f"train: {counted(self.rows, 'row')}, {self.batch:,} per step, "
+            f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}, {self.batch:,} per step, "
             f"{counted(self.epoch_steps, 'step')} per epoch",
+            *(f"train: {kind} {text}" for kind, text in columns.lines()),
             f"train: {self.run}, {course}",
             *(f"train: {note}" for note in self.notes),
             *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),

@@ -149,12 +149,18 @@ def test_captions_scores_and_filters_of_a_table_are_those_of_the_batches(root: P
     )
 
 
-def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(root: Path) -> None:
+def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, changed = curation(root, "a.parquet"), curation(root, "changed.parquet", lowest=1)
     (root / "b.parquet").write_bytes((root / "a.parquet").read_bytes())
     moved = {**first, "source__tables": [{**first["source__tables"][0], "uri": str(root / "b.parquet")}]}
     job = {"scaling__in_driver": True}
     run(how(root, "tabled", max_steps=2, **job, **first))
+    said = capsys.readouterr().err
+    assert "72 rows before filters" in said
+    assert "a.parquet, 80 rows by row: " in said
+    assert "train: filter aesthetic at " in said
     assert run(how(root, "tabled", max_steps=3, **job, **moved)).state.step == 3
     with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
         run(how(root, "tabled", max_steps=4, **job, **changed))
