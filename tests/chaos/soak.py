@@ -43,7 +43,9 @@ def title_of(pid: int, kind: str) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
     if kind in KINDS and kind != "worker":
         return kind
-    return words[0].split("(")[0].split(".")[0] if words and words[0].startswith("ray::") else "other"
+    if words and words[0].startswith("ray::"):
+        return words[0].split("(")[0].split(".")[0]
+    return "dashboard" if "dashboard" in " ".join(words) else "other"
 
 
 def figures_of(pid: int) -> dict[str, float]:
@@ -109,7 +111,7 @@ def soak(chaos: Chaos, folder: Path, minutes: float, every_s: float, seed: int) 
     """Run the job, and return what is wrong after it."""
     draw, mark = random.Random(seed), f"soak-{os.getpid()}"
     stage = chaos.stages["online"]
-    longer: dict[str, Any] = {"max_steps": 10_000_000, "max_failures": 1_000, "checkpoint": {"every_steps": 50}}
+    longer: dict[str, Any] = {"max_steps": 10_000_000, "max_failures": 1_000, "checkpoint": {"every_steps": 10}}
     stage = replace(stage, config={**stage.config, **longer})
     output, log = f"{chaos.uri}/soak", folder / "soak.log"
     log.unlink(missing_ok=True)
