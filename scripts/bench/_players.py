@@ -9,46 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from sdp.encode.chunk import TransformStats
+from scripts.bench.scale import NoWork
 from sdp.train import online
-from sdp.train.data.images import EncodedSlice, Slice
+from sdp.train.data.images import Slice
 from sdp.train.data.online import Online
 
 ROWS = 254
 """Rows of a slice at 256 px."""
 
 
-class NoWork:
-    """Stages that return at once."""
-
-    def __init__(self, _: Any = None) -> None:
-        """Accept the images that real stages need."""
-
-    def transform(self, item: Slice | None) -> tuple[Any, TransformStats]:
-        """Return the number of rows."""
-        return item and len(item), TransformStats(ROWS, 1.0)
-
-    def load(self) -> None:
-        """Load nothing."""
-
-    def encode(self, _: None, rows: int | None) -> EncodedSlice:
-        """Return rows without values."""
-        empty = np.zeros((rows or 0, 1), np.uint8)
-        return EncodedSlice(np.arange(rows or 0), np.ones(rows or 0, np.float32), empty, empty, ())
-
-
 class Pool(online.EncoderPool):
     """The pool, with stages that do nothing."""
 
     def _serve(self, encoders: int) -> None:
-        online.EncodeSlices = NoWork  # type: ignore[assignment, misc]
+        online.EncodeSlices = lambda _: NoWork()  # type: ignore[assignment, misc]
         super()._serve(encoders)
 
-    async def scheduler_s(self) -> float:
-        """Return the CPU seconds of Ray Data's scheduling thread, which is the busiest one."""
+    async def usage(self) -> tuple[float, float]:
+        """Return the CPU seconds of Ray Data's scheduling thread, which is the busiest one, and the resident MB."""
         ids = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("StreamingExecutor")]
         stats = [Path(f"/proc/self/task/{id}/stat").read_text().rpartition(")")[2].split() for id in ids]
-        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        ticks = sum(int(fields[11]) + int(fields[12]) for fields in stats)
+        return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 class Trainers:
@@ -62,7 +45,7 @@ class Trainers:
     def _train(self, pool: Any, rank: int, ahead: int) -> None:
         one = Slice.of(f"s3://bucket/parts/{rank:09d}.parquet", 0, ROWS, 0, 0, np.ones(ROWS, np.bool_))
         for encoded in Online(online.submitter(pool), ahead).encoded(cycle([one])):
-            assert len(encoded.rows) == ROWS
+            assert len(encoded) == ROWS
             self._taken[rank] += 1
 
     def taken(self) -> int:
