@@ -324,7 +324,8 @@ class _Stretch(NamedTuple):
         """Return the chunk that these bytes are."""
         if not data:
             return torch.empty(self.chunk.sizes, dtype=self.dtype)
-        return torch.frombuffer(bytearray(data), dtype=self.dtype).view(self.chunk.sizes)  # a copy, so that it is aligned
+        aligned = bytearray(data)
+        return torch.frombuffer(aligned, dtype=self.dtype).view(self.chunk.sizes)
 
 
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:

@@ -85,7 +85,7 @@ class EncodeSlices:
         return encode_slice(self.images, encoder, value)
 
 
-def start_pool(images: ImagesDataset, placement: Placement, requests: int = 0) -> Any:
+def start_pool(images: ImagesDataset, placement: Placement, requests: int) -> Any:
     """Start a pool on this node, for a number of open requests: it lives and dies with the driver's."""
     # Slices bring their row groups along; the list of all of them may be large.
     bare = replace(images, paths=(), row_groups=RowGroups.of([]))
