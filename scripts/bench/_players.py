@@ -1,4 +1,4 @@
-"""What control.py runs on Ray: the pool of encoders, whose stages do nothing, and trainers that only take slices."""
+"""Stand-ins that control.py runs on Ray: a pool whose stages do nothing, and trainers that only take slices."""
 
 import threading
 import time
@@ -43,5 +43,4 @@ class Trainers:
             self._taken[rank] += 1
 
     def taken(self) -> int:
-        """Return the slices taken."""
         return sum(self._taken)

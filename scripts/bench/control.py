@@ -43,8 +43,8 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     from sdp.encode.placement import Placement
     from sdp.train import online
 
-    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "object_store_memory": 400_000_000}
-    ray.init("local", runtime_env=cluster.worker_environment(), **options)
+    options: Any = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 400_000_000}
+    ray.init("local", log_to_driver=False, runtime_env=cluster.worker_environment(), **options)
     online.EncoderPool = _players.Pool  # type: ignore[misc]
     ahead = 16 + math.ceil(4 * encoders / trainers)  # slices_ahead, of row groups of a thousand rows
     placement = Placement(encoders, encoders, None, 0.0, 0.001, 1.0, 600.0, {}, 4, "bench")
@@ -204,9 +204,8 @@ def readers(_: Path, ranks: int, rows: int) -> Figures:
         while at < stop:
             window = lane.window_at(at)
             for part in window.ranges:
-                (main if at < half else ledger).add_range(
-                    0, *(part.row_group * size + at for at in (part.start, part.stop))
-                )
+                first = part.row_group * size
+                (main if at < half else ledger).add_range(0, first + part.start, first + part.stop)
             at = window.stop
         sent.append(ledger.to_bytes())
     began = time.process_time()
