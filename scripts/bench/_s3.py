@@ -14,7 +14,7 @@ BUCKET = "bench"
 
 
 @contextmanager
-def serve(program: str, folder: Path) -> Iterator[str]:
+def serve(program: str, folder: Path, *options: str) -> Iterator[str]:
     """Serve an empty bucket and yield its URI; the environment then has the endpoint and the credentials."""
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -22,7 +22,7 @@ def serve(program: str, folder: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     access, secret = f"AK{token_hex(8)}", token_hex(20)
     process = subprocess.Popen(
-        [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", str(folder)],
+        [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *options, "posix", str(folder)],
         env={"ROOT_ACCESS_KEY_ID": access, "ROOT_SECRET_ACCESS_KEY": secret},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

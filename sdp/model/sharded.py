@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
 """Approximate size of a file. Each is sent whole."""
+RUN_BYTES = 32_000_000
+"""The most that one request reads of several chunks, which are small: a shard of 2,700 tensors, one of 64 each."""
 _THREADS = 4
 
 
@@ -270,38 +272,85 @@ class _Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         places = {(name, c.offsets): c for name, tensor in self._stored.items() for c in tensor.chunks}
-
-        def read(item: ReadItem) -> None:
+        items: dict[_Stretch, list[ReadItem]] = {}
+        for item in plan.items:
             index = item.storage_index
-            chunk = places[index.fqn, tuple(index.offset or ())]
-            data = self._read_chunk(chunk, _dtype(self._stored[index.fqn].dtype))
-            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                data = data.narrow(dim, start, length)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(data)
-            planner.commit_tensor(item, target)
+            chunk, dtype = places[index.fqn, tuple(index.offset or ())], _dtype(self._stored[index.fqn].dtype)
+            items.setdefault(_Stretch(chunk.file, chunk.start, chunk, dtype), []).append(item)
+
+        def read(run: list[_Stretch]) -> None:
+            content = self._read_run(run[0].file, run[0].start, sum(stretch.bytes for stretch in run))
+            for stretch in run:
+                at = stretch.start - run[0].start
+                data = content[at : at + stretch.bytes]
+                if self._checksums is not None and data:
+                    self._checksums.check(stretch.chunk, data)
+                for item in items[stretch]:
+                    _fill(planner, item, stretch.tensor(data))
 
         with thread_pool(self._device, _THREADS, "sdp-load") as pool:
-            list(pool.map(read, plan.items))
+            list(pool.map(read, _runs(items)))
         return _completed(None)
 
-    def _read_chunk(self, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-        length = chunk.count * dtype.itemsize
+    def _read_run(self, file: str, start: int, length: int) -> memoryview:
         if not length:
-            return torch.empty(chunk.sizes, dtype=dtype)
+            return memoryview(b"")
         try:
-            data = bytearray(self._storage.read_range(chunk.file, chunk.start, length))
+            data = bytearray(self._storage.read_range(file, start, length))
         except NotFound as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(chunk.file)}: missing") from error
+            raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: missing") from error
         if len(data) != length:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(chunk.file)}: too short")
-        if self._checksums is not None:
-            self._checksums.check(chunk, data)
-        return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
+            raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: too short")
+        return memoryview(data)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return isinstance(checkpoint_id, str | PurePosixPath)
+
+
+class _Stretch(NamedTuple):
+    """The bytes of a chunk in a file."""
+
+    file: str
+    start: int
+    chunk: Chunk
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.chunk.count * self.dtype.itemsize
+
+    def tensor(self, data: memoryview) -> Tensor:
+        """Return the chunk that these bytes are."""
+        if not data:
+            return torch.empty(self.chunk.sizes, dtype=self.dtype)
+        aligned = bytearray(data)
+        return torch.frombuffer(aligned, dtype=self.dtype).view(self.chunk.sizes)
+
+
+def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
+    """Return the stretches in runs that lie one after another in a file; each run is read by one request."""
+    runs: list[list[_Stretch]] = []
+    before, length = None, 0
+    for stretch in sorted(stretches, key=lambda stretch: (stretch.file, stretch.start, stretch.bytes)):
+        follows = before is not None and (before.file, before.start + before.bytes) == (stretch.file, stretch.start)
+        length = length + stretch.bytes if follows else stretch.bytes
+        if follows and length <= RUN_BYTES:
+            runs[-1].append(stretch)
+        else:
+            runs.append([stretch])
+            length = stretch.bytes
+        before = stretch
+    return runs
+
+
+def _fill(planner: LoadPlanner, item: ReadItem, data: Tensor) -> None:
+    """Copy a chunk's values into the tensor that an item names."""
+    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        data = data.narrow(dim, start, length)
+    target = planner.resolve_tensor(item).detach()
+    target.copy_(data)
+    planner.commit_tensor(item, target)
 
 
 def _completed(result: Any) -> Future[Any]:
@@ -353,7 +402,7 @@ class _Checksums:
         self._lock = threading.Lock()
         self._known: dict[str, dict[tuple[str, int], int]] = {}
 
-    def check(self, chunk: Chunk, data: bytearray) -> None:
+    def check(self, chunk: Chunk, data: memoryview) -> None:
         """Raise DamagedCheckpoint unless a chunk's bytes have their stored checksum."""
         name = _checksum_file(chunk.file)
         with self._lock:

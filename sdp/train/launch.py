@@ -37,6 +37,7 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import ImagesDataset, open_images
+from sdp.train.data.online import slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
@@ -80,7 +81,8 @@ def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: R
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=cluster.this_node()).remote()
     pool = None
     if images is not None:
-        pool = online.start_pool(images, _placement(config, resources))
+        requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)
+        pool = online.start_pool(images, _placement(config, resources), requests)
     loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "others": others}
     failures = 0
     try:

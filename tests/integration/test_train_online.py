@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +16,15 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
+from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.config import TrainConfig
+from sdp.encode.placement import Placement
 from sdp.errors import LeaseLost
 from sdp.storage import open_storage
+from sdp.train.data.images import Slice
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
+from sdp.train.online import start_pool
 from sdp.train.run_folder import RunFolder
 from tests.local_ray import several_nodes
 from tests.process_kit import DEADLY, make_images, picture
@@ -133,6 +138,20 @@ def encoder_pids(traces: Path) -> list[int]:
 
 def steps_done(folder: RunFolder) -> int:
     return max((line["step"] for line in folder.metrics()), default=0)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(tmp_path: Path) -> None:
+    nowhere = Placement(1, 1, "H100", 1.0, 0.0, 1.0, DEADLINE_S, {}, 1, "out")
+    one = Slice.of("gone.parquet", 0, 1, 0, 0, np.ones(1, np.bool_))
+    pool = start_pool(images_without_parts(str(tmp_path), "token_ids"), nowhere, 1200)
+    try:
+        requests = [pool.encode.remote(one, turn) for turn in range(1200)]
+        figures, _ = ray.get(pool.status.remote(), timeout=60)
+        assert figures["encoded"] == 0
+        assert not ray.wait(requests, timeout=0)[0]
+    finally:
+        ray.kill(pool)
 
 
 @pytest.mark.usefixtures("nodes")

@@ -70,6 +70,38 @@ def test_chunks_in_another_place_are_noticed(folder: Storage) -> None:
     check_refused(folder, "128 bytes from 4 do not match")
 
 
+def test_neighbours_in_a_file_are_read_by_one_request(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+    read_range = type(folder).read_range
+
+    def counted(self: Storage, path: str, start: int, length: int) -> bytes:
+        read.append((start, length))
+        return read_range(self, path, start, length)
+
+    monkeypatch.setattr(type(folder), "read_range", counted)
+    each = tensors()["w0"].nbytes
+    sharded.read_tensors(folder, tensors())
+    assert read == [(0, 3 * each)]
+    read.clear()
+    sharded.read_tensors(folder, ["w0", "w2"])
+    assert sorted(read) == [(0, each), (2 * each, each)]
+    read.clear()
+    monkeypatch.setattr(sharded, "RUN_BYTES", 2 * each)
+    load_both_ways(folder)
+    assert sorted(set(read)) == [(0, 2 * each), (2 * each, each)]
+
+
+def test_a_chunk_may_begin_anywhere_in_a_file(tmp_path: Path) -> None:
+    """A float that lies behind three bytes."""
+    storage = open_storage(str(tmp_path))
+    mixed = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.randn(5), "c": torch.randn(2, 2).bfloat16()}
+    staged = sharded.stage(storage, dict(mixed), alone=True)
+    staged.copy()
+    staged.write()
+    read = sharded.read_tensors(storage, mixed)
+    assert all(torch.equal(read[name], tensor) for name, tensor in mixed.items())
+
+
 @pytest.mark.parametrize("name", ["worker-00000.000.bin", "worker-00000.json", "tensors.json"])
 def test_a_missing_file_is_named(folder: Storage, name: str) -> None:
     folder.delete(name)
