@@ -28,7 +28,8 @@ _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 def connect(**local: Any) -> dict[str, float]:
     """Connect this driver to Ray and return the cluster's resources.
 
-    With RAY_ADDRESS set, as in a cluster, join that one; else start a local Ray, with `local` as arguments to ray.init.
+    With RAY_ADDRESS set, as in a cluster, join that one; else start a local Ray without a dashboard, with `local` as
+    further arguments to ray.init.
     A connected driver stays connected.
     """
     import ray
@@ -47,8 +48,8 @@ def connect(**local: Any) -> dict[str, float]:
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
-        # Without an address, Ray joins any cluster that runs on this machine.
-        options: dict[str, Any] = {"address": "local", **local} if is_local() else {}
+        # Without an address, Ray joins any cluster that runs on this machine. Its dashboard costs ten processes.
+        options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
         if options and (environment := worker_environment()):
             options["runtime_env"] = environment
         if console.as_json():

@@ -33,7 +33,9 @@ def one_node(cpus: int, setup: Callable[[], None] | None = None) -> Iterator[Non
 @contextmanager
 def several_nodes(*nodes: dict[str, Any], setup: Callable[[], None] | None = None, **head: Any) -> Iterator[Cluster]:
     """Start a Ray of a head without CPUs and of these nodes, and connect to it."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": _STORE, **head})
+    # The dashboard's ten processes would each import Ray.
+    head = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, **head}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for node in nodes:
             cluster.add_node(**{"object_store_memory": _STORE, **node})

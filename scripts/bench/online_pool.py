@@ -112,7 +112,8 @@ def start_cluster() -> Any:
     from ray.cluster_utils import Cluster
 
     store = 700_000_000
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200_000_000})
+    head = {"num_cpus": 0, "object_store_memory": 200_000_000, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=8, labels={"ray.io/node-group": "cpu"}, object_store_memory=1_500_000_000)
     for kind, gpus in (("A10G", 4), ("A10G", 4), ("A100", TRAINERS)):
         labels = {"ray.io/accelerator-type": kind}

@@ -64,7 +64,7 @@ def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Seque
         shares = [share for piece in pieces for share in repeated.read_hashes(storage, piece, partitions)]
         return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
     say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
-    cluster.connect(include_dashboard=False)
+    cluster.connect()
     task: Any = _read_hashes.options(num_returns=1 + partitions, **ray_options)
     results = [task.remote(storage, piece, partitions) for piece in pieces]
     return repeated.keep(storage, digest, map(ray.get, _search([result[1:] for result in results], ray_options)))

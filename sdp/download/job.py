@@ -110,7 +110,7 @@ def _write_pending(
     """Write the pending parts on Ray; return their footers and the run's figures."""
     if not pending:
         return [], DownloadFigures()
-    cluster.connect(include_dashboard=False)  # only a local Ray would start a dashboard
+    cluster.connect()
     cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow="RAY_ADDRESS" in os.environ)
     shape = Shape.of(config, len(pending))
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)

@@ -164,7 +164,9 @@ class RayCluster:
 
     def start(self) -> None:
         os.environ[MARK] = self._mark  # for the processes that it starts
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_STORE})
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **_STORE}
+        )
         self._has_head = True
         for _ in range(2):
             self._cluster.add_node(num_cpus=2, **_STORE)

@@ -57,8 +57,9 @@ def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return
     folder = Path(tests.__file__).parent / "warm"
     at = tmp_path_factory.mktemp("warm") / "workers"
-    # One thread: a fork has no other.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    # One thread: a fork has no other. sdp sees by the raylet's pid, when it is imported, that it is in a worker.
+    settings = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "RAY_RAYLET_PID": "0"}
+    environment = {**os.environ, **settings}
     command = [sys.executable, str(folder / "workers.py"), str(at)]
     with (at.parent / "log").open("wb") as log, pytest.MonkeyPatch.context() as patch:
         warm = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)

@@ -258,7 +258,7 @@ def nodes() -> Iterator[dict[str, str]]:
     machines = [
         {"num_cpus": 2, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}} for kind in ("A10G", "A100")
     ]
-    with several_nodes(*machines, include_dashboard=False):
+    with several_nodes(*machines):
         yield {node["Labels"].get("ray.io/accelerator-type", ""): node["NodeID"] for node in ray.nodes()}
 
 

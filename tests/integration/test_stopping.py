@@ -128,9 +128,7 @@ def test_a_signal_inside_a_library_s_code_releases_the_lease(tmp_path: Path, act
 @pytest.mark.parametrize("state", ["starts", "works"])
 def test_a_command_that_is_stopped_leaves_no_process_of_its_ray(tmp_path: Path, state: str) -> None:
     connected = tmp_path / "connected"
-    action = (
-        f"cluster.connect(num_cpus=1, include_dashboard=False); open({str(connected)!r}, 'w').close(); signal.pause()"
-    )
+    action = f"cluster.connect(num_cpus=1); open({str(connected)!r}, 'w').close(); signal.pause()"
     command = [sys.executable, "-c", COMMAND.format(action=action), "look", str(tmp_path / "out")]
     environment = {**os.environ, "SDP_TEST_MARK": str(tmp_path)}
 

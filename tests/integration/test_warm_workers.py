@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 
 WORKER = """
 import json, os, sys, time
+import sdp.storage.retry
 told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.getcwd(), __name__]
+told.append([sdp.storage.retry._answered, "RAY_RAYLET_PID" in os.environ])
 print(json.dumps(told), flush=True)
 print("told", file=sys.stderr)
 time.sleep(float(sys.argv[2]))
@@ -45,10 +47,11 @@ def test_a_fork_has_the_libraries_and_otherwise_equals_a_new_process(
 ) -> None:
     asking = start("0")
     output, errors = asking.communicate(timeout=60)
-    pid, has_torch, arguments, inherited, folder, name = json.loads(output)
+    pid, has_torch, arguments, inherited, folder, name, worker = json.loads(output)
     assert asking.returncode == 7
     assert (has_torch, inherited, folder, name) == (True, "by the raylet", str(tmp_path), "__main__")
     assert arguments[1:] == ["--worker", "0"]
+    assert worker == [True, False]  # sdp as it is in a worker, and the environment as it was given
     assert errors.startswith("told\n")
     assert pid != asking.pid
 
@@ -86,7 +89,7 @@ def test_a_worker_with_an_environment_is_forked_unless_ray_has_to_prepare_it(
     if not forked:
         assert done.stdout == "prepared by Ray\n"
         return
-    _, has_torch, arguments, variable, _, _ = json.loads(done.stdout)
+    _, has_torch, arguments, variable, *_ = json.loads(done.stdout)
     assert (has_torch, variable, arguments) == (
         True,
         "by the job",

@@ -17,13 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Not Ray: it reads its settings from the environment when it is imported.
+# Not Ray: it reads its settings from the environment when it is imported, and forks would draw the same random IDs.
 PRELOADED = (
     "pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "aiohttp",
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",
     "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip",
     "cv2", "simplejpeg", "PIL.Image", "obstore.store", "pycurl",
+    "sdp.download.worker", "sdp.encode.work", "sdp.evaluate.job", "sdp.generate.job", "sdp.pool", "sdp.storage.retry",
+    "sdp.train.assemble", "sdp.train.data.images", "sdp.train.driver", "sdp.train.job",
 )  # fmt: skip
 
 
