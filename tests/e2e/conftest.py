@@ -97,9 +97,9 @@ def helm(
 ) -> Callable[..., str]:
     """`helm("upgrade", "--set", "…")` on the release `sdp`, always with the tests' values."""
     repository, _, tag = settings.image.rpartition(":")
-    given = tmp_path_factory.mktemp("values") / "given.yaml"
-    given.write_text(yaml.safe_dump({**settings.values, "volumes": site.volumes(settings)}))
-    values = ["-f", str(VALUES), "-f", str(given)]
+    file = tmp_path_factory.mktemp("values") / "mounted.yaml"
+    file.write_text(yaml.safe_dump({**settings.values, "volumes": site.volumes(settings)}))
+    values = ["-f", str(VALUES), "-f", str(file)]
     values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
 
     def run(verb: str, *words: str, chart: Path = CHART) -> str:
