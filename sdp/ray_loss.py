@@ -6,6 +6,7 @@ So a thread watches for both losses, and a small process waits for the driver's 
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -23,6 +24,7 @@ from sdp.leaving import raylet_command
 _LOOK_S = 2.0
 _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _REMEDY = "run the same command again, it continues"
 _PRINT_LAST_LINE = """
 line=$1
@@ -103,7 +105,10 @@ class _Watch:
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
                 silent_since = None
-            except (ConnectionError, TimeoutError) as error:
+            except OSError as error:
+                if not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _UNREACHABLE:
+                    silent_since = None  # no name resolved, or no descriptor free: this says nothing about the head
+                    continue
                 first, silent_since = silent_since is None, silent_since or time.monotonic()
                 if time.monotonic() - silent_since > _PATIENCE_S or (
                     local and isinstance(error, ConnectionRefusedError)
@@ -111,8 +116,6 @@ class _Watch:
                     self._die("gcs")
                 if first:
                     say(f"{self.job}: Ray's head (GCS) does not answer; waiting up to {_PATIENCE_S:g} s for it")
-            except OSError:  # no name resolved, or no descriptor free: this says nothing about the head
-                silent_since = None
 
     def _die(self, lost: str) -> None:
         """End the driver, whose Ray will not come back, unless it ends in order already."""

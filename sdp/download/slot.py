@@ -51,7 +51,9 @@ class Slot:
     status: int = 0
     length: int | None = None
     location: str = ""
-    retry_after: float | None = None
+    retry_after: str = ""
+    date: str = ""
+    """The server's own clock, by which its Retry-After counts."""
     opted_out: str | None = None
     refused: str | None = None
     too_big: bool = False
@@ -98,7 +100,7 @@ class Slot:
         """Reset the slot for the next request."""
         self.job = None
         self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.length, self.location, self.retry_after = 0, None, "", None
+        self.status, self.length, self.location, self.retry_after, self.date = 0, None, "", "", ""
         self.opted_out = self.refused = None
         self.unbound = self.too_big = self.cut_short = False
         self.paused_at = self.paused_s = 0.0
@@ -138,7 +140,7 @@ class Slot:
         if self.status in transfer.REDIRECT_STATUSES:
             return None if self.location else Failure("redirects", f"{self.status} without a Location")
         if self.status != 200:
-            return transfer.of_status(self.status, self.retry_after)
+            return transfer.of_status(self.status, transfer.retry_after_s(self.retry_after, transfer.moment(self.date)))
         if self.opted_out:
             return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
         if self.too_big:
@@ -191,7 +193,7 @@ class Slot:
         if line.startswith(b"HTTP/"):
             code = line.split(None, 2)[1:2]
             self.status = int(code[0][:9]) if code and code[0].isdigit() else 0
-            self.length, self.location, self.retry_after, self.opted_out = None, "", None, None
+            self.length, self.location, self.retry_after, self.date, self.opted_out = None, "", "", "", None
             return
         name, _, value = line.partition(b":")
         name = name.lower()
@@ -201,7 +203,9 @@ class Slot:
         elif name == b"location":
             self.location = value.strip().decode("utf-8", "replace")
         elif name == b"retry-after":
-            self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
+            self.retry_after = value.decode("latin-1")
+        elif name == b"date":
+            self.date = value.decode("latin-1")
         elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200 and not self.job.robots_of:
             # On a redirect, an error page or a robots.txt it does not concern the image.
             self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)

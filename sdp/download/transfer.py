@@ -95,10 +95,16 @@ def retry_after_s(value: str, now: datetime | None = None) -> float | None:
     value = value.strip()
     if value.isascii() and value.isdigit():
         return min(LONGEST_BELIEVED_S, float(value[:9]))
+    date = moment(value)
+    if date is None:
+        return None
+    return min(LONGEST_BELIEVED_S, max(0.0, (date - (now or datetime.now(UTC))).total_seconds()))
+
+
+def moment(value: str) -> datetime | None:
+    """Parse a date of HTTP's; None for anything else."""
     try:
-        date = parsedate_to_datetime(value)
+        date = parsedate_to_datetime(value.strip())
     except (ValueError, OverflowError):
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return min(LONGEST_BELIEVED_S, max(0.0, (date - (now or datetime.now(UTC))).total_seconds()))
+    return date.replace(tzinfo=UTC) if date.tzinfo is None else date

@@ -7,6 +7,7 @@ bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 """
 
 import os
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -293,9 +294,9 @@ class ObjectStorage(Storage):
                         f"{bucket_uri}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
                     )
                 case "denied":
-                    return AccessDenied(
-                        f"{uri}: access denied{at} ({failure.cause}); check credentials and permissions"
-                    )
+                    skewed = "RequestTimeTooSkewed" in failure.cause
+                    remedy = f"the clock of {socket.gethostname()}" if skewed else "credentials and permissions"
+                    return AccessDenied(f"{uri}: access denied{at} ({failure.cause}); check {remedy}")
                 case "credentials":
                     if access is None:
                         return AccessDenied(

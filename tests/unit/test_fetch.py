@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -642,6 +643,22 @@ def _answer(listener: socket.socket, reply: bytes) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(reply)
+
+
+@pytest.mark.parametrize("order", [("Date", "Retry-After"), ("Retry-After", "Date")])
+def test_a_date_to_come_back_at_counts_by_the_clock_of_the_server(order: tuple[str, str]) -> None:
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    dates = {"Date": hour_ago, "Retry-After": hour_ago + timedelta(seconds=5)}
+    lines = [f"{name}: {format_datetime(dates[name], usegmt=True)}\r\n" for name in order]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reply = f"HTTP/1.1 503 Busy\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode()
+        answer = threading.Thread(target=_answer, args=(listener, reply))
+        answer.start()
+        options = replace(PATIENT, retries=0)
+        (fetched,) = fetch([f"http://127.0.0.1:{listener.getsockname()[1]}/"], options)
+        answer.join()
+    assert fetched.failure is not None
+    assert fetched.failure.detail == "503, Retry-After 5 s"
 
 
 def test_pauses_double_with_jitter_and_respect_retry_after() -> None:

@@ -1,5 +1,6 @@
 """A driver that loses Ray says one line, whatever ends it."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -75,6 +76,25 @@ def test_a_driver_that_ends_without_an_error_says_why(ending: str, code: int, li
         assert done.stderr.startswith(line)
         assert done.stderr.endswith("run the same command again, it continues\n")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
+def test_a_driver_whose_network_no_longer_leads_to_the_head_says_so(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    ending = f"""
+        def unreachable(*args, **kwargs):
+            raise OSError({number}, "unreachable")
+        ray_loss._PATIENCE_S = 0.3
+        ray_loss.socket.create_connection = unreachable
+        {WAIT}"""
+    script = DRIVER.format(program=str(tmp_path / "raylet"), ending=ending)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    waiting, last = done.stderr.splitlines()
+    assert "(GCS) does not answer; waiting up to 0.3 s" in waiting
+    assert last.startswith("sdp: process: Ray's head (GCS) was lost")
 
 
 class _Lost(Exception):
