@@ -61,6 +61,7 @@ def monitoring(cluster: Kube) -> Iterator[Kube]:
     monitoring.run("create", "namespace", monitoring.namespace)
     enforce(monitoring, "privileged")
     yield monitoring
+    cluster.run("delete", "--ignore-not-found", "role,rolebinding", "prometheus")
     monitoring.run("delete", "namespace", monitoring.namespace, "--wait=true", timeout_s=180)
 
 
@@ -147,6 +148,7 @@ def test_a_jobs_metrics_have_the_labels_that_rules_and_dashboards_need(cluster: 
         "job": f"{RELEASE}-ray-worker",
         "namespace": cluster.namespace,
         "pod": pod["metadata"]["name"],
+        "pod_uid": pod["metadata"]["uid"],
         "container": "ray-worker",
         "node": pod["spec"]["nodeName"],
         "ray_cluster": "sdp",

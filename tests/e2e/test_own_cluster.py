@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e import jobs
+from tests.e2e import jobs, site
 from tests.e2e.conftest import READY_S
 from tests.e2e.kube import Kube
 from tests.e2e.settings import Settings
@@ -53,5 +53,5 @@ def small(settings: Settings, output: str) -> Any:
         ]
         container["envFrom"] = [{"secretRef": {"name": "storage"}}]
         container["volumeMounts"] = [*container["volumeMounts"], *settings.values.get("volumeMounts", [])]
-        pod["volumes"] = [*pod["volumes"], *settings.values.get("volumes", [])]
+        pod["volumes"] = [*pod["volumes"], *site.volumes(settings)]
     return job
