@@ -286,6 +286,18 @@ def this_node() -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
+def start_beside_driver(kind: type, *arguments: Any, **options: Any) -> Any:
+    """Start an actor that reserves nothing on this node, so that it is not lost with another one.
+
+    Ray's head does not record its calls: there are several for each piece of work, and the head remembers 100,000.
+    """
+    import ray
+
+    actor: Any = ray.remote(kind)
+    place = {"num_cpus": 0, "scheduling_strategy": this_node(), "enable_task_events": False}
+    return actor.options(**place, **options).remote(*arguments)
+
+
 def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
     """Return the options of an actor that needs this accelerator type and this many GPUs; either may be absent."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}

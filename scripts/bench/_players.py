@@ -1,4 +1,5 @@
-"""Stand-ins that control.py runs on Ray: a pool whose stages do nothing, and trainers that only take slices."""
+"""Stand-ins that control.py and scale.py run on Ray: a pool whose stages do nothing, trainers that only take slices, and
+a download worker that fetches nothing."""
 
 import threading
 import time
@@ -8,6 +9,11 @@ from typing import Any
 import numpy as np
 
 from scripts.bench.scale import NoWork
+from sdp.datasets.outcomes import Counts
+from sdp.datasets.parts import PartInfo
+from sdp.download import pipeline
+from sdp.download.figures import DownloadFigures
+from sdp.download.unit import UnitTask
 from sdp.train import online
 from sdp.train.data.images import Slice
 from sdp.train.data.online import Online
@@ -44,3 +50,26 @@ class Trainers:
 
     def taken(self) -> int:
         return sum(self._taken)
+
+
+class IdleDownload:
+    """A download worker that fetches nothing and returns the footers that parts would have."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def make(self, task: UnitTask) -> PartInfo:
+        """Return the footer of a unit whose rows are all written."""
+        rows = len(task.rows)
+        return PartInfo(task.work.name, 1, None, "images", task.work.unit, 0, Counts(written=rows), {}, ((rows, 0, 1),))
+
+    def figures(self) -> DownloadFigures:
+        return DownloadFigures()
+
+    def take_hosts(self) -> dict[str, Any]:
+        return {}
+
+
+def download_nothing() -> None:
+    """Replace the download workers of a worker process."""
+    pipeline.DownloadWorker = IdleDownload  # type: ignore[assignment, misc]

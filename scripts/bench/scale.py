@@ -72,12 +72,12 @@ class Case:
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
-def make_parts(folder: Path, units: int) -> None:
+def make_parts(folder: Path, units: int, *, failed: bool = False) -> None:
     """Write an output whose parts have a row each: a template's footers, with other numbers of as many digits."""
     import pyarrow as pa
 
     from sdp.datasets import index as index_files
-    from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+    from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
     from sdp.datasets.output import Head, open_output
     from sdp.datasets.parts import Layout, serialise
     from sdp.datasets.units import Extent, Work
@@ -93,8 +93,10 @@ def make_parts(folder: Path, units: int) -> None:
         widths = len(str(unit.number)), len(str(unit.start)), len(str(unit.stop))
         exact = unit.number in (0, units // 2)  # these are read whole
         if exact or widths not in templates:
-            rows = pa.table({"row": pa.array([unit.start], pa.int64()), "caption": ["c"]})
-            account = account_table([Outcome(unit.start, WRITTEN)])
+            rows = pa.table({"row": pa.array([unit.start], pa.int64()), "caption": ["c"]}).slice(failed)
+            account = account_table(
+                [Outcome(unit.start, FAILED, "timeout") if failed else Outcome(unit.start, WRITTEN)]
+            )
             data = bytes(serialise("images", Work(unit), rows, account, layout=Layout()))
             if not exact:
                 templates[widths] = data, unit
@@ -112,6 +114,69 @@ def make_manifest(folder: Path, units: int) -> None:
     """Write an output and its manifest."""
     make_parts(folder, units)
     finish(folder, units)
+
+
+def make_failures(folder: Path, units: int) -> None:
+    """Write an output with a failed row in each part, and its manifest."""
+    from sdp.datasets import manifest
+    from sdp.datasets.output import read_output
+
+    make_parts(folder, units, failed=True)
+    manifest.finish(read_output(_open(folder)))
+
+
+def retry(folder: Path, units: int) -> dict[str, float]:
+    """Order another attempt at all failed rows, and plan the runs of units that tasks read."""
+    from sdp.datasets.manifest import open_dataset
+    from sdp.datasets.output import read_output
+    from sdp.datasets.source import order_retry
+    from sdp.download.spans import spans
+
+    storage = _open(folder)
+    output = order_retry(read_output(storage), open_dataset(storage, "images"))
+    assert sum(len(span.works) for span in spans(output.index, output.pending(), WORKERS)) == units
+    return {}
+
+
+def make_urls(folder: Path, units: int) -> None:
+    """Write a source of a row for each unit, and the index of an output without parts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sdp.datasets import index as index_files
+    from sdp.datasets.output import Head, open_output
+    from sdp.datasets.units import Extent
+
+    storage, source = _open(folder), folder / "source.parquet"
+    texts = [f"https://host.example/{number}" for number in range(units)]
+    pq.write_table(pa.table({"url": texts, "caption": texts}), source, row_group_size=1_000)
+    output = open_output(storage, Head("images", 1, False, {}))
+    files = index_files.files_table([(str(source), source.stat().st_size, None, 0, units, units, 0)])
+    index_files.append(storage, output.index, files=files, extent=Extent(0, units))
+
+
+def download(folder: Path, units: int) -> dict[str, float]:
+    """Send units through the download's tasks and actors, which read their URLs and fetch nothing."""
+    import ray
+
+    from scripts.bench import _players
+    from sdp import cluster
+    from sdp.config import parse
+    from sdp.datasets.output import read_output
+    from sdp.download.pipeline import Shape, write_parts
+    from sdp.download.plan import Rules
+    from sdp.download.worker import WorkerSettings
+
+    environment = {**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing}
+    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
+    ray.init("local", object_store_memory=300_000_000, runtime_env=environment, **options)
+    columns = {"url_column": "url", "caption_column": "caption"}
+    config = parse("download", {"source": {"uri": str(folder), **columns}, "output": {"uri": f"{folder}-output"}})
+    output, lease = read_output(_open(folder)), SimpleNamespace(check=lambda: None)
+    settings = WorkerSettings(config, output.storage, Rules(config.source, config.filters), 1)
+    infos, _ = write_parts(settings, output, output.pending(), units, Shape(1, 2), lease, 0)  # type: ignore[arg-type]
+    assert len({info.path for info in infos}) == units
+    return {}
 
 
 def finish(folder: Path, units: int) -> dict[str, float]:
@@ -334,17 +399,21 @@ def ray_data(_: Path, units: int) -> dict[str, float]:
 
 
 TAKEDOWNS_A_UNIT = HOSTS_A_UNIT = 50
+WORKERS = 64
+"""Download workers for which a retry is planned."""
 PIECES_A_UNIT = 0.1
 CASES = {
     "resume": Case("find the ten missing parts (listing on S3)", resume, make_listed, goal_s=RESUME_S, s3=True),
     "manifest": Case("read all footers, write the manifest", finish, make_parts),
     "inspect": Case("describe a complete dataset", inspect, make_manifest),
+    "retry": Case("order a retry of the failed rows of all parts", retry, make_failures),
     "audit": Case("trace one address", audit, make_manifest),
     "ledger": Case("merge eight ledgers of an epoch", ledger, a_size=UNIT_ROWS, of="rows"),
     "epoch": Case("plan an epoch", epoch, a_size=UNIT_ROWS, of="rows"),
     "pieces": Case("plan all pieces of a process run", process_plan, make_upstream, a_size=UNIT_ROWS, of="rows"),
     "takedowns": Case("load a takedown list", takedowns, make_takedowns, a_size=TAKEDOWNS_A_UNIT, of="takedowns"),
     "politeness": Case("ask for a request to each host", politeness, a_size=HOSTS_A_UNIT, of="hosts"),
+    "download": Case("send units through a download", download, make_urls),
     "ray_data": Case("send pieces through Ray Data", ray_data, a_size=PIECES_A_UNIT, of="pieces"),
 }
 

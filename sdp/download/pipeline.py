@@ -72,7 +72,7 @@ def write_parts(
 
     `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
     """
-    hub = _start_hub(settings.limits)
+    hub = cluster.start_beside_driver(Hub, settings.limits, max_restarts=-1, max_task_retries=-1)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
@@ -207,13 +207,6 @@ class Hub:
         for figures in (*self._figures.values(), self._hosts):
             total.merge(figures)
         return total
-
-
-def _start_hub(limits: HostLimits) -> Any:
-    """Start the hub on the driver's node, so that it is not lost with a worker's node."""
-    driver_node = cluster.this_node()
-    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=driver_node)
-    return hub.remote(limits)
 
 
 class _ProgressThread:

@@ -71,8 +71,7 @@ class Pipeline:
     def __init__(self, stages: Stages, placement: Placement, piece_bytes: int) -> None:
         """Build the dataset; `piece_bytes` is the size of a transformed piece in an object store."""
         self._placement, self._piece_bytes = placement, piece_bytes
-        desk: Any = ray.remote(Desk)
-        self._desk = desk.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=cluster.this_node()).remote()
+        self._desk = cluster.start_beside_driver(Desk, max_concurrency=1000)
         self._results: queue.SimpleQueue[tuple[Note, ObjectRef[pa.Table]] | BaseException | None] = queue.SimpleQueue()
         self._began, self._fed = time.monotonic(), False
         self._checked_nodes = -math.inf

@@ -78,7 +78,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: R
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # On this driver's node, so that the loss of another node does not end the job.
-    board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=cluster.this_node()).remote()
+    board = cluster.start_beside_driver(Board)
     pool = None
     if images is not None:
         requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)

@@ -89,16 +89,16 @@ def start_pool(images: ImagesDataset, placement: Placement, requests: int) -> An
     """Start a pool on this node, for a number of open requests: it lives and dies with the driver's."""
     # Slices bring their row groups along; the list of all of them may be large.
     bare = replace(images, paths=(), row_groups=RowGroups.of([]))
-    pool: Any = ray.remote(EncoderPool)
     # Ray starts 1,000 calls of an asynchronous actor at once, unless told otherwise. Requests beyond that would not be
     # encoded, and status and pace would wait behind them. Twice, as those of restarted trainers may still be open.
-    return pool.options(
-        num_cpus=0,
+    return cluster.start_beside_driver(
+        EncoderPool,
+        bare,
+        placement,
         max_concurrency=max(1000, 2 * requests),
         max_restarts=_RETRIES,
         max_task_retries=_RETRIES,
-        scheduling_strategy=cluster.this_node(),
-    ).remote(bare, placement)
+    )
 
 
 def submitter(pool: Any) -> Submit:
