@@ -137,7 +137,7 @@ class Cluster:
         number = len(self.jobs)
         file, log, notes = (self.folder / f"job-{number}{end}" for end in (".yaml", ".log", ".json"))
         file.write_text(yaml.safe_dump({**config}))
-        arguments = [sys.executable, "-m", "tests.hosts.job", notes, command, "--config", file]
+        arguments: list[str | Path] = [sys.executable, "-m", "tests.hosts.job", notes, command, "--config", file]
         job = Job(self.network[on].start(arguments, {**self.environment, **environment}, log), log, notes)
         self.jobs.append(job)
         return job
@@ -190,7 +190,10 @@ def running_cluster(
 
 
 def _clock(faketime: Path, ahead_s: float) -> dict[str, str]:
-    """Return the environment in which all clocks of a program are ahead: were monotonic ones not, Python could not sleep."""
+    """Return the environment in which a program's clocks are ahead.
+
+    Monotonic ones are, too: Python's sleep fails where libfaketime tells them from the others.
+    """
     library = subprocess.run(
         [faketime, "-m", "now", "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
     )

@@ -6,6 +6,7 @@ lasts as long as its first process, which ends with the test.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ def obstacle() -> str | None:
     """Return why this machine cannot make hosts, or None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs root on Linux, to make network namespaces"
+    if missing := [name for name in ("unshare", "nsenter", "mount") if shutil.which(name) is None]:
+        return f"needs {', '.join(missing)}, of util-linux"
     made = subprocess.run(["unshare", *_SPACES, "--fork", "true"], capture_output=True, text=True, check=False)
     return f"needs namespaces, which this machine refuses ({made.stderr.strip()})" if made.returncode else None
 
@@ -126,8 +129,8 @@ class Network:
             for other in self.hosts.values():
                 if other is not host:
                     host.run(["tc", "qdisc", "add", "dev", _link(other), "ingress"])
-        for one, other in combinations(self.hosts, 2):
-            self.pace(one, other)
+        for names in combinations(self.hosts, 2):
+            self.pace(*names)
 
     def _connect(self, host: Host) -> None:
         """Bring a host's links up, and make its routes."""

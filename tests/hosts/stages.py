@@ -12,8 +12,10 @@ from tests.process_kit import make_images, picture
 ROWS, UNIT, SIDE = 256, 64, 128
 PIXELS = ROWS * SIDE * SIDE * 3
 """Bytes of all crops."""
-LATENTS = ROWS * (SIDE // 8) ** 2 * 4 * 2
-"""Bytes of all latents, in fp16."""
+MOMENTS = ROWS * (SIDE // 8) ** 2 * 2 * 4 * 2
+"""Bytes of the mean and deviation of all latents, in fp16: what online training sends."""
+EMBEDDINGS = ROWS * 77 * 64 * 2
+"""Bytes of all captions' embeddings by the tiny model, in fp16."""
 ENCODE: Mapping[str, Any] = {
     "encode": {"accelerator": "A10G", "num_workers": 1},
     "transform": {"node_labels": {"ray.io/node-group": "cpu"}},

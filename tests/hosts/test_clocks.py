@@ -1,17 +1,26 @@
 """A host whose clock is an hour ahead of the others'."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.hosts.cluster import Cluster
+from tests.hosts.network import ROOT
 from tests.hosts.stages import parts, process
 
 pytestmark = [
-    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.needs("faketime")
+    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.needs("faketime"),
+    pytest.mark.timeout(1200),
 ]  # fmt: skip
 CLOCKS = {"cpu": 3600.0}
-_LEASE = """
+TTL_S, HELD = 6.0, 3
+_LEASE = f"""
 import sys
 from pathlib import Path
 from sdp.errors import LeaseHeld
@@ -19,14 +28,54 @@ from sdp.lease import Lease
 from sdp.storage import open_storage
 storage = open_storage(sys.argv[1])
 try:
-    lease = Lease.acquire(storage, sys.argv[2], ttl_s=6)
+    lease = Lease.acquire(storage, sys.argv[2], ttl_s={TTL_S})
 except LeaseHeld:
-    sys.exit(3)
+    sys.exit({HELD})
 print("held", flush=True)
 sys.stdin.read()
 lease.check()
 """
 """Take a lease, keep it until the input ends, and be sure of it still."""
+
+
+@pytest.fixture
+def lease_of(cluster: Cluster) -> Iterator[Callable[[str, Path], "subprocess.Popen[str]"]]:
+    """Starts a process on a host that takes an output's lease."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, folder: Path) -> "subprocess.Popen[str]":
+        host = cluster.network[name]
+        command = host.entered([sys.executable, "-c", _LEASE, folder, name])
+        environment = {**os.environ, **host.environment, "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+@pytest.mark.parametrize(("holder", "newcomer"), [("head", "cpu"), ("cpu", "head")])
+def test_a_lease_is_not_taken_from_a_live_holder_by_a_clock_an_hour_off_and_is_from_a_dead_one(
+    lease_of: Callable[[str, Path], "subprocess.Popen[str]"], tmp_path: Path, holder: str, newcomer: str
+) -> None:
+    first = lease_of(holder, tmp_path)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held\n"
+    second = lease_of(newcomer, tmp_path)
+    assert second.wait(60) == HELD
+    (inside,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    os.kill(int(inside), signal.SIGKILL)
+    first.wait(60)
+    began = time.monotonic()
+    third = lease_of(newcomer, tmp_path)
+    assert third.stdout is not None
+    assert third.stdout.readline() == "held\n"
+    assert time.monotonic() - began >= TTL_S, "it did not wait until the holder had certainly gone"
+    _, errors = third.communicate("", timeout=60)
+    assert third.returncode == 0, errors
 
 
 def test_the_clock_of_the_host_is_an_hour_ahead(cluster: Cluster) -> None:

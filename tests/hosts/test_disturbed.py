@@ -9,7 +9,9 @@ from tests.hosts.cluster import Cluster, Job
 from tests.hosts.stages import PIXELS, parts, process
 from tests.waiting import until
 
-pytestmark = [pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw")]
+pytestmark = [
+    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.timeout(1200)
+]  # fmt: skip
 STEADY_MBIT_S = 8.0
 """A pace at which the pixels of a unit take three seconds, so that a job is caught at work."""
 PARTITION_S, LONG_S = 30.0, 600.0
