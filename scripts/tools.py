@@ -52,7 +52,6 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="nginx", apt_package="nginx"),
         Tool(name="ip", apt_package="iproute2"),
         Tool(name="tc", apt_package="iproute2"),
-        Tool(name="faketime", apt_package="faketime"),
         Tool(name="prometheus", apt_package="prometheus"),
         Tool(name="promtool", apt_package="prometheus"),
         Tool(

@@ -32,7 +32,7 @@ def cluster(
     """A cluster on hosts, with images in its bucket; a module's CLOCKS are its hosts' clocks, in seconds ahead."""
     os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(tool("ip").parent), str(tool("tc").parent)])
     clocks = getattr(request.module, "CLOCKS", {})
-    faketime = tool("faketime") if clocks else None
-    with running_cluster(tmp_path_factory.mktemp("hosts"), tool("versitygw"), clocks, faketime) as running:
+    compiler = tool("cc") if clocks else None
+    with running_cluster(tmp_path_factory.mktemp("hosts"), tool("versitygw"), clocks, compiler) as running:
         write_images(running.bucket)
         yield running
