@@ -206,11 +206,6 @@ class Network:
         host.run(["tc", "qdisc", "del", "dev", "lo", "root"])
         return True
 
-    @property
-    def delays(self) -> bool:
-        """Whether links delay packets: some kernels lack netem."""
-        return self._has_netem
-
 
 @contextmanager
 def network(folder: Path, *names: str) -> Iterator[Network]:

@@ -1,4 +1,4 @@
-"""Where the stages of a job run, and what crosses which link."""
+"""The hosts of a job's stages, and the bytes that cross each link."""
 
 from dataclasses import dataclass
 from typing import Any
