@@ -12,7 +12,7 @@ from tests.hosts.stages import EMBEDDINGS, MOMENTS, PIXELS, ROWS, online, proces
 pytestmark = [
     pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.timeout(1200)
 ]  # fmt: skip
-CONTROL = 2_500_000
+CONTROL = 2_000_000
 """The most that Ray's own messages, code and logs take on a link during a job."""
 
 
@@ -53,9 +53,10 @@ def test_process_sends_pixels_once_and_latents_once_and_neither_by_the_driver(
     processed: tuple[dict[str, Any], Crossed],
 ) -> None:
     places, crossed = processed
-    assert PIXELS < crossed("cpu", "a10g") < 1.05 * PIXELS + 200_000
-    written = crossed("a10g", "store") + crossed("cpu", "store") + crossed("a100", "store")
-    assert places["bytes_written"] < written < places["bytes_written"] + CONTROL
+    assert PIXELS < crossed("cpu", "a10g") < 1.05 * PIXELS + 200_000, str(crossed)
+    # Ray chooses where a part is written: its rows leave the encoders' host once, and not for the head.
+    left = sum(crossed("a10g", host) for host in ("cpu", "a100", "store"))
+    assert 0.9 * places["bytes_written"] < left < 1.1 * places["bytes_written"] + 200_000, str(crossed)
     for host in ("cpu", "a10g", "a100", "store"):
         assert crossed(host, "head") < CONTROL, str(crossed)
         assert crossed("head", host) < CONTROL, str(crossed)
