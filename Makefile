@@ -15,7 +15,7 @@ TESTS ?= tests/unit tests/contract tests/integration
 export PYTHON
 RUN := .venv/bin/python
 
-.PHONY: help venv demo test fuzz chaos check format bench e2e e2e-cluster site lock clean distclean
+.PHONY: help venv demo test fuzz chaos hosts check format bench e2e e2e-cluster site lock clean distclean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,10 @@ fuzz: venv ## read damaged images, datasets and checkpoints (IMAGES=10000, FILES
 
 chaos: venv ## kill jobs at random times and compare what they write with undisturbed runs (ROUNDS=100, SEED=1)
 	@$(RUN) -m tests.chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
+
+hosts: venv ## run jobs on several hosts made of network namespaces, as root (ARGS=--long, ARGS="-k partition")
+	@$(RUN) -m scripts.tools fetch
+	@$(RUN) -m pytest tests/hosts $(ARGS)
 
 check: venv ## lint, format, types, import rules
 	@sh scripts/check.sh

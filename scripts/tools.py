@@ -50,6 +50,8 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="kubeconform", go_package="github.com/yannh/kubeconform/cmd/kubeconform", go_version="v0.8.0"),
         Tool(name="cc", programs=("cc", "gcc", "clang"), apt_package="build-essential"),
         Tool(name="nginx", apt_package="nginx"),
+        Tool(name="ip", apt_package="iproute2"),
+        Tool(name="tc", apt_package="iproute2"),
         Tool(name="prometheus", apt_package="prometheus"),
         Tool(name="promtool", apt_package="prometheus"),
         Tool(

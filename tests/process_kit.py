@@ -61,6 +61,7 @@ def make_images(
     unit_rows: int = 20,
     fails: Callable[[int], bool] = every_tenth,
     image: Callable[[int], bytes] = picture,
+    group_rows: int = 8,
 ) -> Dataset:
     """An images dataset over a source of so many rows; called again with more rows it grows."""
     source = root / "metadata"
@@ -76,7 +77,9 @@ def make_images(
         addresses = range(work.unit.start, work.unit.stop)
         outcomes = [Outcome(r, FAILED, "http_status", "404") if fails(r) else Outcome(r, WRITTEN) for r in addresses]
         rows_table = images_table([r for r in addresses if not fails(r)], image)
-        write_part(storage, "images", work, rows_table, account_table(outcomes), layout=Layout(row_group_rows=8))
+        write_part(
+            storage, "images", work, rows_table, account_table(outcomes), layout=Layout(row_group_rows=group_rows)
+        )
     return finish(output, input={"uri": str(source)})
 
 
