@@ -138,11 +138,11 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
         return None, None
     if args.job != "train":
         raise UsageError("plan: --calibrate: measures only the job train; leave it out")
-    from sdp.config import load
+    from sdp.config import TrainConfig, load_into
     from sdp.train.calibrate import calibrate, gpu_at_hand
 
     gpu = gpu_at_hand(config, str(work.trainers.gpu))
-    return calibrate(load(args.job, args.config, args.set)), gpu
+    return calibrate(load_into(TrainConfig, args.config, args.set)), gpu
 
 
 def _refuse_foreign_file(option: str, file: str, marker: str) -> None:
