@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from sdp.config.base import Says, Section
+from sdp.console import either
 
 _LONGEST = 60
 
@@ -52,12 +53,6 @@ def unwrap(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> tuple
 def union_members(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union; none for any other annotation."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
-
-
-def either(words: list[str]) -> str:
-    """Join words: `a`, `a or b`, `a, b or c`."""
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def got(value: Any) -> str:

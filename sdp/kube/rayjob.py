@@ -4,7 +4,6 @@
 the supervisor writes it to a file.
 """
 
-import difflib
 import re
 import secrets
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from sdp.console import nearest
 from sdp.errors import UserError
 from sdp.kube import Object
 
@@ -116,8 +116,8 @@ def checked_job(job: str, kinds: Sequence[str]) -> str:
     """Return a valid job name: KIND, or KIND-NAME."""
     kind, hyphen, name = job.partition("-")
     if kind not in kinds:
-        near = difflib.get_close_matches(kind, kinds, 1, 0.6)
-        hint = f"did you mean {near[0]}{hyphen}{name}?" if near else "see sdp submit --help"
+        near = nearest(kind, kinds)
+        hint = f"did you mean {near}{hyphen}{name}?" if near else "see sdp submit --help"
         raise UserError(f"submit: JOB: expected {', '.join(kinds)}, or one of these and -NAME, got {job!r}; {hint}")
     if hyphen and not _REST.fullmatch(name):
         raise UserError(f"submit: JOB: expected lower-case letters, digits and hyphens after {kind}-, got {job!r}")

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -152,9 +153,7 @@ def local_paths(config: JobConfig) -> dict[str, str]:
     paths = {}
     for key in keys(type(config)):
         if key.path.endswith(("source", "uri", "checkpoint")):
-            value: object = config
-            for part in key.path.split("."):
-                value = getattr(value, part, None)
+            value = attrgetter(key.path)(config)
             if isinstance(value, str) and value.startswith(("/", "./", "../", "~", "file://")):
                 paths[key.path] = value
     return paths
