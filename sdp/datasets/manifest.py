@@ -188,7 +188,7 @@ def _version_name(version: int) -> str:
     return f"_manifests/{version:06d}.json"
 
 
-def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 32) -> list[PartInfo]:
+def part_infos(storage: Storage, known: Iterable[PartInfo] = ()) -> list[PartInfo]:
     """Read the footers of all existing parts, except those that are known and unchanged."""
     by_path = {info.path: info for info in known}
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
@@ -198,7 +198,7 @@ def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 
         unchanged = part is not None and (part.size, part.etag) == (file.size, file.etag)
         return part if part is not None and unchanged else read_info(storage, file)
 
-    return list(ordered_map(info, files, workers))
+    return list(ordered_map(info, files))
 
 
 def total(infos: Iterable[PartInfo]) -> Counts:

@@ -18,9 +18,6 @@ from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
 
-Progress = Callable[[int, int], None]
-"""A function that is called with (files counted, files listed)."""
-
 _FileVersions = dict[str, tuple[int, str | None]]
 """Size and etag by path."""
 _GROUP = 256
@@ -35,7 +32,6 @@ def freeze_source(
     uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
-    progress: Progress | None = None,
     publish: bool = True,
 ) -> Output:
     """Assign addresses to the rows of Parquet files, at most to the first `limit`.
@@ -58,8 +54,6 @@ def freeze_source(
             _refuse_other_types(file, footer, columns, kinds)
             listed.append((file.uri, file.size, with_sample(file, options).etag, rows, count, count, 0))
             rows += count
-            if progress:
-                progress(len(listed), len(fresh))
             if limit is not None and rows >= limit:
                 break
     if rows == 0:
