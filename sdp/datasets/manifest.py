@@ -334,27 +334,16 @@ def _listed(storage: Storage, manifest: Manifest | None) -> dict[str, dict[str, 
 
 def parts_table(parts: Iterable[PartInfo], listed: Mapping[str, dict[str, Any]]) -> pa.Table:
     """Return the list of parts, by unit and attempt; a copy of a part that was `listed` before keeps its etag."""
-    rows: list[dict[str, Any]] = [
-        {
-            "path": p.path,
-            "size": p.size,
-            "etag": p.etag,
-            "unit": p.unit.number,
-            "attempt": p.attempt,
-            "start": p.unit.start,
-            "stop": p.unit.stop,
-            "written": p.counts.written,
-            "filtered": p.counts.filtered,
-            "failed": p.counts.failed,
-            "retried": sum(p.retried.values()),
-            "row_groups": [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups],
-        }
-        for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt))
-    ]
-    for row in rows:
-        before = listed.get(row["path"])
+    rows: list[dict[str, Any]] = []
+    for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt)):
+        identity = (p.path, p.size, p.etag, p.unit.number, p.attempt, p.unit.start, p.unit.stop)
+        counts = (p.counts.written, p.counts.filtered, p.counts.failed, sum(p.retried.values()))
+        groups = [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups]
+        row = dict(zip(PARTS_SCHEMA.names, (*identity, *counts, groups), strict=True))
+        before = listed.get(p.path)
         if before is not None and before | {"etag": None} == row | {"etag": None}:
             row["etag"] = before["etag"]
+        rows.append(row)
     return pa.Table.from_pylist(rows, schema=PARTS_SCHEMA)
 
 
