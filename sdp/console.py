@@ -136,6 +136,19 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def either(words: Sequence[str]) -> str:
+    """Join words: `a`, `a or b`, `a, b or c`."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """Return the known word that is nearest to a misspelt one; None if none is near."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, 1, 0.6)), None)
+
+
 def duration(seconds: float) -> str:
     """Return a duration in words: 0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
     if seconds < 10:

@@ -38,6 +38,7 @@ def submit_arguments(parser: Parser) -> None:
 
 
 def run_submit(args: Arguments) -> int:
+    """Run a job on a cluster and follow it; a repeated job continues from storage."""
     from sdp.kube.submit import Submission, dry_run, submit
 
     submission = Submission(
@@ -61,6 +62,7 @@ def status_arguments(parser: Parser) -> None:
 
 
 def run_status(args: Arguments) -> None:
+    """Show the clusters and jobs of a namespace, or one of them with its events."""
     from sdp.kube.status import status
 
     print(status(_api(args), args.name, as_json=args.json))
@@ -76,6 +78,7 @@ def logs_arguments(parser: Parser) -> None:
 
 
 def run_logs(args: Arguments) -> int:
+    """Print a job's log, or follow it until the job has ended."""
     if args.lines != -1 and args.lines < 1:
         raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
     if args.follow and args.lines != -1:
@@ -93,6 +96,7 @@ def stop_arguments(parser: Parser) -> None:
 
 
 def run_stop(args: Arguments) -> None:
+    """End a job, with time for a last checkpoint."""
     from sdp.kube.stop import stop
 
     stop(_api(args), args.name, say, wait=not args.no_wait, delete=args.delete)
@@ -115,6 +119,7 @@ def doctor_arguments(parser: Parser) -> None:
 
 
 def run_doctor(args: Arguments) -> int:
+    """Check a cluster for the usual problems, before money is spent."""
     from pathlib import Path
 
     if args.local:

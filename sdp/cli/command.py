@@ -78,11 +78,9 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            *most, last = choices
-            words = f"{', '.join(most)} or {last}"
             name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
             near = nearest(str(value), choices, self.prog)
-            raise UsageError(f"{self._command.name}: {name}: expected {words}, got {value!r}; {near}")
+            raise UsageError(f"{self._command.name}: {name}: expected {console.either(choices)}, got {value!r}; {near}")
 
 
 def unknown_argument(unknown: str, parser: Parser, command: Command) -> str:
@@ -98,10 +96,8 @@ def unknown_argument(unknown: str, parser: Parser, command: Command) -> str:
 
 def nearest(word: str, known: Sequence[str], program: str, prefix: str = "") -> str:
     """Return a hint for a misspelt word: the known word nearest to it, or the program's help."""
-    import difflib
-
-    near = difflib.get_close_matches(word, known, 1, 0.6)
-    return f"did you mean {prefix}{near[0]}?" if near else f"see {program} --help"
+    near = console.nearest(word, known)
+    return f"did you mean {prefix}{near}?" if near else f"see {program} --help"
 
 
 def settings(parser: Parser) -> None:

@@ -15,6 +15,7 @@ def completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_completion(args: Arguments) -> None:
+    """Print what bash, zsh or fish needs to complete commands, options and keys of --set."""
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(["sdp"], shell=args.shell))

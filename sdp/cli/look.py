@@ -6,6 +6,7 @@ from sdp.cli.command import Arguments, Parser, UsageError, job_argument, missing
 
 
 def config_show(args: Arguments) -> None:
+    """Print a job's whole configuration as YAML, with a comment on each key."""
     from sdp.config import changed, draft, dump_yaml
     from sdp.config.start import matter
 
@@ -43,6 +44,7 @@ def init_arguments(parser: Parser) -> None:
 
 
 def run_init(args: Arguments) -> None:
+    """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
     from pathlib import Path
 
     if args.store and not args.store.startswith(("s3://", "gs://")):
@@ -80,6 +82,7 @@ def run_init(args: Arguments) -> None:
 
 
 def config_schema(args: Arguments) -> None:
+    """Print the JSON schema of a job's configuration, for editors and charts."""
     import json
 
     from sdp.config import json_schema
@@ -97,6 +100,7 @@ def inspect_arguments(parser: Parser) -> None:
 
 
 def run_inspect(args: Arguments) -> int:
+    """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
     import json
     from pathlib import Path
 
@@ -138,6 +142,7 @@ def audit_arguments(parser: Parser) -> None:
 
 
 def run_audit(args: Arguments) -> None:
+    """Trace one image through datasets and checkpoints, or take images down."""
     if args.takedown:
         _take_down(args)
         return
@@ -203,6 +208,7 @@ def report_arguments(parser: Parser) -> None:
 
 
 def run_report(args: Arguments) -> None:
+    """Write an HTML report: pictures and failures of datasets, curves and history of runs."""
     from pathlib import Path
 
     from sdp.console import counted
@@ -233,6 +239,7 @@ def export_arguments(parser: Parser) -> None:
 
 
 def run_export(args: Arguments) -> None:
+    """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
     try:
         from sdp.model.export import export
 

@@ -17,14 +17,13 @@ _DEPENDENCIES = ("torch", "ray", "diffusers", "transformers", "pyarrow")
 
 def versions() -> list[str]:
     """Return the versions of sdp and of its main dependencies."""
-    installed = {}
     lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
     for name in _DEPENDENCIES:
         try:
-            installed[name] = metadata.version(name)
+            lines.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            installed[name] = "not installed"
-    return lines + [f"{name} {version}" for name, version in installed.items()]
+            lines.append(f"{name} not installed")
+    return lines
 
 
 def describe() -> Iterator[tuple[str, str]]:

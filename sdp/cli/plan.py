@@ -9,18 +9,8 @@ _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 _TERMS = ("on-demand", "reserved-1y", "reserved-3y", "spot")
 _PLAN_OPTIONS = (
-    "config",
-    "set",
-    "prices",
-    "region",
-    "trainers",
-    "encoders",
-    "rows",
-    "have",
-    "run",
-    "calibrate",
-    "deadline",
-    "budget",
+    *("config", "set", "prices", "region", "trainers", "encoders"),
+    *("rows", "have", "run", "calibrate", "deadline", "budget"),
 )
 _NOT_TAKEN = {
     "--preset": (*_PLAN_OPTIONS, "memory", "page", "values", "egress"),
@@ -61,6 +51,7 @@ def plan_arguments(parser: Parser) -> None:
 
 
 def run_plan(args: Arguments) -> None:
+    """Estimate a job's hours and cost, in each mode and on other GPUs, before it runs."""
     import json
 
     from sdp.plan import presets
@@ -138,11 +129,11 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
         return None, None
     if args.job != "train":
         raise UsageError("plan: --calibrate: measures only the job train; leave it out")
-    from sdp.config import load
+    from sdp.config import TrainConfig, load_into
     from sdp.train.calibrate import calibrate, gpu_at_hand
 
     gpu = gpu_at_hand(config, str(work.trainers.gpu))
-    return calibrate(load(args.job, args.config, args.set)), gpu
+    return calibrate(load_into(TrainConfig, args.config, args.set)), gpu
 
 
 def _refuse_foreign_file(option: str, file: str, marker: str) -> None:

@@ -1,8 +1,18 @@
 """All commands. To add one, write a function that takes the parsed arguments, and a line here."""
 
+from collections.abc import Callable
+
 from sdp.cli import cluster, completion, look, plan
-from sdp.cli.command import CLUSTER, LOOK, PIPELINE, Command, job_argument
+from sdp.cli.command import CLUSTER, LOOK, PIPELINE, Arguments, Command, Parser, job_argument
 from sdp.cli.jobs import job_command
+
+
+def _command(
+    name: str, group: str, arguments: Callable[[Parser], None], run: Callable[[Arguments], int | None], example: str
+) -> Command:
+    """Return a command with its function's docstring as the summary."""
+    return Command(name, group, run.__doc__ or "", arguments, run, example)
+
 
 COMMANDS: tuple[Command, ...] = (
     job_command(
@@ -24,116 +34,26 @@ COMMANDS: tuple[Command, ...] = (
     job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
     job_command("evaluate", "Judge pictures by CLIP score, FID and KID, and a checkpoint by its held-out loss."),
     job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),
-    Command(
-        "export",
-        PIPELINE,
-        "Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads.",
-        look.export_arguments,
-        look.run_export,
-        "export s3://bucket/run ./sd2-mine",
-    ),
-    Command(
-        "init",
-        LOOK,
-        "Write a YAML file for each job, with the most important keys, for a laptop or a cluster.",
-        look.init_arguments,
-        look.run_init,
-        "init my-data --pictures ./photos",
-    ),
-    Command(
-        "config show",
-        LOOK,
-        "Print a job's whole configuration as YAML, with a comment on each key.",
-        look.config_show_arguments,
-        look.config_show,
-        "config show download > download.yaml",
-    ),
-    Command(
-        "config schema",
-        LOOK,
-        "Print the JSON schema of a job's configuration, for editors and charts.",
-        job_argument,
-        look.config_schema,
-        "config schema train",
-    ),
-    Command(
-        "plan",
-        LOOK,
-        "Estimate a job's hours and cost, in each mode and on other GPUs, before it runs.",
-        plan.plan_arguments,
-        plan.run_plan,
-        "plan --config train.yaml --deadline 100",
-    ),
-    Command(
-        "inspect",
-        LOOK,
-        "Describe a dataset, a training run or a checkpoint, with what is missing or damaged.",
-        look.inspect_arguments,
-        look.run_inspect,
-        "inspect s3://bucket/images",
-    ),
-    Command(
-        "report",
-        LOOK,
-        "Write an HTML report: pictures and failures of datasets, curves and history of runs.",
-        look.report_arguments,
-        look.run_report,
-        "report s3://bucket/run --out run.html",
-    ),
-    Command(
+    _command("export", PIPELINE, look.export_arguments, look.run_export, "export s3://bucket/run ./sd2-mine"),
+    _command("init", LOOK, look.init_arguments, look.run_init, "init my-data --pictures ./photos"),
+    _command("config show", LOOK, look.config_show_arguments, look.config_show, "config show download > download.yaml"),
+    _command("config schema", LOOK, job_argument, look.config_schema, "config schema train"),
+    _command("plan", LOOK, plan.plan_arguments, plan.run_plan, "plan --config train.yaml --deadline 100"),
+    _command("inspect", LOOK, look.inspect_arguments, look.run_inspect, "inspect s3://bucket/images"),
+    _command("report", LOOK, look.report_arguments, look.run_report, "report s3://bucket/run --out run.html"),
+    _command(
         "audit",
         LOOK,
-        "Trace one image through datasets and checkpoints, or take images down.",
         look.audit_arguments,
         look.run_audit,
         "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg",
     ),
-    Command(
-        "doctor",
-        CLUSTER,
-        "Check a cluster for the usual problems, before money is spent.",
-        cluster.doctor_arguments,
-        cluster.run_doctor,
-        "doctor --namespace sdp",
-    ),
-    Command(
-        "submit",
-        CLUSTER,
-        "Run a job on a cluster and follow it; a repeated job continues from storage.",
-        cluster.submit_arguments,
-        cluster.run_submit,
-        "submit train --set max_steps=1000",
-    ),
-    Command(
-        "status",
-        CLUSTER,
-        "Show the clusters and jobs of a namespace, or one of them with its events.",
-        cluster.status_arguments,
-        cluster.run_status,
-        "status sdp-train-x7k2p",
-    ),
-    Command(
-        "logs",
-        CLUSTER,
-        "Print a job's log, or follow it until the job has ended.",
-        cluster.logs_arguments,
-        cluster.run_logs,
-        "logs sdp-train-x7k2p --follow",
-    ),
-    Command(
-        "stop",
-        CLUSTER,
-        "End a job, with time for a last checkpoint.",
-        cluster.stop_arguments,
-        cluster.run_stop,
-        "stop sdp-train-x7k2p",
-    ),
-    Command(
-        "completion",
-        LOOK,
-        "Print what bash, zsh or fish needs to complete commands, options and keys of --set.",
-        completion.completion_arguments,
-        completion.run_completion,
-        "completion bash >> ~/.bashrc",
+    _command("doctor", CLUSTER, cluster.doctor_arguments, cluster.run_doctor, "doctor --namespace sdp"),
+    _command("submit", CLUSTER, cluster.submit_arguments, cluster.run_submit, "submit train --set max_steps=1000"),
+    _command("status", CLUSTER, cluster.status_arguments, cluster.run_status, "status sdp-train-x7k2p"),
+    _command("logs", CLUSTER, cluster.logs_arguments, cluster.run_logs, "logs sdp-train-x7k2p --follow"),
+    _command("stop", CLUSTER, cluster.stop_arguments, cluster.run_stop, "stop sdp-train-x7k2p"),
+    _command(
+        "completion", LOOK, completion.completion_arguments, completion.run_completion, "completion bash >> ~/.bashrc"
     ),
 )

@@ -7,16 +7,19 @@ Imports neither torch nor ray, so that a laptop can check a job's configuration 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, overload
+from operator import getitem
+from typing import TYPE_CHECKING, Any
 
-from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, changed, keys
+from sdp.config.base import JobConfig, Key, Range, WorkersConfig, changed, keys
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
     from sdp.config.download import DownloadConfig
     from sdp.config.dreambooth import DreamboothConfig
+    from sdp.config.dump import dump_yaml
     from sdp.config.evaluate import EvaluateConfig
     from sdp.config.generate import GenerateConfig
     from sdp.config.process import ProcessConfig
@@ -35,8 +38,6 @@ __all__ = [
     "ProcessConfig",
     "Range",
     "ScoreConfig",
-    "Section",
-    "StorageConfig",
     "TrainConfig",
     "WorkersConfig",
     "changed",
@@ -46,7 +47,9 @@ __all__ = [
     "json_schema",
     "keys",
     "load",
+    "load_into",
     "parse",
+    "parse_into",
 ]
 
 _MODELS = {
@@ -82,49 +85,17 @@ JOBS: Mapping[str, type[JobConfig]] = _Jobs()
 
 
 def __getattr__(name: str) -> Any:
-    for job, model in _MODELS.items():
-        if name == model:
-            return JOBS[job]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {model: job for job, model in _MODELS.items()} | {"dump_yaml": "dump"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"sdp.config.{modules[name]}"), name)
 
 
-@overload
-def load(job: Literal["download"], path: str | None, overrides: Sequence[str] = ()) -> DownloadConfig: ...
-@overload
-def load(job: Literal["process"], path: str | None, overrides: Sequence[str] = ()) -> ProcessConfig: ...
-@overload
-def load(job: Literal["score"], path: str | None, overrides: Sequence[str] = ()) -> ScoreConfig: ...
-@overload
-def load(job: Literal["train"], path: str | None, overrides: Sequence[str] = ()) -> TrainConfig: ...
-@overload
-def load(job: Literal["generate"], path: str | None, overrides: Sequence[str] = ()) -> GenerateConfig: ...
-@overload
-def load(job: Literal["evaluate"], path: str | None, overrides: Sequence[str] = ()) -> EvaluateConfig: ...
-@overload
-def load(job: Literal["dreambooth"], path: str | None, overrides: Sequence[str] = ()) -> DreamboothConfig: ...
-@overload
-def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig: ...
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
     """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
     return load_into(JOBS[job], path, overrides)
 
 
-@overload
-def parse(job: Literal["download"], data: Mapping[str, Any]) -> DownloadConfig: ...
-@overload
-def parse(job: Literal["process"], data: Mapping[str, Any]) -> ProcessConfig: ...
-@overload
-def parse(job: Literal["score"], data: Mapping[str, Any]) -> ScoreConfig: ...
-@overload
-def parse(job: Literal["train"], data: Mapping[str, Any]) -> TrainConfig: ...
-@overload
-def parse(job: Literal["generate"], data: Mapping[str, Any]) -> GenerateConfig: ...
-@overload
-def parse(job: Literal["evaluate"], data: Mapping[str, Any]) -> EvaluateConfig: ...
-@overload
-def parse(job: Literal["dreambooth"], data: Mapping[str, Any]) -> DreamboothConfig: ...
-@overload
-def parse(job: str, data: Mapping[str, Any]) -> JobConfig: ...
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
     """Return the configuration of plain data, such as a saved configuration."""
     return parse_into(JOBS[job], data)
@@ -135,29 +106,15 @@ def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bo
     return draft_into(JOBS[job], path, overrides, part=part)
 
 
-def dump_yaml(
-    config: Section,
-    *,
-    comments: bool = True,
-    missing: frozenset[str] = frozenset(),
-    only: Collection[str] | None = None,
-) -> str:
-    """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration.
-
-    `only` names the keys to write; the others must have their defaults.
-    """
-    from sdp.config import dump
-
-    return dump.dump_yaml(config, comments=comments, missing=missing, only=only)
-
-
 def identity(config: JobConfig) -> dict[str, Any]:
     """Return the keys that decide the output's content, by dotted path; an output never changes them.
 
     The URIs of sources and models are left out: these may move, and their readers compare the contents.
     """
     values = config.model_dump(mode="json")
-    decisive = {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
+    decisive: dict[str, Any] = {
+        key.path: reduce(getitem, key.path.split("."), values) for key in keys(type(config)) if key.shapes_output
+    }
     if also := decisive.get("source.also"):
         decisive["source.also"] = [{name: value for name, value in source.items() if name != "uri"} for source in also]
     if start := decisive.get("model.start_from"):
@@ -172,9 +129,3 @@ def json_schema(job: str) -> dict[str, Any]:
     """Return the JSON schema of a job's configuration."""
     schema = JOBS[job].model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"sdp {job}"}
-
-
-def _at(values: Any, path: str) -> Any:
-    for part in path.split("."):
-        values = values[part]
-    return values

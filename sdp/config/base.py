@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUndefined
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined
 
 from sdp.config.uri import check_endpoint, check_folder_uri, check_uri, inside
 from sdp.errors import Problem
@@ -43,6 +48,14 @@ class Section(BaseModel):
         """Yield combinations of keys that cannot work, with paths relative to this section."""
         return ()
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        for name, value in handler.resolve_ref_schema(schema)["properties"].items():
+            if handler.resolve_ref_schema(value).get("description") != purpose(cls, name):  # said once is enough
+                value["description"] = purpose(cls, name)
+        return schema
+
     @model_validator(mode="after")
     def _refuse_contradictions(self, info: ValidationInfo) -> Section:
         problems = () if info.context == DRAFT else tuple(self.contradictions())
@@ -52,23 +65,36 @@ class Section(BaseModel):
         return self
 
 
-def key(default: Any, what: str, *, shapes_output: bool = False, example: Any = None, **limits: Any) -> Any:
-    """Declare a key: its default (REQUIRED, a value, or a Section class) and its purpose in a sentence.
+def key(default: Any, *, shapes_output: bool = False, example: Any = None, **limits: Any) -> Any:
+    """Declare a key with its default: REQUIRED, a value, or a Section class. The docstring below is its `purpose`.
 
     `shapes_output` marks a key that decides the output's content: it may not change once the output has been begun.
     Other keys (concurrency, deadlines) may change from run to run. `limits` are pydantic's (ge, gt, le, lt,
     multiple_of, min_length).
     """
-    settings: dict[str, Any] = {
-        "description": what,
-        "json_schema_extra": {"shapes_output": shapes_output},
-        **limits,
+    is_section = isinstance(default, type) and issubclass(default, Section)
+    limits |= {"default_factory" if is_section else "default": default}
+    examples = None if example is None else [example]
+    return Field(**limits, examples=examples, json_schema_extra={"shapes_output": shapes_output})
+
+
+def purpose(section: type[Section], name: str) -> str:
+    """Return the docstring below a section's key, or below the key that it inherits."""
+    sections = [base for base in section.__mro__ if issubclass(base, Section)]
+    return next((text for base in sections if (text := _docstrings(base.__module__).get((base.__name__, name)))), "")
+
+
+@cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """Return the docstrings below the keys of a module's sections, from its source: most commands need none of them."""
+    return {
+        (section.name, field.target.id): " ".join(str(text.value.value).split())
+        for section in ast.parse(inspect.getsource(sys.modules[module])).body
+        if isinstance(section, ast.ClassDef)
+        for field, text in pairwise(section.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
-    if example is not None:
-        settings["examples"] = [example]
-    if isinstance(default, type) and issubclass(default, Section):
-        return Field(default_factory=default, **settings)
-    return Field(default, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +103,11 @@ class Key:
 
     path: str
     field: FieldInfo
+    section: type[Section]
 
     @property
     def what(self) -> str:
-        return self.field.description or ""
+        return purpose(self.section, self.path.rpartition(".")[2])
 
     @property
     def required(self) -> bool:
@@ -121,7 +148,7 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
         if inner := section_of(field):
             yield from keys(inner, f"{path}{name}.")
         else:
-            yield Key(path + name, field)
+            yield Key(path + name, field, model)
 
 
 def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,14 +167,6 @@ def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
 
     walk(values, "")
     return different
-
-
-def sections_of(model: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo, type[Section]]]:
-    """Yield every section below a model, parents first: its dotted path, its field and its class."""
-    for name, field in fields(model):
-        if inner := section_of(field):
-            yield path + name, field, inner
-            yield from sections_of(inner, f"{path}{name}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +197,10 @@ Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
 class Range(Section):
     """A number of workers from `min` to `max`, as the cluster has room."""
 
-    min: int = key(REQUIRED, "The fewest workers to run with.", ge=1)
-    max: int = key(REQUIRED, "The most workers to use.", ge=1)
+    min: int = key(REQUIRED, ge=1)
+    """The fewest workers to run with."""
+    max: int = key(REQUIRED, ge=1)
+    """The most workers to use."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.min > self.max:
@@ -196,22 +217,16 @@ Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
 class WorkersConfig(Section):
     """The number and placement of a job's workers."""
 
-    num_workers: Workers = key(1, "Number of workers, or a range in which it may grow and shrink.")
-    accelerator: Name | None = key(
-        None, "Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."
-    )
-    use_gpu: bool | None = key(
-        None,
-        "Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a "
-        "joined cluster, set true or false.",
-    )
+    num_workers: Workers = key(1)
+    """Number of workers, or a range in which it may grow and shrink."""
+    accelerator: Name | None = key(None)
+    """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."""
+    use_gpu: bool | None = key(None)
+    """Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a joined
+    cluster, set true or false."""
 
-    wait_s: float = key(
-        1800.0,
-        "Seconds to wait for places on the cluster while it grows; then the job fails and names what did not come.",
-        gt=0,
-        le=LONGEST_S,
-    )
+    wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
+    """Seconds to wait for places on the cluster while it grows; then the job fails and names what did not come."""
 
     @property
     def gpu_each(self) -> bool | None:
@@ -231,23 +246,16 @@ class WorkersConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         if self.accelerator is not None and self.use_gpu is False:
             yield Problem(
-                "use_gpu",
-                "true or null while accelerator is set",
-                "false",
-                "set accelerator to null to run on CPUs",
+                "use_gpu", "true or null while accelerator is set", "false", "set accelerator to null to run on CPUs"
             )
 
 
 class TrainersConfig(WorkersConfig):
     """Workers that train, which may have two GPUs each."""
 
-    gpus_per_worker: int = key(
-        1,
-        "GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is "
-        "collocated) on the second.",
-        ge=1,
-        le=2,
-    )
+    gpus_per_worker: int = key(1, ge=1, le=2)
+    """GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is
+    collocated) on the second."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -258,33 +266,29 @@ class TrainersConfig(WorkersConfig):
 class SourceConfig(Section):
     """A job's input."""
 
-    uri: Uri = key(REQUIRED, "URI of the input.", shapes_output=True, example="s3://bucket/input")
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/input")
+    """URI of the input."""
 
 
 class OutputConfig(Section):
     """A job's output."""
 
-    uri: FolderUri = key(
-        REQUIRED,
-        "Folder to write to: a local path, s3:// or gs://. Running the job again continues it.",
-        example="s3://bucket/output",
-    )
+    uri: FolderUri = key(REQUIRED, example="s3://bucket/output")
+    """Folder to write to: a local path, s3:// or gs://. Running the job again continues it."""
 
 
 class StorageConfig(Section):
     """Access to object stores. Credentials come from the environment, never from a configuration."""
 
-    endpoint: Endpoint | None = key(None, "Endpoint of an S3 store other than AWS; null uses the environment's.")
-    region: Name | None = key(None, "Region of the S3 store; null uses the environment's.")
-    timeout_s: float = key(
-        120.0, "Deadline of a storage operation in seconds, including its retries.", gt=0, le=LONGEST_S
-    )
-    retries: int | None = key(
-        None,
-        "Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the "
-        "store has not answered yet.",
-        ge=0,
-    )
+    endpoint: Endpoint | None = key(None)
+    """Endpoint of an S3 store other than AWS; null uses the environment's."""
+    region: Name | None = key(None)
+    """Region of the S3 store; null uses the environment's."""
+    timeout_s: float = key(120.0, gt=0, le=LONGEST_S)
+    """Deadline of a storage operation in seconds, including its retries."""
+    retries: int | None = key(None, ge=0)
+    """Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the
+    store has not answered yet."""
 
     def options(self) -> StorageOptions:
         """Return the options for sdp.storage."""
@@ -298,12 +302,14 @@ class StorageConfig(Section):
 class JobConfig(Section):
     """The configuration of any job; each has its own `source`, and most have more keys in `output`."""
 
-    source: Section = key(REQUIRED, "The input.")
-    output: OutputConfig = key(REQUIRED, "The output.")
-    limit: Positive | None = key(
-        None, "Number of rows to take from the start of the source; null takes all. It may be raised later."
-    )
-    storage: StorageConfig = key(StorageConfig, "Access to object stores.")
+    source: Section = key(REQUIRED)
+    """The input."""
+    output: OutputConfig = key(REQUIRED)
+    """The output."""
+    limit: Positive | None = key(None)
+    """Number of rows to take from the start of the source; null takes all. It may be raised later."""
+    storage: StorageConfig = key(StorageConfig)
+    """Access to object stores."""
 
     def contradictions(self) -> Iterable[Problem]:
         source = getattr(self.source, "uri", None)

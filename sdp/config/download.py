@@ -47,15 +47,14 @@ Network = Annotated[str, AfterValidator(_network), Says("a network such as 10.1.
 
 
 class DownloadSource(SourceConfig):
-    uri: Uri = key(
-        REQUIRED,
-        "Parquet with URLs and captions: a file, folder or glob, local or at s3://, gs://, https:// or hf://.",
-        shapes_output=True,
-        example="s3://bucket/laion-metadata",
-    )
-    url_column: Name = key("url", "The column that holds each image's URL.", shapes_output=True)
-    caption_column: Name = key("caption", "The column that holds each image's caption.", shapes_output=True)
-    columns: tuple[Name, ...] = key((), "Further columns to copy to the images dataset.", shapes_output=True)
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/laion-metadata")
+    """Parquet with URLs and captions: a file, folder or glob, local or at s3://, gs://, https:// or hf://."""
+    url_column: Name = key("url", shapes_output=True)
+    """The column that holds each image's URL."""
+    caption_column: Name = key("caption", shapes_output=True)
+    """The column that holds each image's caption."""
+    columns: tuple[Name, ...] = key((), shapes_output=True)
+    """Further columns to copy to the images dataset."""
 
     def contradictions(self) -> Iterable[Problem]:
         taken = sorted({name for name in self.columns if name in OWN_COLUMNS})
@@ -69,62 +68,52 @@ class DownloadSource(SourceConfig):
 
 
 class DownloadOutput(OutputConfig):
-    rows_per_file: Positive = key(
-        10_000,
-        "Source rows per part file; aim for files of 128 to 256 MB, so set about 1,000 where images keep their "
-        "original size.",
-        shapes_output=True,
-        le=1_000_000,
-    )
+    rows_per_file: Positive = key(10_000, shapes_output=True, le=1_000_000)
+    """Source rows per part file; aim for files of 128 to 256 MB, so set about 1,000 where images keep their original
+    size."""
 
 
 class FetchConfig(Section):
     """HTTP requests for images."""
 
-    timeout_s: float = key(
-        60.0,
-        "Deadline of an image in seconds, over all attempts and redirects; waiting for the host's turn and pauses "
-        "between attempts do not count.",
-        gt=0,
-        le=86_400,
-    )
-    connect_timeout_s: float = key(5.0, "Deadline of a connection in seconds, within timeout_s.", gt=0, le=86_400)
-    first_byte_timeout_s: float = key(
-        10.0, "Seconds for which a server may be silent, before or within its response.", gt=0, le=86_400
-    )
-    retries: int = key(2, "Retries of an image after a temporary failure.", ge=0, le=100)
-    longest_wait_s: float = key(
-        60.0,
-        "The longest Retry-After to wait for, in seconds; a host that asks for more is left alone that long (at most "
-        "an hour) and its rows fail.",
-        ge=0,
-        le=86_400,
-    )
-    connections: Positive = key(256, "Concurrent requests of one download worker.", le=10_000)
-    buffer_mb: Positive = key(256, "Megabytes of fetched images that one worker buffers before decoding.", le=1_000_000)
-    max_bytes: Positive = key(50_000_000, "An image with more bytes fails.", shapes_output=True, le=1_000_000_000)
-    max_redirects: int = key(5, "Redirects to follow for one image.", ge=0, le=100)
-    user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent header.")
-    respect_opt_out: bool = key(
-        True,
-        "Leave out images whose server sends noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag.",
-        shapes_output=True,
-    )
-    opt_out_agent: HeaderText = key("sdp", "This agent's name in X-Robots-Tag and robots.txt.", shapes_output=True)
-    robots: Literal["ignore", "honour"] = key(
-        "ignore",
-        "Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent.",
-        shapes_output=True,
-    )
-    allow_private: bool = key(
-        False, "Allow URLs that resolve to private, loopback or link-local addresses. For tests and intranets."
-    )
-    allow_networks: tuple[Network, ...] = key(
-        (), "Private networks to allow, where allow_private would allow too much."
-    )
-    use_proxy: bool = key(False, "Use the environment's proxies, which then decide which addresses are allowed.")
-    verify_tls: bool = key(True, "Refuse a server with an invalid TLS certificate.")
-    ca_file: Name | None = key(None, "A file of certificates to trust in place of the public ones.")
+    timeout_s: float = key(60.0, gt=0, le=86_400)
+    """Deadline of an image in seconds, over all attempts and redirects; waiting for the host's turn and pauses between
+    attempts do not count."""
+    connect_timeout_s: float = key(5.0, gt=0, le=86_400)
+    """Deadline of a connection in seconds, within timeout_s."""
+    first_byte_timeout_s: float = key(10.0, gt=0, le=86_400)
+    """Seconds for which a server may be silent, before or within its response."""
+    retries: int = key(2, ge=0, le=100)
+    """Retries of an image after a temporary failure."""
+    longest_wait_s: float = key(60.0, ge=0, le=86_400)
+    """The longest Retry-After to wait for, in seconds; a host that asks for more is left alone that long (at most an
+    hour) and its rows fail."""
+    connections: Positive = key(256, le=10_000)
+    """Concurrent requests of one download worker."""
+    buffer_mb: Positive = key(256, le=1_000_000)
+    """Megabytes of fetched images that one worker buffers before decoding."""
+    max_bytes: Positive = key(50_000_000, shapes_output=True, le=1_000_000_000)
+    """An image with more bytes fails."""
+    max_redirects: int = key(5, ge=0, le=100)
+    """Redirects to follow for one image."""
+    user_agent: HeaderText = key("sdp (image dataset download)")
+    """The User-Agent header."""
+    respect_opt_out: bool = key(True, shapes_output=True)
+    """Leave out images whose server sends noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag."""
+    opt_out_agent: HeaderText = key("sdp", shapes_output=True)
+    """This agent's name in X-Robots-Tag and robots.txt."""
+    robots: Literal["ignore", "honour"] = key("ignore", shapes_output=True)
+    """Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent."""
+    allow_private: bool = key(False)
+    """Allow URLs that resolve to private, loopback or link-local addresses. For tests and intranets."""
+    allow_networks: tuple[Network, ...] = key(())
+    """Private networks to allow, where allow_private would allow too much."""
+    use_proxy: bool = key(False)
+    """Use the environment's proxies, which then decide which addresses are allowed."""
+    verify_tls: bool = key(True)
+    """Refuse a server with an invalid TLS certificate."""
+    ca_file: Name | None = key(None)
+    """A file of certificates to trust in place of the public ones."""
 
     @property
     def allowed_networks(self) -> tuple[str, ...]:
@@ -135,83 +124,70 @@ class FetchConfig(Section):
 class HostsConfig(Section):
     """Limits on the load of one host, over all workers."""
 
-    at_once: Positive = key(16, "Concurrent requests to one host.", le=10_000)
-    per_second: float | None = key(
-        50.0, "Requests to one host per second; null means no limit.", ge=0.001, le=1_000_000
-    )
-    give_up_after: Positive = key(
-        20,
-        "After this many failed connections in a row, a host is not asked for five minutes and its rows fail.",
-        le=1_000_000,
-    )
-    count: bool = key(True, "Count the source's hosts before starting, and warn if a single one will delay the job.")
+    at_once: Positive = key(16, le=10_000)
+    """Concurrent requests to one host."""
+    per_second: float | None = key(50.0, ge=0.001, le=1_000_000)
+    """Requests to one host per second; null means no limit."""
+    give_up_after: Positive = key(20, le=1_000_000)
+    """After this many failed connections in a row, a host is not asked for five minutes and its rows fail."""
+    count: bool = key(True)
+    """Count the source's hosts before starting, and warn if a single one will delay the job."""
 
 
 class ImageConfig(Section):
     """Checks and storage of images."""
 
-    size: Positive | None = key(
-        None,
-        "Pixels of the shorter side after resizing; null keeps the original bytes.",
-        shapes_output=True,
-        le=16_383,
-    )
-    crop: Literal["none", "center"] = key(
-        "none", "Crop the resized image to its centre square, or keep its shape.", shapes_output=True
-    )
-    enlarge: bool = key(False, "Also resize images that are smaller than image.size.", shapes_output=True)
-    format: Literal["jpeg", "webp"] = key("jpeg", "The encoding of a resized image.", shapes_output=True)
-    quality: int = key(95, "The encoding quality of a resized image.", shapes_output=True, ge=1, le=100)
-    max_pixels: Positive = key(
-        100_000_000,
-        "An image with more pixels fails without being decoded.",
-        shapes_output=True,
-        le=1_000_000_000,
-    )
-    tiff: bool = key(
-        False,
-        "Also read TIFF images: rare on the web, and their decoder has had many security holes.",
-        shapes_output=True,
-    )
-    least_side: Positive = key(
-        8,
-        "An image with a shorter side fails: it is a tracking pixel.",
-        shapes_output=True,
-    )
+    size: Positive | None = key(None, shapes_output=True, le=16_383)
+    """Pixels of the shorter side after resizing; null keeps the original bytes."""
+    crop: Literal["none", "center"] = key("none", shapes_output=True)
+    """Crop the resized image to its centre square, or keep its shape."""
+    enlarge: bool = key(False, shapes_output=True)
+    """Also resize images that are smaller than image.size."""
+    format: Literal["jpeg", "webp"] = key("jpeg", shapes_output=True)
+    """The encoding of a resized image."""
+    quality: int = key(95, shapes_output=True, ge=1, le=100)
+    """The encoding quality of a resized image."""
+    max_pixels: Positive = key(100_000_000, shapes_output=True, le=1_000_000_000)
+    """An image with more pixels fails without being decoded."""
+    tiff: bool = key(False, shapes_output=True)
+    """Also read TIFF images: rare on the web, and their decoder has had many security holes."""
+    least_side: Positive = key(8, shapes_output=True)
+    """An image with a shorter side fails: it is a tracking pixel."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
-            yield Problem(
-                "crop",
-                "none while image.size is null",
-                repr(self.crop),
-                "set image.size to crop",
-            )
+            yield Problem("crop", "none while image.size is null", repr(self.crop), "set image.size to crop")
 
 
 class FiltersConfig(Section):
     """Filters on the source's columns. A filter that is null is off and needs no column."""
 
-    min_side: Positive | None = key(
-        None, "Least pixels of the shorter side, checked in the source and again in the image.", shapes_output=True
-    )
-    max_aspect: float | None = key(
-        None,
-        "Largest ratio of the longer side to the shorter, checked in the source and again in the image.",
-        shapes_output=True,
-        ge=1,
-    )
-    min_similarity: float | None = key(None, "Least similarity of image and caption.", shapes_output=True)
-    max_punsafe: float | None = key(None, "Highest probability of unsafe content.", shapes_output=True)
-    max_pwatermark: float | None = key(None, "Highest probability of a watermark.", shapes_output=True)
-    min_aesthetic: float | None = key(None, "Least aesthetic score.", shapes_output=True)
-    keep_unknown: bool = key(False, "Keep rows whose source lacks the score that a filter needs.", shapes_output=True)
-    width_column: Name | None = key(None, "The column of the image's width, if there is one.", shapes_output=True)
-    height_column: Name | None = key(None, "The column of the image's height, if there is one.", shapes_output=True)
-    similarity_column: Name = key("similarity", "The column of the similarity.", shapes_output=True)
-    punsafe_column: Name = key("punsafe", "The column of the probability of unsafe content.", shapes_output=True)
-    pwatermark_column: Name = key("pwatermark", "The column of the probability of a watermark.", shapes_output=True)
-    aesthetic_column: Name = key("aesthetic", "The column of the aesthetic score.", shapes_output=True)
+    min_side: Positive | None = key(None, shapes_output=True)
+    """Least pixels of the shorter side, checked in the source and again in the image."""
+    max_aspect: float | None = key(None, shapes_output=True, ge=1)
+    """Largest ratio of the longer side to the shorter, checked in the source and again in the image."""
+    min_similarity: float | None = key(None, shapes_output=True)
+    """Least similarity of image and caption."""
+    max_punsafe: float | None = key(None, shapes_output=True)
+    """Highest probability of unsafe content."""
+    max_pwatermark: float | None = key(None, shapes_output=True)
+    """Highest probability of a watermark."""
+    min_aesthetic: float | None = key(None, shapes_output=True)
+    """Least aesthetic score."""
+    keep_unknown: bool = key(False, shapes_output=True)
+    """Keep rows whose source lacks the score that a filter needs."""
+    width_column: Name | None = key(None, shapes_output=True)
+    """The column of the image's width, if there is one."""
+    height_column: Name | None = key(None, shapes_output=True)
+    """The column of the image's height, if there is one."""
+    similarity_column: Name = key("similarity", shapes_output=True)
+    """The column of the similarity."""
+    punsafe_column: Name = key("punsafe", shapes_output=True)
+    """The column of the probability of unsafe content."""
+    pwatermark_column: Name = key("pwatermark", shapes_output=True)
+    """The column of the probability of a watermark."""
+    aesthetic_column: Name = key("aesthetic", shapes_output=True)
+    """The column of the aesthetic score."""
 
     def contradictions(self) -> Iterable[Problem]:
         if (self.width_column is None) != (self.height_column is None):
@@ -225,52 +201,58 @@ class BlocklistsConfig(Section):
     They may change from run to run and apply to rows not done yet; `sdp audit --takedown` removes the others.
     """
 
-    urls: tuple[Uri, ...] = key((), "Files of URLs not to fetch.")
-    domains: tuple[Uri, ...] = key((), "Files of domains not to contact, nor their subdomains.")
-    sha256: tuple[Uri, ...] = key((), "Files of SHA-256 hashes of images not to keep.")
+    urls: tuple[Uri, ...] = key(())
+    """Files of URLs not to fetch."""
+    domains: tuple[Uri, ...] = key(())
+    """Files of domains not to contact, nor their subdomains."""
+    sha256: tuple[Uri, ...] = key(())
+    """Files of SHA-256 hashes of images not to keep."""
 
 
 class DedupConfig(Section):
     """Removal of duplicates: rows that repeat a lower row."""
 
-    urls: bool = key(True, "Fetch each URL once in the whole source.", shapes_output=True)
-    content: bool = key(
-        True, "After the download, find images with the content of a lower row; later stages leave them out."
-    )
+    urls: bool = key(True, shapes_output=True)
+    """Fetch each URL once in the whole source."""
+    content: bool = key(True)
+    """After the download, find images with the content of a lower row; later stages leave them out."""
 
 
 class WorkersConfig(Section):
     """The size and placement of download workers."""
 
-    cpus: Positive = key(4, "CPUs of one worker, all of which decode; a smaller node gets a smaller worker.", le=1024)
-    units_at_once: Positive = key(
-        2,
-        "Part files that a worker fills at the same time, so that slow images do not delay it; it holds that many in "
-        "memory.",
-        le=16,
-    )
-    decoder_memory_mb: Positive = key(
-        4096, "Megabytes for decoding one image; an image that needs more fails.", le=1_000_000
-    )
-    node_labels: Labels = key(
-        {},
-        "Ray node labels for workers, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} allows any node "
-        "with CPUs.",
-    )
+    cpus: Positive = key(4, le=1024)
+    """CPUs of one worker, all of which decode; a smaller node gets a smaller worker."""
+    units_at_once: Positive = key(2, le=16)
+    """Part files that a worker fills at the same time, so that slow images do not delay it; it holds that many in
+    memory."""
+    decoder_memory_mb: Positive = key(4096, le=1_000_000)
+    """Megabytes for decoding one image; an image that needs more fails."""
+    node_labels: Labels = key({})
+    """Ray node labels for workers, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} allows any node
+    with CPUs."""
 
 
 class DownloadConfig(JobConfig):
     """Fetch the images of a metadata table, check them and write them as a dataset."""
 
-    source: DownloadSource = key(REQUIRED, "The table of URLs and captions.")
-    output: DownloadOutput = key(REQUIRED, "The images dataset to write.")
-    concurrency: Positive | None = key(
-        None, "Download workers in the whole cluster; null starts as many as its CPUs can feed.", le=10_000
-    )
-    workers: WorkersConfig = key(WorkersConfig, "The size and placement of download workers.")
-    fetch: FetchConfig = key(FetchConfig, "HTTP requests for images.")
-    hosts: HostsConfig = key(HostsConfig, "Limits on the load of one host, over all workers.")
-    image: ImageConfig = key(ImageConfig, "Checks and storage of images.")
-    filters: FiltersConfig = key(FiltersConfig, "Filters on the source's columns.")
-    blocklists: BlocklistsConfig = key(BlocklistsConfig, "URLs, domains and images to leave out.")
-    dedup: DedupConfig = key(DedupConfig, "Removal of duplicates.")
+    source: DownloadSource = key(REQUIRED)
+    """The table of URLs and captions."""
+    output: DownloadOutput = key(REQUIRED)
+    """The images dataset to write."""
+    concurrency: Positive | None = key(None, le=10_000)
+    """Download workers in the whole cluster; null starts as many as its CPUs can feed."""
+    workers: WorkersConfig = key(WorkersConfig)
+    """The size and placement of download workers."""
+    fetch: FetchConfig = key(FetchConfig)
+    """HTTP requests for images."""
+    hosts: HostsConfig = key(HostsConfig)
+    """Limits on the load of one host, over all workers."""
+    image: ImageConfig = key(ImageConfig)
+    """Checks and storage of images."""
+    filters: FiltersConfig = key(FiltersConfig)
+    """Filters on the source's columns."""
+    blocklists: BlocklistsConfig = key(BlocklistsConfig)
+    """URLs, domains and images to leave out."""
+    dedup: DedupConfig = key(DedupConfig)
+    """Removal of duplicates."""

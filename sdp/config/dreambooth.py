@@ -21,71 +21,80 @@ from sdp.errors import Problem
 
 
 class SubjectSource(SourceConfig):
-    uri: Uri = key(REQUIRED, "A folder of pictures of the subject.", shapes_output=True, example="s3://bucket/my-cat")
-    caption: Name = key(
-        REQUIRED,
-        "What the pictures show, with a rare word as the subject's name.",
-        shapes_output=True,
-        example="a photo of unqtkn cat",
-    )
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/my-cat")
+    """A folder of pictures of the subject."""
+    caption: Name = key(REQUIRED, shapes_output=True, example="a photo of unqtkn cat")
+    """What the pictures show, with a rare word as the subject's name."""
 
 
 class PriorConfig(Section):
     """Pictures of the subject's class, drawn by the model itself, so that it does not forget the class."""
 
-    prompt: Name | None = key(
-        None, "Prompt for the class, such as a photo of a cat; null trains without a class.", shapes_output=True
-    )
-    pictures: Positive = key(200, "Number of pictures to draw.", shapes_output=True)
-    weight: float = key(1.0, "Weight of the class's loss; the subject's is 1.", shapes_output=True, gt=0)
+    prompt: Name | None = key(None, shapes_output=True)
+    """Prompt for the class, such as a photo of a cat; null trains without a class."""
+    pictures: Positive = key(200, shapes_output=True)
+    """Number of pictures to draw."""
+    weight: float = key(1.0, shapes_output=True, gt=0)
+    """Weight of the class's loss; the subject's is 1."""
 
 
 class DrawConfig(Section):
     """The pictures that are drawn after training."""
 
-    prompts: tuple[Name, ...] = key((), "Prompts to draw; [] draws source.caption.")
-    images_per_prompt: Positive = key(4, "Pictures per prompt.")
-    steps: Positive = key(50, "Denoising steps per picture.", le=1000)
-    guidance_scale: float = key(7.5, "Strength of the prompt; 1 is without guidance.", ge=1, le=50)
+    prompts: tuple[Name, ...] = key(())
+    """Prompts to draw; [] draws source.caption."""
+    images_per_prompt: Positive = key(4)
+    """Pictures per prompt."""
+    steps: Positive = key(50, le=1000)
+    """Denoising steps per picture."""
+    guidance_scale: float = key(7.5, ge=1, le=50)
+    """Strength of the prompt; 1 is without guidance."""
 
 
 class SubjectConfig(Section):
     """Feature networks that measure the similarity of the drawn pictures to the subject's."""
 
-    clip: Name | None = key(
-        None, "A CLIP model as transformers saves it, for pictures against their prompts (CLIP-T); null skips it."
-    )
-    features: Name | None = key(
-        None,
-        "DINO, DINOv2 or CLIP as transformers saves it, for drawn pictures against the subject's; null skips it.",
-    )
+    clip: Name | None = key(None)
+    """A CLIP model as transformers saves it, for pictures against their prompts (CLIP-T); null skips it."""
+    features: Name | None = key(None)
+    """DINO, DINOv2 or CLIP as transformers saves it, for drawn pictures against the subject's; null skips it."""
 
 
 class DreamboothConfig(JobConfig):
     """Teach a model one subject: encode its pictures, draw its class, train, draw it, and compare."""
 
-    source: SubjectSource = key(REQUIRED, "The subject's pictures.")
-    model: ModelConfig = key(REQUIRED, "The model to start from.")
-    prior: PriorConfig = key(PriorConfig, "The class of the subject.")
-    resolution: Resolution = key(512, "Side of the pictures in pixels.", shapes_output=True)
-    max_steps: Positive = key(800, "Training steps.", shapes_output=True)
-    batch_size: Positive = key(2, "Samples per step and worker; with a prior, half of them show the subject.")
-    learning_rate: float | None = key(None, "The learning rate; null means 5e-6, or 1e-4 for LoRA.", gt=0)
-    train_text_encoder: bool = key(
-        False, "Train the text encoder as well: closer to the subject, at the cost of memory.", shapes_output=True
-    )
-    optimizer: Literal["adamw", "adamw_8bit"] = key(
-        "adamw",
-        "AdamW, or AdamW with 8-bit averages (adamw_8bit), which saves memory and needs torchao.",
-        shapes_output=True,
-    )
-    lora: LoraConfig = key(LoraConfig, "LoRA, instead of training all weights.")
-    activation_checkpointing: bool = key(False, "Recompute activations in the backward pass, to save memory.")
-    precision: Literal["bf16", "fp16", "fp32"] = key("bf16", "Number format of the U-Net's arithmetic.")
-    seed: int = key(0, "Seed of everything random.", shapes_output=True, ge=0)
-    draw: DrawConfig = key(DrawConfig, "The pictures drawn after training.")
-    evaluate: SubjectConfig = key(SubjectConfig, "Their similarity to the subject.")
-    scaling: TrainersConfig = key(TrainersConfig, "The workers of every step, and their placement.")
+    source: SubjectSource = key(REQUIRED)
+    """The subject's pictures."""
+    model: ModelConfig = key(REQUIRED)
+    """The model to start from."""
+    prior: PriorConfig = key(PriorConfig)
+    """The class of the subject."""
+    resolution: Resolution = key(512, shapes_output=True)
+    """Side of the pictures in pixels."""
+    max_steps: Positive = key(800, shapes_output=True)
+    """Training steps."""
+    batch_size: Positive = key(2)
+    """Samples per step and worker; with a prior, half of them show the subject."""
+    learning_rate: float | None = key(None, gt=0)
+    """The learning rate; null means 5e-6, or 1e-4 for LoRA."""
+    train_text_encoder: bool = key(False, shapes_output=True)
+    """Train the text encoder as well: closer to the subject, at the cost of memory."""
+    optimizer: Literal["adamw", "adamw_8bit"] = key("adamw", shapes_output=True)
+    """AdamW, or AdamW with 8-bit averages (adamw_8bit), which saves memory and needs torchao."""
+    lora: LoraConfig = key(LoraConfig)
+    """LoRA, instead of training all weights."""
+    activation_checkpointing: bool = key(False)
+    """Recompute activations in the backward pass, to save memory."""
+    precision: Literal["bf16", "fp16", "fp32"] = key("bf16")
+    """Number format of the U-Net's arithmetic."""
+    seed: int = key(0, shapes_output=True, ge=0)
+    """Seed of everything random."""
+    draw: DrawConfig = key(DrawConfig)
+    """The pictures drawn after training."""
+    evaluate: SubjectConfig = key(SubjectConfig)
+    """Their similarity to the subject."""
+    scaling: TrainersConfig = key(TrainersConfig)
+    """The workers of every step, and their placement."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

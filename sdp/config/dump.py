@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from sdp.config.base import Key, Section, fields, section_of
+from sdp.config.base import Key, Section, fields, purpose, section_of
 from sdp.config.phrases import expected
 from sdp.config.scalars import parse_scalar
 
@@ -28,9 +28,12 @@ def dump_yaml(
     missing: frozenset[str] = frozenset(),
     only: Collection[str] | None = None,
 ) -> str:
-    """Return the resolved YAML, or `only` some keys of it; keys in `missing` stay empty, commented as required."""
-    blocks = "".join(_blocks(config, "", comments, missing, only))
-    return blocks.removeprefix("\n")
+    """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration.
+
+    Keys in `missing` stay empty, commented as required. `only` names the keys to write; the others must have their
+    defaults.
+    """
+    return "".join(_blocks(config, "", comments, missing, only)).removeprefix("\n")
 
 
 def comment(key: Key) -> str:
@@ -93,12 +96,12 @@ def _blocks(
         if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
             continue
         if section_of(field):
-            heading = _comment(field.description or "", indent) if comments else ""
+            heading = _comment(purpose(type(config), name), indent) if comments else ""
             gap = "\n" if comments and not path else ""
             yield f"{gap}{heading}{indent}{name}:\n"
             yield from _blocks(inner, f"{path}{name}.", comments, missing, only)
             continue
-        key = Key(path + name, field)
+        key = Key(path + name, field, type(config))
         if comments:
             yield ("\n" if not path else "") + _comment(comment(key), indent)
         if key.path in missing:

@@ -17,123 +17,120 @@ from sdp.config.base import (
 )
 from sdp.errors import Problem
 
-_PICTURES = "a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files"
-
 
 class PictureSource(Section):
     """A set of pictures."""
 
-    uri: Uri | None = key(
-        None, f"The pictures to judge: {_PICTURES}; null judges none.", shapes_output=True, example="s3://bucket/images"
-    )
-    image_column: Name = key("image", "The column that holds the encoded pictures.", shapes_output=True)
-    caption_column: Name | None = key(
-        None,
-        "The column that holds the captions; null means prompt for pictures of sdp generate, else caption.",
-        shapes_output=True,
-    )
+    uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
+    """The pictures to judge: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files;
+    null judges none."""
+    image_column: Name = key("image", shapes_output=True)
+    """The column that holds the encoded pictures."""
+    caption_column: Name | None = key(None, shapes_output=True)
+    """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
 
 
 class ReferenceSource(PictureSource):
-    uri: Uri | None = key(
-        None,
-        f"The pictures to compare with: {_PICTURES}, or OUTPUT/reference of another evaluation, whose features are "
-        "reused; null compares with none.",
-        shapes_output=True,
-        example="s3://bucket/images",
-    )
-    limit: Positive | None = key(None, "Number of pictures to take, from the first; null takes all.")
+    uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
+    """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
+    files, or OUTPUT/reference of another evaluation, whose features are reused; null compares with none."""
+    limit: Positive | None = key(None)
+    """Number of pictures to take, from the first; null takes all."""
 
 
 class EvaluateOutput(OutputConfig):
-    rows_per_file: Positive = key(
-        1024, "Pictures per part file: what one evaluator does at a time.", shapes_output=True
-    )
+    rows_per_file: Positive = key(1024, shapes_output=True)
+    """Pictures per part file: what one evaluator does at a time."""
 
 
 class ClipConfig(Section):
     """The CLIP score: how well pictures match their captions."""
 
-    model: Name | None = key(
-        None,
-        "A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes no "
-        "score.",
-        shapes_output=True,
-    )
+    model: Name | None = key(None, shapes_output=True)
+    """A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes no
+    score."""
 
 
 class FeaturesConfig(Section):
     """The network whose features are compared for FID, FID-infinity and KID."""
 
-    model: Name | None = key(
-        None,
-        "A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), "
-        "or with CLIP, DINO or DINOv2 in transformers layout; null compares nothing.",
-        shapes_output=True,
-    )
-    resize: Literal["clean", "tensorflow"] = key(
-        "clean",
-        "Resizing to Inception's 299 pixels: antialiased as in clean-fid (clean), or as in the original FID "
-        "(tensorflow).",
-        shapes_output=True,
-    )
+    model: Name | None = key(None, shapes_output=True)
+    """A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), or
+    with CLIP, DINO or DINOv2 in transformers layout; null compares nothing."""
+    resize: Literal["clean", "tensorflow"] = key("clean", shapes_output=True)
+    """Resizing to Inception's 299 pixels: antialiased as in clean-fid (clean), or as in the original FID
+    (tensorflow)."""
 
 
 class FidConfig(Section):
     """FID, the Fréchet distance between the features of both sets."""
 
-    infinity_points: int = key(
-        15, "Set sizes from which FID is extrapolated to an infinite set (FID-infinity); 0 leaves it out.", ge=0
-    )
+    infinity_points: int = key(15, ge=0)
+    """Set sizes from which FID is extrapolated to an infinite set (FID-infinity); 0 leaves it out."""
 
 
 class KidConfig(Section):
     """KID, the kernel distance between the features; its expectation does not depend on the number of pictures."""
 
-    subsets: int = key(100, "Number of subsets to compare; 0 leaves KID out.", ge=0)
-    subset_size: int = key(1000, "Pictures per subset; fewer if a set has fewer.", ge=2)
+    subsets: int = key(100, ge=0)
+    """Number of subsets to compare; 0 leaves KID out."""
+    subset_size: int = key(1000, ge=2)
+    """Pictures per subset; fewer if a set has fewer."""
 
 
 class LossConfig(Section):
     """The denoising loss of a checkpoint, by timestep, on latents that it was not trained on."""
 
-    checkpoint: Name | None = key(
-        None, "A checkpoint of sdp train, or a run for its newest one; null measures no loss."
-    )
-    weights: Literal["auto", "ema", "raw"] = key(
-        "auto", "The moving average (ema), the weights trained (raw), or the average if there is one (auto)."
-    )
-    model: Name | None = key(None, "The source of the model that training started from; null uses that of training.")
-    source: Uri | None = key(
-        None,
-        "A latents dataset, all rows of which may be used; null uses the rows that training held out (data.holdout).",
-    )
-    resolution: Resolution | None = key(None, "Resolution of the latents in pixels; null uses that of training.")
-    rows: Positive = key(1024, "Number of rows to use.")
-    buckets: Positive = key(10, "Number of timestep ranges; every row is noised once in each.", le=1000)
-    batch_size: Positive = key(32, "Rows per batch.")
+    checkpoint: Name | None = key(None)
+    """A checkpoint of sdp train, or a run for its newest one; null measures no loss."""
+    weights: Literal["auto", "ema", "raw"] = key("auto")
+    """The moving average (ema), the weights trained (raw), or the average if there is one (auto)."""
+    model: Name | None = key(None)
+    """The source of the model that training started from; null uses that of training."""
+    source: Uri | None = key(None)
+    """A latents dataset, all rows of which may be used; null uses the rows that training held out (data.holdout)."""
+    resolution: Resolution | None = key(None)
+    """Resolution of the latents in pixels; null uses that of training."""
+    rows: Positive = key(1024)
+    """Number of rows to use."""
+    buckets: Positive = key(10, le=1000)
+    """Number of timestep ranges; every row is noised once in each."""
+    batch_size: Positive = key(32)
+    """Rows per batch."""
 
 
 class EvaluatorsConfig(WorkersConfig):
     """The number and placement of the evaluators."""
 
-    batch_size: Positive = key(64, "Pictures per evaluator batch; halved where memory is short.")
-    threads: Positive = key(4, "Threads of an evaluator that decode and resize pictures.")
+    batch_size: Positive = key(64)
+    """Pictures per evaluator batch; halved where memory is short."""
+    threads: Positive = key(4)
+    """Threads of an evaluator that decode and resize pictures."""
 
 
 class EvaluateConfig(JobConfig):
     """Measure the quality of pictures (CLIP score, FID, KID), and a checkpoint's loss on held-out data."""
 
-    source: PictureSource = key(PictureSource, "The pictures to judge.")
-    reference: ReferenceSource = key(ReferenceSource, "The pictures to compare with.")
-    output: EvaluateOutput = key(REQUIRED, "The evaluation: features of the pictures, and evaluation.json.")
-    clip: ClipConfig = key(ClipConfig, "The CLIP score.")
-    features: FeaturesConfig = key(FeaturesConfig, "The network whose features FID and KID compare.")
-    fid: FidConfig = key(FidConfig, "The Fréchet distance.")
-    kid: KidConfig = key(KidConfig, "The kernel distance.")
-    loss: LossConfig = key(LossConfig, "The denoising loss on held-out latents.")
-    seed: int = key(0, "Random seed of the subsets of KID and FID-infinity.", ge=0)
-    scaling: EvaluatorsConfig = key(EvaluatorsConfig, "The number and placement of the evaluators.")
+    source: PictureSource = key(PictureSource)
+    """The pictures to judge."""
+    reference: ReferenceSource = key(ReferenceSource)
+    """The pictures to compare with."""
+    output: EvaluateOutput = key(REQUIRED)
+    """The evaluation: features of the pictures, and evaluation.json."""
+    clip: ClipConfig = key(ClipConfig)
+    """The CLIP score."""
+    features: FeaturesConfig = key(FeaturesConfig)
+    """The network whose features FID and KID compare."""
+    fid: FidConfig = key(FidConfig)
+    """The Fréchet distance."""
+    kid: KidConfig = key(KidConfig)
+    """The kernel distance."""
+    loss: LossConfig = key(LossConfig)
+    """The denoising loss on held-out latents."""
+    seed: int = key(0, ge=0)
+    """Random seed of the subsets of KID and FID-infinity."""
+    scaling: EvaluatorsConfig = key(EvaluatorsConfig)
+    """The number and placement of the evaluators."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

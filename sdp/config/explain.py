@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from sdp.config.base import Section, keys, section_of
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
+from sdp.console import nearest
 from sdp.errors import Problem
 
 Location = tuple[int | str, ...]
@@ -117,12 +118,12 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     prefix = f"{parent}." if parent else ""
     if jobs := _jobs_with(path):
         return f"it is a key of {' and '.join(filter(None, (', '.join(jobs[:-1]), jobs[-1])))}"
-    if near := _near(name, siblings):
-        return f"did you mean {prefix}{near[0]}?"
+    if near := nearest(name, siblings):
+        return f"did you mean {prefix}{near}?"
     everywhere = [key.path for key in keys(model)]
     same = [path for path in everywhere if path.rpartition(".")[2] == name]
-    if near := same[:2] or _near(path, everywhere):
-        return f"did you mean {' or '.join(near)}?"
+    if near := " or ".join(same[:2]) or nearest(path, everywhere):
+        return f"did you mean {near}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
 
 
@@ -147,16 +148,10 @@ def _mend(value: Any, expectation: str) -> str:
 
 def _mend_text(value: str, expectation: str) -> str:
     choices = expectation.removesuffix(", or null").replace(" or ", ", ").split(", ")
-    if near := _near(value, choices):
-        return f"did you mean {near[0]}?"
+    if near := nearest(value, choices):
+        return f"did you mean {near}?"
     if expectation.startswith("a list") and len(value) < 40:
         return f"write [{value}]"
     if "number" in expectation and len(value) < 40 and value.replace(".", "", 1).replace("_", "").isdecimal():
         return "write it without quotes"
     return ""
-
-
-def _near(word: str, known: list[str]) -> list[str]:
-    import difflib
-
-    return difflib.get_close_matches(word, known, 1, 0.6)

@@ -36,11 +36,7 @@ def load_into(model: type[Job], path: str | None, overrides: Sequence[str] = ())
 
 def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
     """Return the configuration of plain data."""
-    filled = _with_sections(model, dict(data))
-    config, problems = _validate(model, filled)
-    if config is None:
-        raise ConfigError(problems)
-    return config
+    return _validate(model, _with_sections(model, dict(data)))
 
 
 def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
@@ -54,11 +50,12 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
         if key.required and _could_be_given(data, key.path) and value_at(data, tuple(key.path.split("."))) is None:
             _put(data, key.path.split("."), key.example)
             missing.add(key.path)
-    config, problems = _validate(model, data, DRAFT if part else None)
-    if config is None and missing:
-        config, problems = _validate(model, data, DRAFT)
-    if config is None:
-        raise ConfigError(problems)
+    try:
+        config = _validate(model, data, DRAFT if part else None)
+    except ConfigError:
+        if not missing:
+            raise
+        config = _validate(model, data, DRAFT)
     return Draft(config, frozenset(missing))
 
 
@@ -180,11 +177,11 @@ def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]
     return filled
 
 
-def _validate(model: type[Job], data: dict[str, Any], context: str | None = None) -> tuple[Job | None, list[Problem]]:
+def _validate(model: type[Job], data: dict[str, Any], context: str | None = None) -> Job:
     if problems := list(_unfit_text(data)):
-        return None, problems
+        raise ConfigError(problems)
     try:
         # From JSON, pydantic's strict mode accepts lists for tuples and converts nothing else.
-        return model.model_validate_json(json.dumps(data), context=context), []
+        return model.model_validate_json(json.dumps(data), context=context)
     except ValidationError as error:
-        return None, explain(error, model, data)
+        raise ConfigError(explain(error, model, data)) from None

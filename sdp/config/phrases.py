@@ -4,10 +4,10 @@ import types
 from datetime import date
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic.fields import FieldInfo
 
 from sdp.config.base import Says, Section
+from sdp.console import either
 
 _LONGEST = 60
 
@@ -55,12 +55,6 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
 
 
-def either(words: list[str]) -> str:
-    """Join words: `a`, `a or b`, `a, b or c`."""
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
-
-
 def got(value: Any) -> str:
     """Return a value for an error: as in YAML, and shortened."""
     if value is None:
@@ -105,19 +99,5 @@ def _number(value: float) -> str:
 
 
 def _limits(metadata: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    for item in metadata:
-        match item:
-            case annotated_types.Ge():
-                limits["ge"] = item.ge
-            case annotated_types.Gt():
-                limits["gt"] = item.gt
-            case annotated_types.Le():
-                limits["le"] = item.le
-            case annotated_types.Lt():
-                limits["lt"] = item.lt
-            case annotated_types.MultipleOf():
-                limits["multiple_of"] = item.multiple_of
-            case annotated_types.MinLen():
-                limits["min_length"] = item.min_length
-    return limits
+    names = ("ge", "gt", "le", "lt", "multiple_of", "min_length")
+    return {name: getattr(item, name) for item in metadata for name in names if hasattr(item, name)}

@@ -36,17 +36,23 @@ CaptionColumns = Annotated[
 class JoinedTable(Section):
     """A Parquet table whose columns count as columns of the images."""
 
-    uri: Uri = key(REQUIRED, "A file, folder or pattern.", shapes_output=True)
-    by: Name = key("row", "The column that it shares with the images; row is their address.", shapes_output=True)
-    missing: Literal["keep", "drop"] = key("keep", "Whether to keep rows without an entry.", shapes_output=True)
+    uri: Uri = key(REQUIRED, shapes_output=True)
+    """A file, folder or pattern."""
+    by: Name = key("row", shapes_output=True)
+    """The column that it shares with the images; row is their address."""
+    missing: Literal["keep", "drop"] = key("keep", shapes_output=True)
+    """Whether to keep rows without an entry."""
 
 
 class Bounds(Section):
     """The bounds of a score."""
 
-    min: float | None = key(None, "The least score to keep.", shapes_output=True)
-    max: float | None = key(None, "The highest score to keep.", shapes_output=True)
-    keep_unknown: bool = key(False, "Whether to keep rows without a score.", shapes_output=True)
+    min: float | None = key(None, shapes_output=True)
+    """The least score to keep."""
+    max: float | None = key(None, shapes_output=True)
+    """The highest score to keep."""
+    keep_unknown: bool = key(False, shapes_output=True)
+    """Whether to keep rows without a score."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.min is None and self.max is None:
@@ -56,43 +62,29 @@ class Bounds(Section):
 
 
 Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")]
-FILTERS: Filters = key(
-    {},
-    "Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows "
-    "without a number, unless keep_unknown is true.",
-    shapes_output=True,
-)
 
 
 class CaptionedSource(SourceConfig):
     """Images, with captions and scores of their own or from tables."""
 
-    caption_column: CaptionColumns = key(
-        None,
-        "The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp "
-        "generate, else caption. Of several, as {caption: 1, synthetic: 3}, each row draws one that is not empty, by "
-        "weight; a column of weight 0 is used only if all others are empty.",
-        shapes_output=True,
-    )
-    caption: Name | None = key(None, "One caption for all pictures, in place of their own.", shapes_output=True)
-    tables: tuple[JoinedTable, ...] = key(
-        (),
-        "Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, "
-        "the image's address, or a text column of the images, such as url. Their columns take the place of the images' "
-        "own; a row without an entry keeps its own, or with missing: drop is filtered.",
-        shapes_output=True,
-    )
+    caption_column: CaptionColumns = key(None, shapes_output=True)
+    """The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp generate,
+    else caption. Of several, as {caption: 1, synthetic: 3}, each row draws one that is not empty, by weight; a column
+    of weight 0 is used only if all others are empty."""
+    caption: Name | None = key(None, shapes_output=True)
+    """One caption for all pictures, in place of their own."""
+    tables: tuple[JoinedTable, ...] = key((), shapes_output=True)
+    """Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, the
+    image's address, or a text column of the images, such as url. Their columns take the place of the images' own; a row
+    without an entry keeps its own, or with missing: drop is filtered."""
 
 
 class ProcessSource(CaptionedSource):
-    uri: Uri = key(
-        REQUIRED,
-        "A dataset of sdp download or sdp generate, Parquet with image bytes, WebDataset tars, or a folder of image "
-        "files with captions beside them (a.jpg, a.txt).",
-        shapes_output=True,
-        example="s3://bucket/images",
-    )
-    image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/images")
+    """A dataset of sdp download or sdp generate, Parquet with image bytes, WebDataset tars, or a folder of image files
+    with captions beside them (a.jpg, a.txt)."""
+    image_column: Name = key("image", shapes_output=True)
+    """The column that holds the encoded images."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -102,53 +94,40 @@ class ProcessSource(CaptionedSource):
 
 
 class ProcessOutput(OutputConfig):
-    rows_per_file: Positive | None = key(
-        None, "Source rows per part file; null derives them from target_bytes.", shapes_output=True
-    )
-    target_bytes: Positive = key(256_000_000, "Approximate size of a part file.", shapes_output=True)
+    rows_per_file: Positive | None = key(None, shapes_output=True)
+    """Source rows per part file; null derives them from target_bytes."""
+    target_bytes: Positive = key(256_000_000, shapes_output=True)
+    """Approximate size of a part file."""
 
 
 class ModelConfig(Section):
     """The pretrained model whose VAE, text encoder and tokenizer are used."""
 
-    source: Name = key(
-        REQUIRED,
-        "The model: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision.",
-        shapes_output=True,
-        example="builtin:tiny",
-    )
+    source: Name = key(REQUIRED, shapes_output=True, example="builtin:tiny")
+    """The model: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision."""
 
 
 class TransformWorkersConfig(Section):
     """Transforms of any kind, on CPU."""
 
-    max_pixels: Positive = key(100_000_000, "Images with more pixels fail.", shapes_output=True)
-    concurrency: Positive | None = key(
-        None, "Limit on concurrent transforms in the whole cluster; null runs as many as keep the encoders busy."
-    )
-    node_labels: Labels = key(
-        {}, "Ray node labels for transforms, such as {ray.io/node-group: cpu}; {} allows any node."
-    )
+    max_pixels: Positive = key(100_000_000, shapes_output=True)
+    """Images with more pixels fail."""
+    concurrency: Positive | None = key(None)
+    """Limit on concurrent transforms in the whole cluster; null runs as many as keep the encoders busy."""
+    node_labels: Labels = key({})
+    """Ray node labels for transforms, such as {ray.io/node-group: cpu}; {} allows any node."""
 
 
 class TransformConfig(TransformWorkersConfig):
     """Decoding, resizing and cropping, on CPU."""
 
-    crop: Literal["center", "random", "buckets"] = key(
-        "center",
-        "The part of an image to use: its middle square (center), a square chosen by the row's address (random), or "
-        "nearly all of it, in the nearest of nine shapes of about the square's area (buckets).",
-        shapes_output=True,
-    )
-    max_upscale: float = key(
-        2.0, "Images that need more enlargement than this fail as too small.", shapes_output=True, ge=1
-    )
-    oversample: float = key(
-        1.0,
-        "JPEGs are decoded to at least this many times the needed size: more is closer to Lanczos, and slower.",
-        shapes_output=True,
-        ge=1,
-    )
+    crop: Literal["center", "random", "buckets"] = key("center", shapes_output=True)
+    """The part of an image to use: its middle square (center), a square chosen by the row's address (random), or nearly
+    all of it, in the nearest of nine shapes of about the square's area (buckets)."""
+    max_upscale: float = key(2.0, shapes_output=True, ge=1)
+    """Images that need more enlargement than this fail as too small."""
+    oversample: float = key(1.0, shapes_output=True, ge=1)
+    """JPEGs are decoded to at least this many times the needed size: more is closer to Lanczos, and slower."""
 
 
 def usual_batch(side: int) -> int:
@@ -159,12 +138,14 @@ def usual_batch(side: int) -> int:
 class EncoderConfig(WorkersConfig):
     """The encoders of any job."""
 
-    gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves; a fraction shares a GPU.", gt=0)
-    dtype: Literal["bf16", "fp16", "fp32"] = key(
-        "bf16", "Precision of the encoders; latents are always stored as fp16.", shapes_output=True
-    )
-    compile: bool = key(False, "Compile the encoders with torch.compile: slower to start, faster batches on a GPU.")
-    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
+    gpus_per_worker: float = key(1.0, gt=0)
+    """GPUs that one encoder reserves; a fraction shares a GPU."""
+    dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", shapes_output=True)
+    """Precision of the encoders; latents are always stored as fp16."""
+    compile: bool = key(False)
+    """Compile the encoders with torch.compile: slower to start, faster batches on a GPU."""
+    channels_last: bool = key(True)
+    """Keep images channels-last in memory: faster convolutions."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -175,23 +156,14 @@ class EncoderConfig(WorkersConfig):
 class EncodeConfig(EncoderConfig):
     """The encoders: the VAE and the text encoder."""
 
-    batch_size: BatchSize = key(
-        None,
-        "Images per encoder batch, or a list with a number for each resolution; null means 64 at 256 px and a quarter "
-        "at twice the side. Halved automatically where memory is short.",
-        example=64,
-    )
-    latents: Literal["sample", "moments"] = key(
-        "sample",
-        "Store one draw from the VAE's distribution, fixed by the row's address (sample), or its mean and "
-        "log-variance, from which training draws (moments; twice the bytes).",
-        shapes_output=True,
-    )
-    text: Literal["token_ids", "text_embedding"] = key(
-        "token_ids",
-        "How captions are stored: token_ids (154 bytes; training encodes them) or text_embedding (158 kB with SD2).",
-        shapes_output=True,
-    )
+    batch_size: BatchSize = key(None, example=64)
+    """Images per encoder batch, or a list with a number for each resolution; null means 64 at 256 px and a quarter at
+    twice the side. Halved automatically where memory is short."""
+    latents: Literal["sample", "moments"] = key("sample", shapes_output=True)
+    """Store one draw from the VAE's distribution, fixed by the row's address (sample), or its mean and log-variance,
+    from which training draws (moments; twice the bytes)."""
+    text: Literal["token_ids", "text_embedding"] = key("token_ids", shapes_output=True)
+    """How captions are stored: token_ids (154 bytes; training encodes them) or text_embedding (158 kB with SD2)."""
 
     def batch_sizes(self, resolutions: Sequence[int]) -> dict[int, int]:
         """Return the batch size of each resolution."""
@@ -205,16 +177,23 @@ class EncodeConfig(EncoderConfig):
 class ProcessConfig(JobConfig):
     """Encode the images and captions of a dataset to latents and tokens."""
 
-    source: ProcessSource = key(REQUIRED, "The images to encode.")
-    output: ProcessOutput = key(REQUIRED, "The latents dataset to write.")
-    resolutions: tuple[Resolution, ...] = key(
-        (256,), "Sides in pixels of the square crops to encode; an image is decoded once for all.", shapes_output=True
-    )
-    model: ModelConfig = key(REQUIRED, "The model that encodes.")
-    seed: int = key(0, "Random seed; with a row's address it decides that row's bits.", shapes_output=True, ge=0)
-    filters: Filters = FILTERS
-    transform: TransformConfig = key(TransformConfig, "Decoding, resizing and cropping.")
-    encode: EncodeConfig = key(EncodeConfig, "The encoders.")
+    source: ProcessSource = key(REQUIRED)
+    """The images to encode."""
+    output: ProcessOutput = key(REQUIRED)
+    """The latents dataset to write."""
+    resolutions: tuple[Resolution, ...] = key((256,), shapes_output=True)
+    """Sides in pixels of the square crops to encode; an image is decoded once for all."""
+    model: ModelConfig = key(REQUIRED)
+    """The model that encodes."""
+    seed: int = key(0, shapes_output=True, ge=0)
+    """Random seed; with a row's address it decides that row's bits."""
+    filters: Filters = key({}, shapes_output=True)
+    """Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows
+    without a number, unless keep_unknown is true."""
+    transform: TransformConfig = key(TransformConfig)
+    """Decoding, resizing and cropping."""
+    encode: EncodeConfig = key(EncodeConfig)
+    """The encoders."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

@@ -17,7 +17,7 @@ from sdp.config.base import (
     Workers,
     key,
 )
-from sdp.config.process import FILTERS, CaptionedSource, EncoderConfig, Filters, ModelConfig, TransformConfig
+from sdp.config.process import CaptionedSource, EncoderConfig, Filters, ModelConfig, TransformConfig
 from sdp.errors import Problem
 
 
@@ -27,50 +27,36 @@ class ColumnsConfig(Section):
     With these set, plain Parquet files are a dataset too: lists or Ray tensors of numbers, such as fp32 latents.
     """
 
-    latents: Name | None = key(
-        None,
-        "The column of latents; {resolution} in it stands for data.resolution. null means latents_{resolution} or "
-        "moments_{resolution}.",
-        shapes_output=True,
-        example="image_latents_{resolution}",
-    )
-    text: tuple[Name, ...] = key(
-        (),
-        "The columns of text, as token ids or embeddings; if there are several, one is drawn for each sample. [] means "
-        "token_ids or text_embedding.",
-        shapes_output=True,
-    )
-    factor: float | None = key(
-        None,
-        "Factor for stored numbers: 1 if the latents are already scaled, 0.18215 if they are the raw output of Stable "
-        "Diffusion 2's VAE. null means 1, and refuses latents that look unscaled.",
-        shapes_output=True,
-        gt=0,
-    )
+    latents: Name | None = key(None, shapes_output=True, example="image_latents_{resolution}")
+    """The column of latents; {resolution} in it stands for data.resolution. null means latents_{resolution} or
+    moments_{resolution}."""
+    text: tuple[Name, ...] = key((), shapes_output=True)
+    """The columns of text, as token ids or embeddings; if there are several, one is drawn for each sample. [] means
+    token_ids or text_embedding."""
+    factor: float | None = key(None, shapes_output=True, gt=0)
+    """Factor for stored numbers: 1 if the latents are already scaled, 0.18215 if they are the raw output of Stable
+    Diffusion 2's VAE. null means 1, and refuses latents that look unscaled."""
 
 
 class MixedSource(Section):
     """A further latents dataset."""
 
-    uri: Uri = key(REQUIRED, "The dataset.", shapes_output=True)
-    weight: float = key(REQUIRED, "Number of its samples for each sample of source.uri.", shapes_output=True, gt=0)
-    columns: ColumnsConfig = key(ColumnsConfig, "The names of its columns.")
+    uri: Uri = key(REQUIRED, shapes_output=True)
+    """The dataset."""
+    weight: float = key(REQUIRED, shapes_output=True, gt=0)
+    """Number of its samples for each sample of source.uri."""
+    columns: ColumnsConfig = key(ColumnsConfig)
+    """The names of its columns."""
 
 
 class TrainSource(CaptionedSource):
-    uri: Uri = key(
-        REQUIRED,
-        "The dataset to train on: latents if data.mode is offline, images if it is online or collocated.",
-        shapes_output=True,
-        example="s3://bucket/latents",
-    )
-    columns: ColumnsConfig = key(ColumnsConfig, "The column names of a latents dataset.")
-    also: tuple[MixedSource, ...] = key(
-        (),
-        "Further latents datasets to mix in, each {uri, weight, columns}: weight is the number of its samples for each "
-        "sample of source.uri. An epoch is one pass over source.uri.",
-        shapes_output=True,
-    )
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/latents")
+    """The dataset to train on: latents if data.mode is offline, images if it is online or collocated."""
+    columns: ColumnsConfig = key(ColumnsConfig)
+    """The column names of a latents dataset."""
+    also: tuple[MixedSource, ...] = key((), shapes_output=True)
+    """Further latents datasets to mix in, each {uri, weight, columns}: weight is the number of its samples for each
+    sample of source.uri. An epoch is one pass over source.uri."""
 
     def contradictions(self) -> Iterable[Problem]:
         uris = [self.uri, *(other.uri for other in self.also)]
@@ -82,53 +68,44 @@ class TrainSource(CaptionedSource):
 class ShuffleConfig(Section):
     """The order of an epoch. It is drawn from the seed and the epoch; these keys set how widely rows are mixed."""
 
-    lanes: Positive = key(
-        16,
-        "Sequences that an epoch reads side by side. An epoch that begins with more trainers has one for each. If the "
-        "number of trainers divides it, no row group is read twice.",
-        shapes_output=True,
-    )
-    units: Positive = key(4, "Part files whose row groups are mixed together.", shapes_output=True)
-    row_groups: Positive = key(4, "Row groups of a lane whose rows are permuted together.", shapes_output=True)
+    lanes: Positive = key(16, shapes_output=True)
+    """Sequences that an epoch reads side by side. An epoch that begins with more trainers has one for each. If the
+    number of trainers divides it, no row group is read twice."""
+    units: Positive = key(4, shapes_output=True)
+    """Part files whose row groups are mixed together."""
+    row_groups: Positive = key(4, shapes_output=True)
+    """Row groups of a lane whose rows are permuted together."""
 
 
 class DataConfig(Section):
     """The path of samples to the trainers."""
 
-    mode: Literal["offline", "online", "collocated"] = key(
-        "offline",
-        "Read stored latents (offline), encode on other nodes during training (online), or encode on the training GPUs "
-        "(collocated).",
-        shapes_output=True,
-    )
-    resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
-    batch_size: Positive = key(128, "Samples that one trainer processes at once; limited by GPU memory.")
-    global_batch_size: Positive | None = key(
-        None,
-        "Samples per step over all trainers, accumulated over rounds of batch_size; null means one round.",
-        shapes_output=True,
-    )
-    trust_encoder: bool = key(False, "Accept a dataset whose latents were made by another model than model.source.")
-    holdout: float = key(
-        0.0,
-        "Share of rows, chosen by a hash of their address, that are never trained on.",
-        shapes_output=True,
-        ge=0,
-        lt=1,
-    )
-    shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
-    readers: Positive = key(4, "Readers for each trainer: threads if mode is offline, processes if it is collocated.")
-    ahead: Positive = key(4, "Batches that each trainer prepares ahead of need.")
+    mode: Literal["offline", "online", "collocated"] = key("offline", shapes_output=True)
+    """Read stored latents (offline), encode on other nodes during training (online), or encode on the training GPUs
+    (collocated)."""
+    resolution: Resolution = key(256, shapes_output=True)
+    """Side of the square pictures to train on."""
+    batch_size: Positive = key(128)
+    """Samples that one trainer processes at once; limited by GPU memory."""
+    global_batch_size: Positive | None = key(None, shapes_output=True)
+    """Samples per step over all trainers, accumulated over rounds of batch_size; null means one round."""
+    trust_encoder: bool = key(False)
+    """Accept a dataset whose latents were made by another model than model.source."""
+    holdout: float = key(0.0, shapes_output=True, ge=0, lt=1)
+    """Share of rows, chosen by a hash of their address, that are never trained on."""
+    shuffle: ShuffleConfig = key(ShuffleConfig)
+    """The order of an epoch."""
+    readers: Positive = key(4)
+    """Readers for each trainer: threads if mode is offline, processes if it is collocated."""
+    ahead: Positive = key(4)
+    """Batches that each trainer prepares ahead of need."""
 
 
 class TrainTransformConfig(TransformConfig):
     """Decoding, resizing and cropping on CPU, if data.mode is online or collocated."""
 
-    crop: Literal["center", "random"] = key(
-        "center",
-        "The part of an image to use: its middle square, or a random square, drawn anew in each epoch.",
-        shapes_output=True,
-    )
+    crop: Literal["center", "random"] = key("center", shapes_output=True)
+    """The part of an image to use: its middle square, or a random square, drawn anew in each epoch."""
 
 
 class TrainEncodeConfig(EncoderConfig):
@@ -137,52 +114,32 @@ class TrainEncodeConfig(EncoderConfig):
     They return the mean and variance of the VAE's distribution; the trainer draws a sample from it in each epoch.
     """
 
-    num_workers: Workers = key(
-        1,
-        "Number of encoders (online), or a range: the run starts with min, measures the pace of encoders and trainers, "
-        "and chooses a number once.",
-    )
-    batch_size: Positive | None = key(
-        None,
-        "Images per encoder batch; null means 64 at 256 px and a quarter at twice the side. Halved automatically where "
-        "memory is short.",
-    )
-    text: Literal["token_ids", "text_embedding"] | None = key(
-        None,
-        "Where the text encoder runs: in the encoders (text_embedding, which sends 158 kB a row with SD2) or in the "
-        "trainers (token_ids, 154 bytes). null means the encoders if data.mode is online and model.train_text_encoder "
-        "is false, else the trainers.",
-    )
+    num_workers: Workers = key(1)
+    """Number of encoders (online), or a range: the run starts with min, measures the pace of encoders and trainers, and
+    chooses a number once."""
+    batch_size: Positive | None = key(None)
+    """Images per encoder batch; null means 64 at 256 px and a quarter at twice the side. Halved automatically where
+    memory is short."""
+    text: Literal["token_ids", "text_embedding"] | None = key(None)
+    """Where the text encoder runs: in the encoders (text_embedding, which sends 158 kB a row with SD2) or in the
+    trainers (token_ids, 154 bytes). null means the encoders if data.mode is online and model.train_text_encoder is
+    false, else the trainers."""
 
 
 class ObjectiveConfig(Section):
     """The training objective."""
 
-    prediction: Literal["epsilon", "v"] | None = key(
-        None,
-        "The model's target: the noise (epsilon, as 512-base) or the velocity (v, as 768); null means the target that "
-        "model.start_from, or else model.source, was trained for.",
-        shapes_output=True,
-    )
-    caption_dropout: float = key(
-        0.1,
-        "Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch.",
-        shapes_output=True,
-        ge=0,
-        le=1,
-    )
-    min_snr_gamma: float | None = key(
-        None,
-        "Min-SNR weighting: cap on the signal-to-noise ratio in a timestep's loss weight, often 5; null disables it.",
-        shapes_output=True,
-        gt=0,
-    )
-    offset_noise: float = key(
-        0.0, "Strength of noise that is constant over each channel, often 0.1.", shapes_output=True, ge=0
-    )
-    zero_terminal_snr: bool = key(
-        False, "Rescale the noise schedule so that no signal is left at its last timestep.", shapes_output=True
-    )
+    prediction: Literal["epsilon", "v"] | None = key(None, shapes_output=True)
+    """The model's target: the noise (epsilon, as 512-base) or the velocity (v, as 768); null means the target that
+    model.start_from, or else model.source, was trained for."""
+    caption_dropout: float = key(0.1, shapes_output=True, ge=0, le=1)
+    """Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch."""
+    min_snr_gamma: float | None = key(None, shapes_output=True, gt=0)
+    """Min-SNR weighting: cap on the signal-to-noise ratio in a timestep's loss weight, often 5; null disables it."""
+    offset_noise: float = key(0.0, shapes_output=True, ge=0)
+    """Strength of noise that is constant over each channel, often 0.1."""
+    zero_terminal_snr: bool = key(False, shapes_output=True)
+    """Rescale the noise schedule so that no signal is left at its last timestep."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.zero_terminal_snr and self.prediction == "epsilon":
@@ -197,63 +154,50 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
-    kind: Literal["adamw", "adamw_8bit"] = key(
-        "adamw",
-        "AdamW, or AdamW with both moments in 8 bits: 2 bytes a weight instead of 8; needs torchao and ddp.",
-        shapes_output=True,
-    )
-    learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change between jobs.", gt=0)
-    schedule: Literal["constant", "cosine", "linear"] = key(
-        "constant",
-        "The learning-rate schedule after the warm-up; cosine and linear reach 0 at max_steps.",
-        shapes_output=True,
-    )
-    warmup_steps: int = key(
-        10_000, "Steps over which the learning rate rises from zero; it may change between jobs.", ge=0
-    )
-    beta1: float = key(0.9, "AdamW's decay of the first moment.", shapes_output=True, ge=0, lt=1)
-    beta2: float = key(0.999, "AdamW's decay of the second moment.", shapes_output=True, ge=0, lt=1)
-    epsilon: float = key(1e-8, "AdamW's protection against division by zero.", shapes_output=True, gt=0)
-    weight_decay: float = key(0.01, "AdamW's weight decay.", shapes_output=True, ge=0)
-    clip_norm: float | None = key(
-        None, "Maximum gradient norm; larger gradients are scaled down. null disables it.", gt=0
-    )
+    kind: Literal["adamw", "adamw_8bit"] = key("adamw", shapes_output=True)
+    """AdamW, or AdamW with both moments in 8 bits: 2 bytes a weight instead of 8; needs torchao and ddp."""
+    learning_rate: float = key(1e-4, gt=0)
+    """The learning rate after the warm-up; it may change between jobs."""
+    schedule: Literal["constant", "cosine", "linear"] = key("constant", shapes_output=True)
+    """The learning-rate schedule after the warm-up; cosine and linear reach 0 at max_steps."""
+    warmup_steps: int = key(10_000, ge=0)
+    """Steps over which the learning rate rises from zero; it may change between jobs."""
+    beta1: float = key(0.9, shapes_output=True, ge=0, lt=1)
+    """AdamW's decay of the first moment."""
+    beta2: float = key(0.999, shapes_output=True, ge=0, lt=1)
+    """AdamW's decay of the second moment."""
+    epsilon: float = key(1e-8, shapes_output=True, gt=0)
+    """AdamW's protection against division by zero."""
+    weight_decay: float = key(0.01, shapes_output=True, ge=0)
+    """AdamW's weight decay."""
+    clip_norm: float | None = key(None, gt=0)
+    """Maximum gradient norm; larger gradients are scaled down. null disables it."""
 
 
 class EmaConfig(Section):
     """The moving average of the weights, from which pictures are generated."""
 
-    decay: float | None = key(
-        0.9999,
-        "Decay of the average per step, reached gradually at the start; null keeps no average.",
-        shapes_output=True,
-        ge=0,
-        lt=1,
-    )
+    decay: float | None = key(0.9999, shapes_output=True, ge=0, lt=1)
+    """Decay of the average per step, reached gradually at the start; null keeps no average."""
 
 
 class GuardConfig(Section):
     """Protection against steps that would harm the model."""
 
-    bad_steps: Positive = key(20, "Bad steps in a row after which the job stops; each of them is skipped.")
-    spike: float | None = key(
-        None,
-        "Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it.",
-        gt=1,
-    )
+    bad_steps: Positive = key(20)
+    """Bad steps in a row after which the job stops; each of them is skipped."""
+    spike: float | None = key(None, gt=1)
+    """Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it."""
 
 
 class ScalingConfig(TrainersConfig):
     """The number of trainers, and where they run."""
 
-    in_driver: bool = key(
-        False,
-        "Train in the driver's process, without Ray: one trainer, which starts at once. After a failure, run the job "
-        "again.",
-    )
-    can_grow: bool = key(
-        False, "The cluster adds nodes on demand: wait for places that it does not have yet instead of refusing."
-    )
+    in_driver: bool = key(False)
+    """Train in the driver's process, without Ray: one trainer, which starts at once. After a failure, run the job
+    again."""
+    can_grow: bool = key(False)
+    """The cluster adds nodes on demand: wait for places that it does not have yet instead of refusing."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -271,14 +215,12 @@ class ScalingConfig(TrainersConfig):
 class Fp8Config(Section):
     """The U-Net's linear layers in fp8, on GPUs that have it (L4, L40S, H100 and later); the rest stays in bf16."""
 
-    enabled: bool = key(False, "Compute large linear layers in fp8; needs torchao, and helps only with compile.")
-    min_features: Positive = key(
-        1024,
-        "Linear layers with fewer inputs or outputs stay in bf16: casting them takes longer than fp8 saves.",
-    )
-    emulate: bool = key(
-        False, "Round as fp8 does but compute in fp32, on any device: slow, for seeing its effect on the loss."
-    )
+    enabled: bool = key(False)
+    """Compute large linear layers in fp8; needs torchao, and helps only with compile."""
+    min_features: Positive = key(1024)
+    """Linear layers with fewer inputs or outputs stay in bf16: casting them takes longer than fp8 saves."""
+    emulate: bool = key(False)
+    """Round as fp8 does but compute in fp32, on any device: slow, for seeing its effect on the loss."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.emulate and not self.enabled:
@@ -288,23 +230,21 @@ class Fp8Config(Section):
 class StrategyConfig(Section):
     """The parallelism, and what makes a step faster or smaller."""
 
-    kind: Literal["ddp", "fsdp"] = key("ddp", "Keep the whole state on each GPU (ddp) or a shard of it (fsdp).")
-    shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key(
-        "shard_grad_op",
-        "What fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as well "
-        "(full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid).",
-    )
-    half_gradients: bool = key(
-        False, "Exchange gradients in bf16 with ddp: half the bytes, rounded sums. fsdp always sums in fp32."
-    )
-    compile: bool = key(False, "Compile the U-Net's blocks; the first steps take longer.")
-    activation_checkpointing: bool = key(
-        False, "Recompute activations in the backward pass instead of keeping them: less memory, more time."
-    )
-    channels_last: bool = key(
-        False, "Keep images channels-last in memory, and with ddp the convolutions' weights as well."
-    )
-    fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
+    kind: Literal["ddp", "fsdp"] = key("ddp")
+    """Keep the whole state on each GPU (ddp) or a shard of it (fsdp)."""
+    shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key("shard_grad_op")
+    """What fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as well
+    (full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid)."""
+    half_gradients: bool = key(False)
+    """Exchange gradients in bf16 with ddp: half the bytes, rounded sums. fsdp always sums in fp32."""
+    compile: bool = key(False)
+    """Compile the U-Net's blocks; the first steps take longer."""
+    activation_checkpointing: bool = key(False)
+    """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
+    channels_last: bool = key(False)
+    """Keep images channels-last in memory, and with ddp the convolutions' weights as well."""
+    fp8: Fp8Config = key(Fp8Config)
+    """The U-Net's linear layers in fp8."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.half_gradients and self.kind == "fsdp":
@@ -314,41 +254,43 @@ class StrategyConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints: their frequency, and which are kept."""
 
-    every_steps: Positive = key(1000, "Steps between checkpoints.")
-    keep_last: Positive = key(3, "Number of newest checkpoints to keep.")
-    keep_every: Positive | None = key(
-        None, "Also keep each checkpoint whose step is a multiple of this; null keeps no further ones."
-    )
-    keep_best: int = key(0, "Number of checkpoints with the lowest smoothed loss to keep as well.", ge=0)
+    every_steps: Positive = key(1000)
+    """Steps between checkpoints."""
+    keep_last: Positive = key(3)
+    """Number of newest checkpoints to keep."""
+    keep_every: Positive | None = key(None)
+    """Also keep each checkpoint whose step is a multiple of this; null keeps no further ones."""
+    keep_best: int = key(0, ge=0)
+    """Number of checkpoints with the lowest smoothed loss to keep as well."""
 
 
 class WandbConfig(Section):
     """Weights & Biases. Its library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
 
-    project: Name | None = key(None, "The project that receives each line of the metrics; null disables it.")
+    project: Name | None = key(None)
+    """The project that receives each line of the metrics; null disables it."""
 
 
 class LogConfig(Section):
     """The metrics that a run writes."""
 
-    every_steps: Positive = key(10, "Steps between lines of the metrics.")
-    tensorboard: bool = key(False, "Write OUTPUT/tensorboard as well, for TensorBoard.")
-    wandb: WandbConfig = key(WandbConfig, "Weights & Biases.")
-    metrics_port: int | None = key(
-        None,
-        "Port for Prometheus metrics if scaling.in_driver is true; with Ray they are on Ray's port.",
-        ge=1,
-        le=65535,
-    )
+    every_steps: Positive = key(10)
+    """Steps between lines of the metrics."""
+    tensorboard: bool = key(False)
+    """Write OUTPUT/tensorboard as well, for TensorBoard."""
+    wandb: WandbConfig = key(WandbConfig)
+    """Weights & Biases."""
+    metrics_port: int | None = key(None, ge=1, le=65535)
+    """Port for Prometheus metrics if scaling.in_driver is true; with Ray they are on Ray's port."""
 
 
 class ProfileConfig(Section):
     """A profile of some steps by torch's profiler on the first trainer, in OUTPUT/profile."""
 
-    steps: Positive | None = key(
-        None, "Steps to profile; null profiles none. Training pauses for a few seconds while it is written."
-    )
-    start: Positive = key(10, "Steps of this job to skip first, in which it compiles and warms up.")
+    steps: Positive | None = key(None)
+    """Steps to profile; null profiles none. Training pauses for a few seconds while it is written."""
+    start: Positive = key(10)
+    """Steps of this job to skip first, in which it compiles and warms up."""
 
 
 class TrainEvaluateConfig(Section):
@@ -357,14 +299,14 @@ class TrainEvaluateConfig(Section):
     Training pauses while all trainers measure their share.
     """
 
-    every_steps: Positive | None = key(None, "Steps between measurements; null disables them.")
-    source: Uri | None = key(
-        None,
-        "A latents dataset, all of it; null means the rows of source.uri that data.holdout keeps from training.",
-        example="s3://bucket/validation-latents",
-    )
-    rows: Positive = key(1024, "Number of rows to measure on.")
-    buckets: Positive = key(10, "Number of timestep ranges; every row is noised once in each.", le=1000)
+    every_steps: Positive | None = key(None)
+    """Steps between measurements; null disables them."""
+    source: Uri | None = key(None, example="s3://bucket/validation-latents")
+    """A latents dataset, all of it; null means the rows of source.uri that data.holdout keeps from training."""
+    rows: Positive = key(1024)
+    """Number of rows to measure on."""
+    buckets: Positive = key(10, le=1000)
+    """Number of timestep ranges; every row is noised once in each."""
 
 
 class SamplesConfig(Section):
@@ -373,17 +315,18 @@ class SamplesConfig(Section):
     The first trainer draws a little after each step, so that training is slowed by a limited share.
     """
 
-    every_steps: Positive | None = key(None, "Steps between sets of pictures, in OUTPUT/samples; null draws none.")
-    prompts: tuple[Name, ...] = key((), "The prompts: one picture for each, always from the same noise.")
-    share: float = key(
-        0.05,
-        "Share of the time that drawing may take; a set that is due while another is being drawn is skipped.",
-        gt=0,
-        le=0.5,
-    )
-    steps: Positive = key(25, "Denoising steps per picture.", le=1000)
-    guidance_scale: float = key(7.5, "How strongly the prompt is followed; 1 means no guidance.", ge=1, le=50)
-    batch_size: Positive = key(4, "Pictures drawn at once; each needs GPU memory beside training's.")
+    every_steps: Positive | None = key(None)
+    """Steps between sets of pictures, in OUTPUT/samples; null draws none."""
+    prompts: tuple[Name, ...] = key(())
+    """The prompts: one picture for each, always from the same noise."""
+    share: float = key(0.05, gt=0, le=0.5)
+    """Share of the time that drawing may take; a set that is due while another is being drawn is skipped."""
+    steps: Positive = key(25, le=1000)
+    """Denoising steps per picture."""
+    guidance_scale: float = key(7.5, ge=1, le=50)
+    """How strongly the prompt is followed; 1 means no guidance."""
+    batch_size: Positive = key(4)
+    """Pictures drawn at once; each needs GPU memory beside training's."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.every_steps is not None and not self.prompts:
@@ -391,27 +334,16 @@ class SamplesConfig(Section):
 
 
 class TrainModelConfig(ModelConfig):
-    source: Name = key(
-        REQUIRED,
-        "The model to train: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision.",
-        shapes_output=True,
-        example="builtin:tiny",
-    )
-    unet: Literal["new", "pretrained"] = key(
-        "new", "Begin with new random weights, drawn from the seed, or with those of the source.", shapes_output=True
-    )
-    train_text_encoder: bool = key(
-        False,
-        "Train the text encoder as well, from the source's weights; the dataset must hold token ids.",
-        shapes_output=True,
-    )
-    start_from: Uri | None = key(
-        None,
-        "A run or checkpoint whose weights and moving average this run begins with.",
-        shapes_output=True,
-        example="s3://bucket/phase-1/checkpoints/step-000550000",
-    )
-    start_optimizer: bool = key(False, "Begin with AdamW's moments of model.start_from as well.", shapes_output=True)
+    source: Name = key(REQUIRED, shapes_output=True, example="builtin:tiny")
+    """The model to train: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision."""
+    unet: Literal["new", "pretrained"] = key("new", shapes_output=True)
+    """Begin with new random weights, drawn from the seed, or with those of the source."""
+    train_text_encoder: bool = key(False, shapes_output=True)
+    """Train the text encoder as well, from the source's weights; the dataset must hold token ids."""
+    start_from: Uri | None = key(None, shapes_output=True, example="s3://bucket/phase-1/checkpoints/step-000550000")
+    """A run or checkpoint whose weights and moving average this run begins with."""
+    start_optimizer: bool = key(False, shapes_output=True)
+    """Begin with AdamW's moments of model.start_from as well."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.start_optimizer and self.start_from is None:
@@ -421,22 +353,14 @@ class TrainModelConfig(ModelConfig):
 class LoraConfig(Section):
     """LoRA: small matrices trained beside some linear layers, which are frozen."""
 
-    rank: Positive | None = key(
-        None, "The rank of the matrices, often 4 to 64; null trains the networks themselves.", shapes_output=True
-    )
-    alpha: float | None = key(
-        None, "Their output is multiplied by alpha / rank; null means the rank.", shapes_output=True, gt=0
-    )
-    targets: tuple[Name, ...] = key(
-        ("to_q", "to_k", "to_v", "to_out.0"),
-        "Name endings of the U-Net's layers that get one; the default is all of attention.",
-        shapes_output=True,
-    )
-    text_targets: tuple[Name, ...] = key(
-        ("q_proj", "k_proj", "v_proj", "out_proj"),
-        "Name endings of the text encoder's layers that get one, if model.train_text_encoder is set.",
-        shapes_output=True,
-    )
+    rank: Positive | None = key(None, shapes_output=True)
+    """The rank of the matrices, often 4 to 64; null trains the networks themselves."""
+    alpha: float | None = key(None, shapes_output=True, gt=0)
+    """Their output is multiplied by alpha / rank; null means the rank."""
+    targets: tuple[Name, ...] = key(("to_q", "to_k", "to_v", "to_out.0"), shapes_output=True)
+    """Name endings of the U-Net's layers that get one; the default is all of attention."""
+    text_targets: tuple[Name, ...] = key(("q_proj", "k_proj", "v_proj", "out_proj"), shapes_output=True)
+    """Name endings of the text encoder's layers that get one, if model.train_text_encoder is set."""
 
     @property
     def scale(self) -> float:
@@ -456,18 +380,22 @@ class SecondPhaseConfig(Section):
     OUTPUT/phase-1. All other keys are the same in both.
     """
 
-    max_steps: Positive | None = key(
-        None, "Steps of the second phase; null means there is no second phase.", shapes_output=True
-    )
-    resolution: Resolution | None = key(None, "Its data.resolution; null keeps it.", shapes_output=True)
-    batch_size: Positive | None = key(None, "Its data.batch_size; null keeps it.")
-    global_batch_size: Positive | None = key(None, "Its data.global_batch_size; null keeps it.", shapes_output=True)
-    source: Uri | None = key(None, "Its source.uri; null keeps it.", shapes_output=True, example="s3://bucket/latents")
-    learning_rate: float | None = key(None, "Its optimizer.learning_rate; null keeps it.", gt=0)
-    warmup_steps: int | None = key(None, "Its optimizer.warmup_steps; null keeps it.", ge=0)
-    keep_optimizer: bool = key(
-        False, "Begin with AdamW's moments of the first phase instead of new ones.", shapes_output=True
-    )
+    max_steps: Positive | None = key(None, shapes_output=True)
+    """Steps of the second phase; null means there is no second phase."""
+    resolution: Resolution | None = key(None, shapes_output=True)
+    """Its data.resolution; null keeps it."""
+    batch_size: Positive | None = key(None)
+    """Its data.batch_size; null keeps it."""
+    global_batch_size: Positive | None = key(None, shapes_output=True)
+    """Its data.global_batch_size; null keeps it."""
+    source: Uri | None = key(None, shapes_output=True, example="s3://bucket/latents")
+    """Its source.uri; null keeps it."""
+    learning_rate: float | None = key(None, gt=0)
+    """Its optimizer.learning_rate; null keeps it."""
+    warmup_steps: int | None = key(None, ge=0)
+    """Its optimizer.warmup_steps; null keeps it."""
+    keep_optimizer: bool = key(False, shapes_output=True)
+    """Begin with AdamW's moments of the first phase instead of new ones."""
 
     def contradictions(self) -> Iterable[Problem]:
         set_keys = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
@@ -478,72 +406,83 @@ class SecondPhaseConfig(Section):
 class PricesConfig(Section):
     """Prices by the hour, for the cost so far, the forecast and max_cost."""
 
-    trainer_hour: float | None = key(
-        None, "One trainer with its GPUs, in any currency; null means trainer_instance's price, or no cost.", ge=0
-    )
-    encoder_hour: float | None = key(
-        None, "One encoder with its GPU (online); null means encoder_instance's price, or no cost.", ge=0
-    )
-    trainer_instance: Name | None = key(
-        None,
-        "The trainers' instance type, for the on-demand price (USD) that sdp plan knows; a trainer costs the share of "
-        "its GPUs. The chart reads it from the group's node selector.",
-        example="p4de.24xlarge",
-    )
-    encoder_instance: Name | None = key(None, "The encoders' instance type.", example="g5.2xlarge")
+    trainer_hour: float | None = key(None, ge=0)
+    """One trainer with its GPUs, in any currency; null means trainer_instance's price, or no cost."""
+    encoder_hour: float | None = key(None, ge=0)
+    """One encoder with its GPU (online); null means encoder_instance's price, or no cost."""
+    trainer_instance: Name | None = key(None, example="p4de.24xlarge")
+    """The trainers' instance type, for the on-demand price (USD) that sdp plan knows; a trainer costs the share of its
+    GPUs. The chart reads it from the group's node selector."""
+    encoder_instance: Name | None = key(None, example="g5.2xlarge")
+    """The encoders' instance type."""
 
 
 class TrainConfig(JobConfig):
     """Train a model from latents or images, and continue from its last checkpoint when run again."""
 
-    source: TrainSource = key(REQUIRED, "The dataset to train on.")
-    output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
-    limit: Positive | None = key(
-        None, "Use only this many rows, the first of the source; null means all. It may change between epochs."
-    )
-    model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
-    lora: LoraConfig = key(LoraConfig, "LoRA, instead of training the networks themselves.")
-    filters: Filters = FILTERS
-    data: DataConfig = key(DataConfig, "The path of samples to the trainers.")
-    max_steps: Positive | None = key(550_000, "Stop after this many steps; null sets no such limit.")
-    max_epochs: Positive | None = key(None, "Stop after this many passes over the data; null sets no such limit.")
-    max_samples: Positive | None = key(None, "Stop after this many samples; null sets no such limit.")
-    max_hours: float | None = key(
-        None, "Stop, with a checkpoint, after this many hours of training; null sets no such limit.", gt=0
-    )
-    max_cost: float | None = key(
-        None, "Stop, with a checkpoint, when the run has cost this much by its prices; null sets no such limit.", gt=0
-    )
-    prices: PricesConfig = key(PricesConfig, "Prices by the hour.")
-    phase_2: SecondPhaseConfig = key(SecondPhaseConfig, "A second phase.")
-    seed: int = key(
-        0, "Seed of everything random; with epoch and row it decides each sample's noise.", shapes_output=True, ge=0
-    )
-    objective: ObjectiveConfig = key(ObjectiveConfig, "The training objective.")
-    optimizer: OptimizerConfig = key(OptimizerConfig, "AdamW and its learning rate.")
-    ema: EmaConfig = key(EmaConfig, "The moving average of the weights.")
-    guard: GuardConfig = key(GuardConfig, "Protection against steps that would harm the model.")
-    precision: Literal["bf16", "fp16", "fp32"] = key(
-        "bf16", "The arithmetic of the networks; weights, loss and average stay in fp32.", shapes_output=True
-    )
-    scaling: ScalingConfig = key(ScalingConfig, "The number of trainers, and where they run.")
-    strategy: StrategyConfig = key(StrategyConfig, "The parallelism, and what makes a step faster or smaller.")
-    transform: TrainTransformConfig = key(
-        TrainTransformConfig, "Decoding, resizing and cropping, if data.mode is not offline."
-    )
-    encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, if data.mode is not offline.")
-    checkpoint: CheckpointConfig = key(CheckpointConfig, "Checkpoints: their frequency, and which are kept.")
-    log: LogConfig = key(LogConfig, "The metrics that a run writes.")
-    evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig, "The validation loss during training.")
-    samples: SamplesConfig = key(SamplesConfig, "Pictures drawn during training.")
-    profile: ProfileConfig = key(ProfileConfig, "A profile of some steps.")
-    max_failures: int = key(3, "Number of times that trainers may fail and be started again.", ge=0)
-    watchdog_s: float | None = key(
-        1800.0,
-        "Seconds without a step after which each trainer saves its stacks and is restarted; null disables it.",
-        gt=0,
-        le=LONGEST_S,
-    )
+    source: TrainSource = key(REQUIRED)
+    """The dataset to train on."""
+    output: OutputConfig = key(REQUIRED)
+    """The run: its checkpoints, events and metrics."""
+    limit: Positive | None = key(None)
+    """Use only this many rows, the first of the source; null means all. It may change between epochs."""
+    model: TrainModelConfig = key(REQUIRED)
+    """The model to train, with its text encoder."""
+    lora: LoraConfig = key(LoraConfig)
+    """LoRA, instead of training the networks themselves."""
+    filters: Filters = key({}, shapes_output=True)
+    """Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows
+    without a number, unless keep_unknown is true."""
+    data: DataConfig = key(DataConfig)
+    """The path of samples to the trainers."""
+    max_steps: Positive | None = key(550_000)
+    """Stop after this many steps; null sets no such limit."""
+    max_epochs: Positive | None = key(None)
+    """Stop after this many passes over the data; null sets no such limit."""
+    max_samples: Positive | None = key(None)
+    """Stop after this many samples; null sets no such limit."""
+    max_hours: float | None = key(None, gt=0)
+    """Stop, with a checkpoint, after this many hours of training; null sets no such limit."""
+    max_cost: float | None = key(None, gt=0)
+    """Stop, with a checkpoint, when the run has cost this much by its prices; null sets no such limit."""
+    prices: PricesConfig = key(PricesConfig)
+    """Prices by the hour."""
+    phase_2: SecondPhaseConfig = key(SecondPhaseConfig)
+    """A second phase."""
+    seed: int = key(0, shapes_output=True, ge=0)
+    """Seed of everything random; with epoch and row it decides each sample's noise."""
+    objective: ObjectiveConfig = key(ObjectiveConfig)
+    """The training objective."""
+    optimizer: OptimizerConfig = key(OptimizerConfig)
+    """AdamW and its learning rate."""
+    ema: EmaConfig = key(EmaConfig)
+    """The moving average of the weights."""
+    guard: GuardConfig = key(GuardConfig)
+    """Protection against steps that would harm the model."""
+    precision: Literal["bf16", "fp16", "fp32"] = key("bf16", shapes_output=True)
+    """The arithmetic of the networks; weights, loss and average stay in fp32."""
+    scaling: ScalingConfig = key(ScalingConfig)
+    """The number of trainers, and where they run."""
+    strategy: StrategyConfig = key(StrategyConfig)
+    """The parallelism, and what makes a step faster or smaller."""
+    transform: TrainTransformConfig = key(TrainTransformConfig)
+    """Decoding, resizing and cropping, if data.mode is not offline."""
+    encode: TrainEncodeConfig = key(TrainEncodeConfig)
+    """The encoders, if data.mode is not offline."""
+    checkpoint: CheckpointConfig = key(CheckpointConfig)
+    """Checkpoints: their frequency, and which are kept."""
+    log: LogConfig = key(LogConfig)
+    """The metrics that a run writes."""
+    evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig)
+    """The validation loss during training."""
+    samples: SamplesConfig = key(SamplesConfig)
+    """Pictures drawn during training."""
+    profile: ProfileConfig = key(ProfileConfig)
+    """A profile of some steps."""
+    max_failures: int = key(3, ge=0)
+    """Number of times that trainers may fail and be started again."""
+    watchdog_s: float | None = key(1800.0, gt=0, le=LONGEST_S)
+    """Seconds without a step after which each trainer saves its stacks and is restarted; null disables it."""
 
     @property
     def text_encoded(self) -> bool:

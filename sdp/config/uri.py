@@ -5,6 +5,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic_core import PydanticCustomError
 
+from sdp.console import either
+
 READABLE = ("file", "s3", "gs", "https", "http", "hf")
 WRITABLE = ("file", "s3", "gs")
 
@@ -41,12 +43,12 @@ def check_endpoint(value: str) -> str:
 
 def _check(value: str, schemes: tuple[str, ...]) -> str:
     if not value.strip() or value != value.strip() or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
-        raise _problem("a URI", repr(value), "give a path or one of " + _listed(schemes))
+        raise _problem("a URI", repr(value), "give a path or one of " + either([f"{name}://" for name in schemes]))
     if "://" not in value:
         return value  # a local path
     scheme = value.split("://", 1)[0]
     if scheme not in schemes:
-        raise _problem("a local path, " + _listed(schemes), repr(_without_query(value)))
+        raise _problem("a local path, " + either([f"{name}://" for name in schemes]), repr(_without_query(value)))
     try:
         parts = urlsplit(value)
     except ValueError as error:
@@ -65,11 +67,6 @@ def _check(value: str, schemes: tuple[str, ...]) -> str:
 
 def _without_query(value: str) -> str:
     return value.split("?", 1)[0].rsplit("@", 1)[-1]
-
-
-def _listed(schemes: tuple[str, ...]) -> str:
-    *most, last = (f"{scheme}://" for scheme in schemes)
-    return f"{', '.join(most)} or {last}"
 
 
 def _problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:

@@ -14,8 +14,8 @@ def parse_document(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except _RefusedError as error:
-        where = f"{name}:{error.mark.line + 1}:{error.mark.column + 1}"
-        raise ConfigError([Problem(where, error.expected, error.got)]) from None
+        expected, got, mark = error.args
+        raise ConfigError([Problem(f"{name}:{mark.line + 1}:{mark.column + 1}", expected, got)]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -30,11 +30,7 @@ def parse_document(text: str, name: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """Valid YAML that a job may not use."""
-
-    def __init__(self, expected: str, got: str, mark: yaml.Mark) -> None:
-        self.expected, self.got, self.mark = expected, got, mark
-        super().__init__(f"expected {expected}, got {got}")
+    """Valid YAML that a job may not use: what was expected, what was read, and its place (yaml.Mark)."""
 
 
 class _Loader(yaml.SafeLoader):

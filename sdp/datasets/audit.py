@@ -22,7 +22,7 @@ from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, open_storage
 from sdp.storage.uri import resolved
 
 RUN = "_run.json"
@@ -49,9 +49,7 @@ class Trace:
     """One line for each place that could not be searched."""
 
 
-def audit(
-    uris: Sequence[str], *, row: int | None = None, value: Takedown | None = None, options: StorageOptions | None = None
-) -> list[Trace]:
+def audit(uris: Sequence[str], *, row: int | None = None, value: Takedown | None = None) -> list[Trace]:
     """Trace an image through datasets and runs, by its address or by its URL or content hash.
 
     A URI is a dataset's or a training run's; their ancestors are searched too.
@@ -63,7 +61,7 @@ def audit(
         raise UserError("audit: expected --row, --url or --sha256, got none; say which image")
     elif row < 0:
         raise UserError(f"audit: --row: expected an address, 0 or more, got {row}")
-    return _Audit(uris, row, value, options).traces()
+    return _Audit(uris, row, value).traces()
 
 
 def summary(trace: Trace) -> str:
@@ -102,15 +100,13 @@ def _epochs(use: Mapping[str, Any]) -> str:
 class _Audit:
     """One search through the datasets and runs that were named, and the ancestors of both."""
 
-    def __init__(
-        self, uris: Sequence[str], row: int | None, value: Takedown | None, options: StorageOptions | None
-    ) -> None:
-        storages = [open_storage(uri, options) for uri in uris]
-        self._row, self._value, self._options = row, value, options
+    def __init__(self, uris: Sequence[str], row: int | None, value: Takedown | None) -> None:
+        storages = list(map(open_storage, uris))
+        self._row, self._value = row, value
         self._runs = [storage for storage in storages if storage.exists(RUN)]
         self._named = [storage for storage in storages if storage not in self._runs]
-        self._lineage = cache(lambda dataset: {storage.uri for storage in tombstones.lineage(dataset, options)})
-        self._takedowns = cache(lambda dataset: tombstones.load(dataset, options))
+        self._lineage = cache(lambda dataset: {storage.uri for storage in tombstones.lineage(dataset)})
+        self._takedowns = cache(tombstones.load)
         self._datasets = self._all_datasets()
         self._notes: list[str] = []
 
@@ -126,7 +122,7 @@ class _Audit:
         for run in self._runs:
             uris = datasets_of(run)
             plain = _plain_sources(run, uris)
-            named += [open_storage(uri, self._options) for uri in uris if uri not in plain]
+            named += [open_storage(uri) for uri in uris if uri not in plain]
         datasets: dict[str, Storage] = {}
         for dataset in named:
             try:
@@ -135,7 +131,7 @@ class _Audit:
                 raise DatasetError(
                     f"{dataset.uri}: neither a dataset of sdp nor a training run; check the URI"
                 ) from error
-            datasets.update((storage.uri, storage) for storage in tombstones.lineage(dataset, self._options))
+            datasets.update((storage.uri, storage) for storage in tombstones.lineage(dataset))
         return list(datasets.values())
 
     def _trace(self, row: int, uris: set[str]) -> Trace:
@@ -165,7 +161,7 @@ class _Audit:
         """Return the addresses that a run uses for a row, each with its dataset if the run mixes several."""
         sources = datasets_of(run)
         plain = _plain_sources(run, sources)
-        lineages = [{uri} if uri in plain else self._lineage(open_storage(uri, self._options)) for uri in sources]
+        lineages = [{uri} if uri in plain else self._lineage(open_storage(uri)) for uri in sources]
         return [
             (row + address_offset(number), {"dataset": uri} if len(sources) > 1 else {})
             for number, (uri, lineage) in enumerate(zip(sources or [""], lineages or [uris], strict=True))
@@ -207,7 +203,7 @@ class _Audit:
         column = output.head.identity.get("source.url_column")
         if not isinstance(column, str):
             raise DatasetError("its identity does not name the column of URLs")
-        return {row for _, _, row in in_source(output.index, column, frozenset({url}), self._options)}
+        return {row for _, _, row in in_source(output.index, column, frozenset({url}))}
 
 
 def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:

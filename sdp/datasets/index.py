@@ -226,20 +226,12 @@ def load(storage: Storage, unit_rows: int) -> Index:
     return index
 
 
-def append(
-    storage: Storage,
-    index: Index,
-    *,
-    files: pa.Table,
-    extent: Extent | None,
-    attempt: int = 0,
-    units: Sequence[int] = (),
-    root: str = "",
-) -> Index:
-    """Publish the next version. Exactly one of several writers succeeds; the others raise DatasetError."""
-    version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units), root)
+def append(storage: Storage, index: Index, version: Version) -> Index:
+    """Publish a version under the next number. One of several writers succeeds; the others raise DatasetError."""
+    root, extent = version.root, version.extent
+    version = replace(version, number=len(index.versions), files=version.files.cast(FILES_SCHEMA))
     stored_root = near(root, storage.uri) if root else ""
-    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units), stored_root)
+    head = _VersionHead((extent.start, extent.stop) if extent else None, version.attempt, version.units, stored_root)
     sink = pa.BufferOutputStream()
     relative = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
     table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(relative, pa.string()))

@@ -20,7 +20,7 @@ from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, reso
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
 from sdp.errors import DatasetError, NotFound, SdpError, one_line
-from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
+from sdp.storage import FileInfo, Storage, list_source, open_source
 from sdp.storage.named import written_for
 
 T = TypeVar("T")
@@ -64,10 +64,10 @@ class Description:
         return {**asdict(self), "counts": self.counts.to_json()}
 
 
-def describe(storage: Storage, options: StorageOptions | None = None, *, verify: bool = False) -> Description:
+def describe(storage: Storage, *, verify: bool = False) -> Description:
     """Describe a dataset of sdp, or a folder of plain Parquet files."""
     if not storage.exists(HEAD):
-        return _describe_plain(storage, options)
+        return _describe_plain(storage)
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
     works = output.index.works_by_part()
@@ -80,7 +80,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
         problems += _against_parts(dataset, output, infos)
-    taken, lineage, notes = _ancestry(storage, options, problems)
+    taken, lineage, notes = _ancestry(storage, problems)
     samples = _samples(storage, next((p for p in infos if p.counts.written), None), taken, problems)
     return Description(
         uri=storage.uri,
@@ -191,11 +191,9 @@ def _infos(
     return [info for info in infos if info is not None]
 
 
-def _ancestry(
-    storage: Storage, options: StorageOptions | None, problems: list[str]
-) -> tuple[Tombstones, list[str], list[str]]:
+def _ancestry(storage: Storage, problems: list[str]) -> tuple[Tombstones, list[str], list[str]]:
     """Return the takedowns that apply, the URIs of the ancestors, and notes on files that are unreadable or foreign."""
-    limited = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
+    limited = replace(storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     chain, notes = list[Storage](), list[str]()
     try:
         for dataset in tombstones.follow(storage, limited):
@@ -297,9 +295,9 @@ def _root(output: Output) -> list[str]:
     return [f"{first} and {more} more" if more else str(first)]
 
 
-def _describe_plain(storage: Storage, options: StorageOptions | None) -> Description:
+def _describe_plain(storage: Storage) -> Description:
     try:
-        files = list_source(storage.uri, options)
+        files = list_source(storage.uri, storage.options)
     except NotFound as error:
         raise DatasetError(
             f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the URI"
@@ -307,7 +305,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
     problems, rows, schema = [], 0, dict[str, str]()
     for file in files:
         try:
-            footer = pq.read_metadata(open_source(file.uri, options))
+            footer = pq.read_metadata(open_source(file.uri, storage.options))
         except (pa.ArrowException, OSError) as error:
             problems.append(f"{file.uri}: not a whole Parquet file ({one_line(error, 120)})")
             continue

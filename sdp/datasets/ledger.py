@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +35,8 @@ class _Header:
 class Ledger:
     """Consumed addresses by epoch. Workers' ledgers are merged by union, so their order does not matter."""
 
-    def __init__(self, epochs: Mapping[int, BitMap64] | None = None) -> None:
-        self._epochs = {epoch: BitMap64(rows) for epoch, rows in (epochs or {}).items()}
+    def __init__(self) -> None:
+        self._epochs: dict[int, BitMap64] = {}
 
     def add(self, epoch: int, rows: Rows) -> None:
         """Record some addresses."""

@@ -188,7 +188,7 @@ def _version_name(version: int) -> str:
     return f"_manifests/{version:06d}.json"
 
 
-def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 32) -> list[PartInfo]:
+def part_infos(storage: Storage, known: Iterable[PartInfo] = ()) -> list[PartInfo]:
     """Read the footers of all existing parts, except those that are known and unchanged."""
     by_path = {info.path: info for info in known}
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
@@ -198,7 +198,7 @@ def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 
         unchanged = part is not None and (part.size, part.etag) == (file.size, file.etag)
         return part if part is not None and unchanged else read_info(storage, file)
 
-    return list(ordered_map(info, files, workers))
+    return list(ordered_map(info, files))
 
 
 def total(infos: Iterable[PartInfo]) -> Counts:
@@ -334,27 +334,16 @@ def _listed(storage: Storage, manifest: Manifest | None) -> dict[str, dict[str, 
 
 def parts_table(parts: Iterable[PartInfo], listed: Mapping[str, dict[str, Any]]) -> pa.Table:
     """Return the list of parts, by unit and attempt; a copy of a part that was `listed` before keeps its etag."""
-    rows: list[dict[str, Any]] = [
-        {
-            "path": p.path,
-            "size": p.size,
-            "etag": p.etag,
-            "unit": p.unit.number,
-            "attempt": p.attempt,
-            "start": p.unit.start,
-            "stop": p.unit.stop,
-            "written": p.counts.written,
-            "filtered": p.counts.filtered,
-            "failed": p.counts.failed,
-            "retried": sum(p.retried.values()),
-            "row_groups": [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups],
-        }
-        for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt))
-    ]
-    for row in rows:
-        before = listed.get(row["path"])
+    rows: list[dict[str, Any]] = []
+    for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt)):
+        identity = (p.path, p.size, p.etag, p.unit.number, p.attempt, p.unit.start, p.unit.stop)
+        counts = (p.counts.written, p.counts.filtered, p.counts.failed, sum(p.retried.values()))
+        groups = [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups]
+        row = dict(zip(PARTS_SCHEMA.names, (*identity, *counts, groups), strict=True))
+        before = listed.get(p.path)
         if before is not None and before | {"etag": None} == row | {"etag": None}:
             row["etag"] = before["etag"]
+        rows.append(row)
     return pa.Table.from_pylist(rows, schema=PARTS_SCHEMA)
 
 

@@ -10,16 +10,13 @@ import pyarrow.parquet as pq
 from sdp.console import counted
 from sdp.datasets import index as index_files
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.index import Index, files_table
+from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
-
-Progress = Callable[[int, int], None]
-"""A function that is called with (files counted, files listed)."""
 
 _FileVersions = dict[str, tuple[int, str | None]]
 """Size and etag by path."""
@@ -35,7 +32,6 @@ def freeze_source(
     uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
-    progress: Progress | None = None,
     publish: bool = True,
 ) -> Output:
     """Assign addresses to the rows of Parquet files, at most to the first `limit`.
@@ -58,20 +54,18 @@ def freeze_source(
             _refuse_other_types(file, footer, columns, kinds)
             listed.append((file.uri, file.size, with_sample(file, options).etag, rows, count, count, 0))
             rows += count
-            if progress:
-                progress(len(listed), len(fresh))
             if limit is not None and rows >= limit:
                 break
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved, output = index is not output.index, output.with_index(index)
+    version = Version(len(index.versions), table, extent, root=root)
     if publish:
-        return _append(output, table, extent, root, moved=moved)
+        return _append(output, version, moved=moved)
     if extent is None and not table.num_rows and not moved:
         return output
-    planned = index_files.Version(len(index.versions), table, extent, root=root)
-    return output.with_index(Index((*index.versions, planned), index.unit_rows))
+    return output.with_index(Index((*index.versions, version), index.unit_rows))
 
 
 def freeze_files(
@@ -98,14 +92,13 @@ def freeze_files(
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
     )
     moved, extent = index is not output.index, _next_extent(index, stops[-1], limit)
-    return _append(output.with_index(index), table, extent, root, moved=moved)
+    return _append(output.with_index(index), Version(0, table, extent, root=root), moved=moved)
 
 
 def publish_plan(output: Output, planned: Output) -> Output:
     """Write the index versions that `planned` has and the output lacks."""
     for version in planned.index.versions[len(output.index.versions) :]:
-        moved = output.with_index(output.index.moved(version.root))
-        output = _append(moved, version.files, version.extent, version.root, moved=True)
+        output = _append(output.with_index(output.index.moved(version.root)), version, moved=True)
     return output
 
 
@@ -138,7 +131,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     stops = pc.add(table["first_row"], table["rows"])
     touches = pc.and_(pc.less(table["first_row"], extent.stop), pc.greater(stops, extent.start))
     retries = table.filter(pc.and_(touches, pc.greater(table["attempt"], 0)))
-    return _append(output, pa.concat_tables([base, retries]), extent)
+    return _append(output, Version(0, pa.concat_tables([base, retries]), extent))
 
 
 def order_retry(output: Output, dataset: Dataset) -> Output:
@@ -154,14 +147,14 @@ def order_retry(output: Output, dataset: Dataset) -> Output:
 
 def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Output:
     attempt = 1 + max((version.attempt for version in output.index.versions), default=0)
-    index = index_files.append(output.storage, output.index, files=files, extent=None, attempt=attempt, units=units)
-    return output.with_index(index)
+    return _append(output, Version(0, files, attempt=attempt, units=tuple(units)))
 
 
-def _append(output: Output, files: pa.Table, extent: Extent | None, root: str = "", *, moved: bool = False) -> Output:
-    if extent is None and not files.num_rows and not moved:
+def _append(output: Output, version: Version, *, moved: bool = False) -> Output:
+    """Publish the next version of the index, if it says anything new."""
+    if version.extent is None and not version.files.num_rows and not version.units and not moved:
         return output
-    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent, root=root))
+    return output.with_index(index_files.append(output.storage, output.index, version))
 
 
 def _next_extent(index: Index, available: int, limit: int | None) -> Extent | None:

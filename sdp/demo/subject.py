@@ -105,13 +105,13 @@ def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
 
 def _painted(folder: Path) -> list[Any]:
     """Return what the demo's model draws for the subject's caption before it is trained on it."""
-    from sdp.config import parse
-    from sdp.config.generate import GenerateConfig
+    from sdp.config import GenerateConfig, parse_into
     from sdp.generate.painter import load_painter
     from sdp.generate.sample import Sampling
     from sdp.generate.source import choose
 
     settings = {"prompts": [CAPTION], "output": {"uri": str(folder)}, "checkpoint": str(folder / _BASE)}
-    config: GenerateConfig = parse("generate", settings)
-    painter = load_painter(choose(config), Sampling(steps=20, guidance_scale=2.0, resolution=64))
+    painter = load_painter(
+        choose(parse_into(GenerateConfig, settings)), Sampling(steps=20, guidance_scale=2.0, resolution=64)
+    )
     return [pixels for pixels in painter.paint([CAPTION] * _DRAWN, range(_DRAWN)) if pixels is not None]

@@ -19,6 +19,7 @@ _RECOVERY_ANSWERS = 20
 _SLOWEST = 1 / 64
 _FORGET_S = 120.0
 """A host without requests or complaints for this long is forgotten."""
+_FORGET_WORKER_S = 30.0
 _SWEPT_AT_ONCE = 4
 """Hosts that each request checks: more than one, so that hosts are forgotten faster than they are added."""
 
@@ -178,9 +179,8 @@ class Answer:
 class SharedBudgets:
     """The budgets of a cluster, whose workers come and go."""
 
-    def __init__(self, limits: HostLimits, forget_worker_s: float = 30.0) -> None:
+    def __init__(self, limits: HostLimits) -> None:
         self._budgets = HostBudgets(limits)
-        self._forget_worker_s = forget_worker_s
         self._held: dict[str, dict[str, int]] = {}
         self._heard_at: dict[str, float] = {}
 
@@ -220,5 +220,5 @@ class SharedBudgets:
 
     def _forget(self, now: float) -> None:
         for worker, heard_at in list(self._heard_at.items()):
-            if now - heard_at > self._forget_worker_s:
+            if now - heard_at > _FORGET_WORKER_S:
                 self.leave(worker)

@@ -45,10 +45,7 @@ class Host:
         return self.seconds / max(1, self.images + self.failures)
 
     def merge(self, other: "Host") -> None:
-        self.images += other.images
-        self.failures += other.failures
-        self.seconds += other.seconds
-        self.bytes += other.bytes
+        _add(self, other, "images", "failures", "seconds", "bytes")
 
 
 @dataclass(slots=True)
@@ -98,8 +95,7 @@ class DownloadFigures:
             self.merge_hosts({host: Host(int(fetched), int(not fetched), seconds, size)})
 
     def merge(self, other: "DownloadFigures") -> None:
-        for name in ("written", "filtered", "failed", "bytes", "stored_bytes", "requests"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self, other, "written", "filtered", "failed", "bytes", "stored_bytes", "requests")
         self.reasons.update(other.reasons)
         self.seconds.merge(other.seconds)
         self.sizes.merge(other.sizes)
@@ -114,3 +110,9 @@ class DownloadFigures:
     def slowest(self, count: int = 10) -> list[tuple[str, Host]]:
         """Return the hosts that took most time."""
         return sorted(self.hosts.items(), key=lambda item: (-item[1].seconds, item[0]))[:count]
+
+
+def _add(figures: object, others: object, *names: str) -> None:
+    """Add the figures of these names."""
+    for name in names:
+        setattr(figures, name, getattr(figures, name) + getattr(others, name))

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -77,7 +78,7 @@ def write_parts(
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
-    with _ProgressThread(hub, rows, emit):
+    with _progress(hub, rows, emit):
         for row in parts.iter_rows():
             lease.check()
             result: PartInfo | SdpError = pickle.loads(row["info"])
@@ -209,29 +210,27 @@ class Hub:
         return total
 
 
-class _ProgressThread:
-    """A thread that updates the progress line and the metrics while the pipeline runs."""
+@contextmanager
+def _progress(hub: Any, rows: int, emit: Telemetry) -> Iterator[None]:
+    """Update the progress line and the metrics from a thread while the pipeline runs."""
+    end = threading.Event()
 
-    def __init__(self, hub: Any, rows: int, emit: Telemetry) -> None:
-        self._hub, self._rows, self._emit = hub, rows, emit
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sdp-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def show() -> None:
         began, ended = time.monotonic(), False
         with Progress("download") as progress:
             while not ended:  # the last round, after the end, shows the final figures
-                ended = self._ended.wait(_PROGRESS_S)
+                ended = end.wait(_PROGRESS_S)
                 try:
-                    figures: DownloadFigures = ray.get(self._hub.total.remote(), timeout=2 if ended else 10)
+                    figures: DownloadFigures = ray.get(hub.total.remote(), timeout=2 if ended else 10)
                 except RayError:  # the hub restarts, or the pipeline raises the error
                     continue
-                progress.update(messages.progress_line(figures, self._rows, time.monotonic() - began))
-                messages.emit(self._emit, figures, self._rows)
+                progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
+                messages.emit(emit, figures, rows)
+
+    thread = threading.Thread(target=show, name="sdp-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()

@@ -1,6 +1,5 @@
 """Servers' requests to leave images out: X-Robots-Tag, and robots.txt where a job honours it."""
 
-from collections.abc import Collection
 from urllib.parse import urlsplit
 from urllib.robotparser import RobotFileParser
 
@@ -68,7 +67,7 @@ def site_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def opt_out(value: str, agent: str, directives: Collection[str] = DIRECTIVES) -> str | None:
+def opt_out(value: str, agent: str) -> str | None:
     """Return the directive in an X-Robots-Tag header that asks `agent` to leave the image out, if any.
 
     A header may apply to all agents (`noai, noindex`) or to one (`somebot: noai`); a name applies up to the next name.
@@ -80,6 +79,6 @@ def opt_out(value: str, agent: str, directives: Collection[str] = DIRECTIVES) ->
             applies = name.strip() in (agent.lower(), "*")
             item = rest
         directive = item.strip()
-        if applies and (directive in directives or (directive == "none" and "noindex" in directives)):
+        if applies and (directive in DIRECTIVES or directive == "none"):
             return directive
     return None

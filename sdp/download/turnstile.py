@@ -9,25 +9,12 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from sdp.download.budgets import WAIT_FOR_RELEASE, Answer, Ask, HostBudgets, HostLimits
 
 Job = TypeVar("Job")
 _JOIN_S = 30.0
-
-
-class Gate(Protocol):
-    """A worker's access to the hosts' budgets: permission for each request to a host."""
-
-    def acquire(self, host: str, now: float) -> float | None:
-        """Return 0 to begin a request, or the seconds until the next try; None if no further host may be tried now."""
-
-    def release(self, host: str, *, served: bool = False) -> None:
-        """End a request; `served` if the host answered without a complaint."""
-
-    def throttle(self, host: str, now: float, retry_after: float | None) -> None:
-        """Record that the host has answered 429 or 503."""
 
 
 class LocalGate:
@@ -37,14 +24,17 @@ class LocalGate:
         self._budgets = HostBudgets(limits)
 
     def acquire(self, host: str, now: float) -> float | None:
+        """Return 0 to begin a request, or the seconds until the next try; None if no further host may be tried now."""
         return self._budgets.acquire(host, now)
 
     def release(self, host: str, *, served: bool = False) -> None:
+        """End a request; `served` if the host answered without a complaint."""
         self._budgets.release(host)
         if served:
             self._budgets.served(host)
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:
+        """Record that the host has answered 429 or 503."""
         self._budgets.throttle(host, now, retry_after)
 
 
@@ -64,7 +54,7 @@ class SharedGate:
     has_news: bool = False
     """True if there is a message to send."""
 
-    def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (the protocol's)
+    def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (as LocalGate's)
         if self._permits.get(host):
             self._permits[host] -= 1
             self._unused -= 1
@@ -84,7 +74,7 @@ class SharedGate:
         if not self._in_flight[host]:
             del self._in_flight[host]
 
-    def throttle(self, host: str, now: float, retry_after: float | None) -> None:  # noqa: ARG002 (the protocol's)
+    def throttle(self, host: str, now: float, retry_after: float | None) -> None:  # noqa: ARG002 (as LocalGate's)
         self._unused -= self._permits.pop(host, 0)
         self._throttled[host] = max(retry_after or 0.0, self._throttled.get(host) or 0.0) or None
 
@@ -122,6 +112,10 @@ class SharedGate:
                 del self._wants[host]
                 retries.setdefault(host, answer.waits.get(host, 0.0))
         return retries
+
+
+Gate = LocalGate | SharedGate
+"""A worker's access to the hosts' budgets: permission for each request to a host."""
 
 
 class Courier:

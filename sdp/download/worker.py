@@ -21,7 +21,7 @@ from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.memory import Buffer
 from sdp.download.plan import RowToFetch, Rules, plan
-from sdp.download.turnstile import Courier, LocalGate, SharedGate
+from sdp.download.turnstile import Courier, Gate, LocalGate, SharedGate
 from sdp.download.unit import Unit, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
@@ -78,7 +78,7 @@ class DownloadWorker:
         self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
         self._courier = None
-        gate: LocalGate | SharedGate = LocalGate(settings.limits)
+        gate: Gate = LocalGate(settings.limits)
         if exchange is not None:
             gate = SharedGate(name, 2 * config.fetch.connections)
             self._courier = Courier(exchange, exchange_every_s)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import EvaluateConfig, TrainConfig, parse
+from sdp.config import EvaluateConfig, TrainConfig, parse_into
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, NotFound, UserError
@@ -87,7 +87,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
 
 def _training(folder: Storage) -> TrainConfig:
     try:
-        return parse("train", read_json(folder, CONFIG))
+        return parse_into(TrainConfig, read_json(folder, CONFIG))
     except NotFound as error:
         raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
     except ConfigError as error:
@@ -119,7 +119,7 @@ class LossWorker:
         from sdp.train.validation import load_validation_batch, measure, validation_rows
         from sdp.train.world import World, choose_device
 
-        training = parse("train", spec.training)
+        training = parse_into(TrainConfig, spec.training)
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))

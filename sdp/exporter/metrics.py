@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from prometheus_client import Metric as Family
 
@@ -96,19 +96,11 @@ def _add_gpu(result: Families, gpu: Gpu, labels: Labels, snapshot: Snapshot) -> 
     result.add("sdp_gpu_info", labels | info, 1)
     for name, own, value in gpu.samples:
         result.add(name, labels | own, value)
-    whole_gpu = of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)
-    for mig_uuid, containers in {
-        "": whole_gpu,
-        **{uuid: snapshot.allotments.get(uuid, ()) for uuid in gpu.slices},
-    }.items():
-        for allotment in containers:
-            own = {
-                "mig_uuid": mig_uuid,
-                "namespace": allotment.namespace,
-                "pod": allotment.pod,
-                "container": allotment.container,
-            }
-            result.add("sdp_gpu_pod_info", labels | own, 1)
+    containers = {"": of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)}
+    containers |= {uuid: snapshot.allotments.get(uuid, ()) for uuid in gpu.slices}
+    for mig_uuid, allotments in containers.items():
+        for allotment in allotments:
+            result.add("sdp_gpu_pod_info", labels | {"mig_uuid": mig_uuid, **asdict(allotment)}, 1)
     for process in gpu.processes:
         owner = snapshot.owners.get((identity.index, process.mig_uuid, process.pid), Owner())
         own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **{name: getattr(owner, name) for name in OWNER}}

@@ -105,11 +105,11 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *,
     name = f"{FOLDER}{len(index.versions):06d}.parquet"
     rows = len(fresh) * config.images_per_prompt
     files = files_table([(name, len(data), hashlib.sha256(data).hexdigest(), index.listed_rows, rows, rows, 0)])
-    extent = Extent(index.rows, index.rows + rows)
+    version = Version(len(index.versions), files, Extent(index.rows, index.rows + rows))
     if not publish:
-        return output.with_index(Index((*index.versions, Version(len(index.versions), files, extent)), index.unit_rows))
+        return output.with_index(Index((*index.versions, version), index.unit_rows))
     output.storage.publish(name, data)  # before the index names it
-    return output.with_index(index_files.append(output.storage, index, files=files, extent=extent))
+    return output.with_index(index_files.append(output.storage, index, version))
 
 
 def _refuse_changed(known: Sequence[Prompt], prompts: Sequence[Prompt], limit: int | None) -> None:

@@ -182,27 +182,20 @@ class _Rank:
             )
             try:
                 device = torch.device("cuda" if on_gpu else "cpu")
+                synchronize: Any = torch.cuda.synchronize if on_gpu else lambda: None
                 tensor = torch.zeros(megabytes * 1_000_000 // 2, dtype=torch.bfloat16, device=device)
                 for _ in range(WARM_UP):
                     dist.all_reduce(tensor)
-                _synchronize(tensor)
+                synchronize()
                 began = time.perf_counter()
                 for _ in range(ROUNDS):
                     dist.all_reduce(tensor)
-                _synchronize(tensor)
+                synchronize()
                 seconds = (time.perf_counter() - began) / ROUNDS
                 dist.barrier()
             finally:
                 dist.destroy_process_group()
             return seconds, network_of(log.read_text(errors="replace")) if log.is_file() else ""
-
-
-def _synchronize(tensor: Any) -> None:
-    """Wait until the GPU has finished."""
-    if tensor.is_cuda:
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def main(arguments: Sequence[str]) -> int:

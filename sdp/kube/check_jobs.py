@@ -18,9 +18,10 @@ from sdp.kube.clusters import accelerator_of, pods_wanted
 from sdp.kube.placing import GPU, requests
 from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
+from sdp.model import sources
 from sdp.model.family import Family
-from sdp.model.sources import family
 from sdp.plan.memory import each_phase, fit
+from sdp.storage import list_source, open_source, open_storage
 
 PROBE = "sdp-doctor-"
 TIMEOUT_S = 20.0
@@ -137,7 +138,7 @@ def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
             continue
         options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
         with suppress(SdpError):  # `access` reports problems with the model
-            model = family(source, storage=options)
+            model = sources.family(source, storage=options)
             for phase in each_phase(job.config):
                 yield from _fits(job.name, phase, model)
 
@@ -166,7 +167,7 @@ def access(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
 
 def _probe(job: JobDraft, path: str, uri: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
     check, origin = f"{job.name} {path}", "from this pod" if in_pod else "from here"
-    if probe is _has_model and not in_pod and _is_folder(uri):
+    if probe is _has_model and not in_pod and sources.parse(uri).kind == "local":
         return warning(check, f"{uri} is a local folder, which each pod would look for on its own disk", "use s3://")
     try:
         detail = probe(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
@@ -181,8 +182,6 @@ def _probe(job: JobDraft, path: str, uri: str, probe: Callable[[str, Any], str],
 
 
 def _readable(uri: str, options: Any) -> str:
-    from sdp.storage import list_source, open_source, open_storage
-
     if uri.partition("://")[0] in ("http", "https", "hf") or uri.endswith(".parquet") or "*" in uri:
         files = list_source(uri, options)
         with open_source(files[0].uri, options) as file:
@@ -195,8 +194,6 @@ def _readable(uri: str, options: Any) -> str:
 
 
 def _writable(uri: str, options: Any) -> str:
-    from sdp.storage import open_storage
-
     folder = open_storage(uri, options)
     name, content = f"{PROBE}{secrets.token_hex(8)}", secrets.token_bytes(64)
     folder.create(name, content)
@@ -209,13 +206,5 @@ def _writable(uri: str, options: Any) -> str:
 
 
 def _has_model(source: str, options: Any) -> str:
-    from sdp.model.sources import check
-
-    check(source, storage=options)
+    sources.check(source, storage=options)
     return "is complete"
-
-
-def _is_folder(source: str) -> bool:
-    from sdp.model.sources import parse
-
-    return parse(source).kind == "local"

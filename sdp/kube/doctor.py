@@ -16,7 +16,7 @@ from sdp.kube.api import Api, Forbidden, Unreachable
 from sdp.kube.clusters import accelerator_of, find_cluster
 from sdp.kube.follow import follow
 from sdp.kube.placing import GPU, requests
-from sdp.kube.rayjob import RayJobOptions, make_all_reduce
+from sdp.kube.rayjob import make_all_reduce
 from sdp.kube.site import Finding, Site, failed, mounted_texts, warning
 from sdp.kube.submit import create
 
@@ -82,7 +82,7 @@ def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out:
         have = ", ".join(sorted(filter(None, groups))) or "none"
         raise UserError(f"--all-reduce: expected an accelerator of the cluster's groups ({have}), got {accelerator!r}")
     gpus = int(requests(groups[accelerator]["template"]["spec"]).get(GPU, 0))
-    job = make_all_reduce(nodes, gpus, accelerator, RayJobOptions(cluster=raycluster["metadata"]["name"]))
+    job = make_all_reduce(nodes, gpus, accelerator, raycluster["metadata"]["name"])
     return follow(api, create(api, job, say), out, say)
 
 

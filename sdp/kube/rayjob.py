@@ -4,17 +4,16 @@
 the supervisor writes it to a file.
 """
 
-import difflib
 import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sdp.console import nearest
 from sdp.errors import UserError
 from sdp.kube import Object
 
@@ -39,56 +38,53 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of Kubernetes' generated name suffixes, which cannot form words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayJobOptions:
-    """The options in which a RayJob may differ from its manifest."""
-
-    cluster: str = DEFAULT_CLUSTER
-    """The RayCluster to run on."""
-    name: str | None = None
-    """The RayJob's name; None generates one from JOB and five characters."""
-    overrides: Sequence[str] = ()
-    """Arguments of `--set`, which override the configuration."""
-
-
 def kind_of(job: str) -> str:
     """Return the kind of a job, which may have several named configurations: `train` for train-online."""
     return job.partition("-")[0]
 
 
-def make_rayjob(job: str, config_text: str | None = None, options: RayJobOptions | None = None) -> Object:
+def make_rayjob(
+    job: str,
+    config_text: str | None = None,
+    *,
+    cluster: str = DEFAULT_CLUSTER,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Object:
     """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
 
-    Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs.
+    Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs; `overrides` are arguments of
+    `--set`. Without `name` the RayJob's name is generated from the job's and five characters.
     """
-    options = options or RayJobOptions()
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
     if config_text is not None:
         config = [CONFIG_FLAG, CONFIG_ENV]
         env[CONFIG_ENV] = _fitting(config_text)
-    sets = [word for override in options.overrides for word in ("--set", override)]
+    sets = [word for override in overrides for word in ("--set", override)]
     words = ["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]
-    return _rayjob(job, kind_of(job), words, env, options)
+    return _rayjob(job, kind_of(job), words, env, cluster, name)
 
 
-def make_all_reduce(nodes: int, gpus: int, accelerator: str, options: RayJobOptions) -> Object:
+def make_all_reduce(nodes: int, gpus: int, accelerator: str, cluster: str = DEFAULT_CLUSTER) -> Object:
     """Return the RayJob that measures an all-reduce between whole nodes."""
     words = ["python", "-m", "sdp.kube.allreduce", "--nodes", str(nodes), "--gpus", str(gpus)]
-    return _rayjob("all-reduce", "all-reduce", [*words, "--accelerator", accelerator], {}, options)
+    return _rayjob("all-reduce", "all-reduce", [*words, "--accelerator", accelerator], {}, cluster, None)
 
 
-def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], options: RayJobOptions) -> Object:
-    if options.name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
+def _rayjob(
+    job: str, kind: str, words: Sequence[str], env: Mapping[str, str], cluster: str, name: str | None
+) -> Object:
+    if name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
         raise UserError(f"--name: required for a job with a name as long as {job!r}; at most {LONGEST_NAME} characters")
-    name = {"generateName": f"sdp-{job}-"} if options.name is None else {"name": checked_name(options.name)}
+    named = {"generateName": f"sdp-{job}-"} if name is None else {"name": checked_name(name)}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {**name, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
+        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
         "spec": {
             "submissionMode": "HTTPMode",
-            "clusterSelector": {"ray.io/cluster": options.cluster},
+            "clusterSelector": {"ray.io/cluster": cluster},
             "entrypoint": shlex.join(words),
             **({"runtimeEnvYAML": as_yaml({"env_vars": dict(env)})} if env else {}),
         },
@@ -116,8 +112,8 @@ def checked_job(job: str, kinds: Sequence[str]) -> str:
     """Return a valid job name: KIND, or KIND-NAME."""
     kind, hyphen, name = job.partition("-")
     if kind not in kinds:
-        near = difflib.get_close_matches(kind, kinds, 1, 0.6)
-        hint = f"did you mean {near[0]}{hyphen}{name}?" if near else "see sdp submit --help"
+        near = nearest(kind, kinds)
+        hint = f"did you mean {near}{hyphen}{name}?" if near else "see sdp submit --help"
         raise UserError(f"submit: JOB: expected {', '.join(kinds)}, or one of these and -NAME, got {job!r}; {hint}")
     if hyphen and not _REST.fullmatch(name):
         raise UserError(f"submit: JOB: expected lower-case letters, digits and hyphens after {kind}-, got {job!r}")

@@ -23,7 +23,7 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     """Return the text to print."""
     objects = {kind: _objects(api, kind, name) for kind in ("rayclusters", "rayjobs")}
     clusters = [cluster_state(raycluster) for raycluster in objects["rayclusters"]]
-    jobs = sorted(map(job_state, objects["rayjobs"]), key=_newest_last)
+    jobs = sorted(map(job_state, objects["rayjobs"]), key=lambda job: (job.started is None, str(job.started), job.name))
     if name and not clusters and not jobs:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
     events = [event for kind in objects.values() for object_ in kind for event in _events(api, object_)] if name else []
@@ -100,10 +100,6 @@ def _events(api: Api, item: Object) -> list[dict[str, str]]:
         for item in items
     ]
     return sorted(events, key=lambda event: event["at"])[-_EVENTS:]
-
-
-def _newest_last(job: JobState) -> tuple[bool, str, str]:
-    return job.started is None, job.started.isoformat() if job.started else "", job.name
 
 
 def _started(job: JobState) -> str:

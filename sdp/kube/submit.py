@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +18,6 @@ from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.follow import follow
 from sdp.kube.rayjob import (
     DEFAULT_CLUSTER,
-    RayJobOptions,
     as_yaml,
     checked_job,
     checked_name,
@@ -52,8 +52,7 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
     if text is None:
         _check_against(api, cluster, submission, say)
     where = cluster["metadata"]["name"]
-    options = RayJobOptions(cluster=where, name=submission.name, overrides=submission.overrides)
-    rayjob = make_rayjob(submission.job, text, options)
+    rayjob = _rayjob(submission, text, where)
     state = cluster_state(cluster)
     if state.state != "ready":
         cause = f": {state.message}" if state.message else ""
@@ -70,9 +69,11 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
 def dry_run(submission: Submission, say: Say) -> str:
     """Return the RayJob as YAML for kubectl create, without a cluster: without --config, only --set is checked."""
     checked_job(submission.job, tuple(JOBS))
-    cluster = submission.cluster or DEFAULT_CLUSTER
-    options = RayJobOptions(cluster=cluster, name=submission.name, overrides=submission.overrides)
-    return as_yaml(make_rayjob(submission.job, _checked_file(submission, say), options))
+    return as_yaml(_rayjob(submission, _checked_file(submission, say), submission.cluster or DEFAULT_CLUSTER))
+
+
+def _rayjob(submission: Submission, text: str | None, cluster: str) -> Object:
+    return make_rayjob(submission.job, text, cluster=cluster, name=submission.name, overrides=submission.overrides)
 
 
 def create(api: Api, rayjob: Object, say: Say) -> str:
@@ -152,9 +153,7 @@ def local_paths(config: JobConfig) -> dict[str, str]:
     paths = {}
     for key in keys(type(config)):
         if key.path.endswith(("source", "uri", "checkpoint")):
-            value: object = config
-            for part in key.path.split("."):
-                value = getattr(value, part, None)
+            value = attrgetter(key.path)(config)
             if isinstance(value, str) and value.startswith(("/", "./", "../", "~", "file://")):
                 paths[key.path] = value
     return paths

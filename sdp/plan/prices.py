@@ -21,13 +21,20 @@ Terms = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 class Row(Section):
     """The price of one instance type."""
 
-    instance: Name = key(REQUIRED, "The instance type.")
-    per_hour: float = key(REQUIRED, "The price of an hour.", ge=0)
-    terms: Terms = key("on-demand", "The terms of purchase.")
-    region: Name = key(REQUIRED, "The region of the price.")
-    as_of: date = key(REQUIRED, "The date of the price.")
-    source: Name = key(REQUIRED, "The source of the price: a key of `sources`, or text.")
-    interruptions_per_hour: float | None = key(None, "How often an instance is taken away (spot).", ge=0)
+    instance: Name = key(REQUIRED)
+    """The instance type."""
+    per_hour: float = key(REQUIRED, ge=0)
+    """The price of an hour."""
+    terms: Terms = key("on-demand")
+    """The terms of purchase."""
+    region: Name = key(REQUIRED)
+    """The region of the price."""
+    as_of: date = key(REQUIRED)
+    """The date of the price."""
+    source: Name = key(REQUIRED)
+    """The source of the price: a key of `sources`, or text."""
+    interruptions_per_hour: float | None = key(None, ge=0)
+    """How often an instance is taken away (spot)."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.instance not in INSTANCES:
@@ -39,28 +46,40 @@ class Row(Section):
 class StoragePrice(Section):
     """The price of an object store."""
 
-    per_gb_month: float = key(REQUIRED, "The price of storing a gigabyte (1e9 bytes) for a month.", ge=0)
-    egress_per_gb: float | None = key(None, "The price of a gigabyte that leaves the region; null if unknown.", ge=0)
-    as_of: date = key(REQUIRED, "The date of the price.")
-    source: Name = key(REQUIRED, "The source of the price.")
+    per_gb_month: float = key(REQUIRED, ge=0)
+    """The price of storing a gigabyte (1e9 bytes) for a month."""
+    egress_per_gb: float | None = key(None, ge=0)
+    """The price of a gigabyte that leaves the region; null if unknown."""
+    as_of: date = key(REQUIRED)
+    """The date of the price."""
+    source: Name = key(REQUIRED)
+    """The source of the price."""
 
 
 class Interruption(Section):
     """The time an interruption costs, besides the work since the last checkpoint."""
 
-    checkpoint_s: float = key(30.0, "Seconds that training waits for a checkpoint.", gt=0)
-    restart_s: float = key(600.0, "Seconds until a replacement trains.", ge=0)
+    checkpoint_s: float = key(30.0, gt=0)
+    """Seconds that training waits for a checkpoint."""
+    restart_s: float = key(600.0, ge=0)
+    """Seconds until a replacement trains."""
 
 
 class Prices(Section):
     """All prices of one file."""
 
-    currency: Name = key("USD", "The currency of every price.")
-    region: Name = key(REQUIRED, "The region whose prices are taken.")
-    storage: StoragePrice = key(REQUIRED, "The object store.")
-    interruption: Interruption = key(Interruption, "The time that an interruption costs.")
-    sources: dict[str, str] = key({}, "Sources by name.")
-    instances: tuple[Row, ...] = key(REQUIRED, "The instances.")
+    currency: Name = key("USD")
+    """The currency of every price."""
+    region: Name = key(REQUIRED)
+    """The region whose prices are taken."""
+    storage: StoragePrice = key(REQUIRED)
+    """The object store."""
+    interruption: Interruption = key(Interruption)
+    """The time that an interruption costs."""
+    sources: dict[str, str] = key({})
+    """Sources by name."""
+    instances: tuple[Row, ...] = key(REQUIRED)
+    """The instances."""
 
     def row(self, instance: str, terms: str) -> Row | None:
         """Return the newest price on these terms, preferably in this file's region."""

@@ -33,17 +33,17 @@ _LARGE = 40_000
 """Size in bytes from which pictures are scaled down."""
 
 
-def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
+def dataset_section(storage: Storage, pictures: int) -> Section:
     """Return the section of a dataset, with at most this many pictures."""
     dataset = describe(storage)
-    names = _sample_parts(storage, seed)
+    names = _sample_parts(storage)
     records, notes = runs.read(storage)
     work = runs.total(records)
     blocks: list[Block] = [_outcomes(dataset), *_times(work)]
     if dataset.counts.reasons:
         blocks.append(_reasons(dataset))
     if pictures and "image" in dataset.schema:
-        galleries, damaged = _galleries(storage, names, pictures, dataset, seed)
+        galleries, damaged = _galleries(storage, names, pictures, dataset)
         blocks += galleries
         dataset = with_problems(dataset, damaged)
     if dataset.counts.reasons:
@@ -156,14 +156,14 @@ def _reasons(dataset: Description) -> Block:
     return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning"), rows)
 
 
-def _sample_parts(storage: Storage, seed: int) -> list[str]:
+def _sample_parts(storage: Storage) -> list[str]:
     """Return the names of some randomly chosen parts."""
     names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
-    return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
+    return sorted(random.Random(0).sample(names, min(len(names), _PARTS_READ)))
 
 
 def _galleries(
-    storage: Storage, names: list[str], pictures: int, dataset: Description, seed: int
+    storage: Storage, names: list[str], pictures: int, dataset: Description
 ) -> tuple[list[Block], list[str]]:
     """Return pictures, except those taken down, and the problems with the parts that hold them."""
     try:
@@ -174,7 +174,7 @@ def _galleries(
     broken = tuple(dataset.problems)
     names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in broken)]
     rows, drawn = list[dict[str, Any]](), dataset.kind == "samples"
-    random_rows = random.Random(seed)
+    random_rows = random.Random(0)
     for number, name in enumerate(names):
         count = pictures * (number + 1) // len(names) - len(rows)
         # The pictures drawn for one prompt are neighbours, so consecutive rows are taken.

@@ -137,25 +137,23 @@ class Evaluation:
         return {"kind": self.kind, "uri": self.uri, **self.result}
 
 
-def describe(
-    storage: Storage, options: StorageOptions | None = None, *, verify: bool = False
-) -> Description | Run | Checkpoint | Evaluation:
+def describe(storage: Storage, *, verify: bool = False) -> Description | Run | Checkpoint | Evaluation:
     """Describe the dataset, run, checkpoint or evaluation at a URI; `verify` reads every byte of a dataset."""
-    kind, storage = identify(storage, options)
+    kind, storage = identify(storage)
     match kind:
         case "checkpoint":
-            return describe_checkpoint(storage, options)
+            return describe_checkpoint(storage)
         case "run":
-            return describe_run(storage, options)
+            return describe_run(storage)
         case "evaluation":
             return Evaluation(storage.uri, read_json(storage, RESULT))
         case _:
-            return describe_dataset(storage, options, verify=verify)
+            return describe_dataset(storage, verify=verify)
 
 
-def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run:
+def describe_run(storage: Storage) -> Run:
     """Describe a run, and its phases if it has any."""
-    if phases := [describe_run(phase, options) for phase in phases_of(storage)]:
+    if phases := [describe_run(phase) for phase in phases_of(storage)]:
         # One job runs both phases, so its state is that of the last one.
         last, total = phases[-1], sum(phase.bytes for phase in phases)
         return Run(storage.uri, last.state, last.step, last.last, total, phases=phases)
@@ -169,7 +167,7 @@ def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run
     newest = None
     if complete and [entry["step"] for entry in checkpoints[:1]] == complete[-1:]:
         try:
-            newest = describe_checkpoint(storage.child(checkpoint_name(complete[-1])), options)
+            newest = describe_checkpoint(storage.child(checkpoint_name(complete[-1])))
         except DatasetError as error:
             problems.append(str(error))
     return Run(
@@ -191,20 +189,20 @@ def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run
     )
 
 
-def describe_checkpoint(folder: Storage, options: StorageOptions | None = None) -> Checkpoint:
+def describe_checkpoint(folder: Storage) -> Checkpoint:
     """Describe a complete checkpoint."""
     try:
         config = read_json(folder, CONFIG)
     except NotFound as error:
         raise DatasetError(f"{folder.uri_of(CONFIG)}: missing; {_HINT}") from error
     with reading(folder.uri_of(COMPLETE), _HINT):
-        return _describe(folder, config, options)
+        return _describe(folder, config)
 
 
-def _describe(folder: Storage, config: dict[str, Any], options: StorageOptions | None) -> Checkpoint:
+def _describe(folder: Storage, config: dict[str, Any]) -> Checkpoint:
     marker = read_marker(folder)
     state = marker["state"]
-    run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, options)
+    run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
     datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
     events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
     stored = folder.list()
@@ -235,7 +233,7 @@ def _describe(folder: Storage, config: dict[str, Any], options: StorageOptions |
         model=dict(marker.get("model", {})),
         datasets=datasets,
         begun_from=(config.get("model") or {}).get("start_from"),
-        lineage=[line for dataset in datasets for line in _lineage(dataset, options)],
+        lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
         config=config,
         changed=changed(JOBS["train"], config),
         history=dict(Counter(event["event"] for event in events)),
@@ -309,7 +307,7 @@ def _consumed(folder: Storage, samples: int, problems: list[str]) -> dict[int, i
     return consumed
 
 
-def _lineage(dataset: Mapping[str, Any], options: StorageOptions | None) -> Iterator[str]:
+def _lineage(dataset: Mapping[str, Any], options: StorageOptions) -> Iterator[str]:
     """Yield a dataset's URI, with a remark if it has changed since training, and those it was made from."""
     storage = open_storage(dataset["uri"], options)
     try:

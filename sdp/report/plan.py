@@ -6,7 +6,7 @@ from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
-from sdp.config import TrainConfig, parse
+from sdp.config import TrainConfig, parse_into
 from sdp.errors import SdpError
 from sdp.plan import make, show
 from sdp.plan.make import Options, Work
@@ -42,8 +42,8 @@ def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> 
 def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
     """Return the plan of a run at its measured speed, or None if its accelerator has no known price."""
     with suppress(SdpError):
-        parsed, prices = parse("train", config), load_prices(None)
-        if isinstance(parsed, TrainConfig) and parsed.scaling.accelerator is not None:
+        parsed, prices = parse_into(TrainConfig, config), load_prices(None)
+        if parsed.scaling.accelerator is not None:
             work = make.work_of(parsed, prices, Options())
             speeds = make.speeds_of(parsed, work, measured_speeds(run))
             return plan_section(show.answer(parsed, work, speeds, prices), work, speeds, prices)

@@ -24,12 +24,7 @@ _ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation
 
 
 def write_report(
-    uris: Sequence[str],
-    out: Path | None = None,
-    *,
-    title: str = "sdp report",
-    pictures: int = 48,
-    options: StorageOptions | None = None,
+    uris: Sequence[str], out: Path | None = None, *, title: str = "sdp report", pictures: int = 48
 ) -> tuple[Path, int]:
     """Write the report on these URIs and on what they were made from; return its file and number of sections.
 
@@ -37,8 +32,8 @@ def write_report(
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"report: --out: expected a file in an existing folder, got {str(out)!r}")
-    sections = gather(uris, options, pictures=pictures)
-    file = out or _default_file(open_storage(uris[0], options).uri)
+    sections = gather(uris, pictures=pictures)
+    file = out or _default_file(open_storage(uris[0]).uri)
     write_page(title, sections, file)
     return file, len(sections)
 
@@ -55,8 +50,8 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
     """
     subjects: dict[str, Storage] = {}
     for uri in uris:
-        for subject in _subjects_at(open_storage(uri, options), options):
-            for storage in [*_lineage(subject, options)][::-1]:
+        for subject in _subjects_at(open_storage(uri, options)):
+            for storage in [*_lineage(subject)][::-1]:
                 subjects.setdefault(storage.uri, storage)
     sections, errors = list[Section](), list[SdpError]()
     for storage in subjects.values():
@@ -74,12 +69,12 @@ def _rank(section: Section) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 
-def _subjects_at(storage: Storage, options: StorageOptions | None) -> list[Storage]:
+def _subjects_at(storage: Storage) -> list[Storage]:
     """Return the subjects of a URI: itself, the phases of a two-phase run, or a checkpoint's run."""
     kind = kind_of(storage)
     if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
-        return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), options), options)
-    if (kind or identify(storage, options)[0]) in ("files", "checkpoint"):
+        return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), storage.options))
+    if (kind or identify(storage)[0]) in ("files", "checkpoint"):
         raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
     return phases_of(storage) or [storage]
 
@@ -94,7 +89,7 @@ def _sections(storage: Storage, pictures: int) -> list[Section]:
             return [dataset_section(storage, pictures)]
 
 
-def _lineage(storage: Storage, options: StorageOptions | None) -> Iterator[Storage]:
+def _lineage(storage: Storage) -> Iterator[Storage]:
     """Yield a subject, then what it was made from, as far as that can be read."""
     yield storage
     for _ in range(_LONGEST_LINEAGE):
@@ -102,7 +97,7 @@ def _lineage(storage: Storage, options: StorageOptions | None) -> Iterator[Stora
             made_from = _made_from(storage)
             if made_from is None:
                 return
-            storage = open_storage(made_from, options)
+            storage = open_storage(made_from, storage.options)
             if kind_of(storage) is None:
                 return
         except SdpError:  # moved, no access, or damaged, which its own section reports

@@ -9,7 +9,7 @@ from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import COMPLETE, PHASES, find_checkpoint
-from sdp.storage import Storage, StorageOptions
+from sdp.storage import Storage
 
 Kind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
 
@@ -32,7 +32,7 @@ def phases_of(storage: Storage) -> list[Storage]:
     return [phase for phase in map(storage.child, PHASES) if phase.exists(RUN)]
 
 
-def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[Kind, Storage]:
+def identify(storage: Storage) -> tuple[Kind, Storage]:
     """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
 
     A URI with datasets below it is refused with their names. One without Parquet files is refused too.
@@ -40,7 +40,7 @@ def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[K
     if kind := kind_of(storage):
         return kind, storage
     if _NEWEST.search(storage.uri):
-        return "checkpoint", find_checkpoint(storage.uri, options)
+        return "checkpoint", find_checkpoint(storage.uri, storage.options)
     if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     folders = storage.folders()[:_FOLDERS]

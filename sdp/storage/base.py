@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sdp.storage import uri as uris
@@ -34,6 +34,15 @@ class StorageOptions:
     retries: int | None = None
     """Attempts after the first, made only where another one can help; None: until the deadline, but few while no store
     has answered this process yet."""
+
+    def client(self, address: str, retries: int = 0) -> dict[str, Any]:
+        """Return obstore's settings for the server at an address; its own retries are off."""
+        limit, connect_s = timedelta(seconds=self.timeout_s), min(self.connect_timeout_s, self.timeout_s)
+        options = {"timeout": limit, "connect_timeout": timedelta(seconds=connect_s)}
+        return {
+            "client_options": {**options, "allow_http": address.startswith("http:")},
+            "retry_config": {"max_retries": retries, "retry_timeout": limit},
+        }
 
 
 @dataclass(frozen=True, slots=True)

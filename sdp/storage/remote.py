@@ -9,7 +9,7 @@ bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -59,17 +59,9 @@ class Bucket:
         return self._stores[retries]
 
     def _make(self, access: aws.Access | None, retries: int) -> "S3Store | GCSStore":
-        options, limit = self._options, timedelta(seconds=self._options.timeout_s)
         # obstore reads GOOGLE_BASE_URL for the address of a server in place of Google's.
         endpoint = (access.endpoint if access else os.environ.get("GOOGLE_BASE_URL")) or ""
-        shared: dict[str, Any] = {
-            "client_options": {
-                "timeout": limit,
-                "connect_timeout": timedelta(seconds=min(options.connect_timeout_s, options.timeout_s)),
-                "allow_http": endpoint.startswith("http:"),
-            },
-            "retry_config": {"max_retries": retries, "retry_timeout": limit},
-        }
+        shared = self._options.client(endpoint, retries)
         if access is None:
             return GCSStore(self.name, **shared)
         if access.credentials:

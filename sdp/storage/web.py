@@ -1,7 +1,6 @@
 """Files that are read from https:// and http:// addresses."""
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from obstore.store import HTTPStore
@@ -23,17 +22,9 @@ class WebFile:
         self, url: str, options: StorageOptions, *, headers: Mapping[str, str] | None = None, name: str | None = None
     ) -> None:
         """Open a URL. `headers` go to this host only, not to one it redirects to; messages call the file `name`."""
-        limit = timedelta(seconds=options.timeout_s)
-        store = HTTPStore(
-            url.partition("#")[0],
-            client_options={
-                "timeout": limit,
-                "connect_timeout": timedelta(seconds=min(options.connect_timeout_s, options.timeout_s)),
-                "allow_http": url.startswith("http://"),
-                "default_headers": dict(headers or {}),
-            },
-            retry_config={"max_retries": 0, "retry_timeout": limit},
-        )
+        client = options.client(url)
+        client["client_options"]["default_headers"] = dict(headers or {})
+        store = HTTPStore(url.partition("#")[0], **client)
         # The store is the file itself: a path below it would lose the query, which signs many addresses.
         self._remote = RemoteObject(store, "", options, explaining(name or shown(url)))
 

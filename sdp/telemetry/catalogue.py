@@ -66,13 +66,7 @@ _METRICS = (
     ),
     Metric("sdp_download_image_bytes", HISTOGRAM, "bytes", "Sizes of the images received.", bounds=BYTES),
     # --- process ---
-    Metric(
-        "sdp_process_rows_total",
-        COUNTER,
-        "rows",
-        "Rows in finished parts, by outcome.",
-        ("outcome",),
-    ),
+    Metric("sdp_process_rows_total", COUNTER, "rows", "Rows in finished parts, by outcome.", ("outcome",)),
     Metric("sdp_process_transformed_total", COUNTER, "images", "Images decoded, resized and cropped."),
     Metric("sdp_process_encoded_total", COUNTER, "images", "Images encoded; each resolution and crop counts."),
     Metric("sdp_process_transform_seconds_total", COUNTER, "seconds", "Time that transforms took, summed."),
@@ -125,12 +119,7 @@ _METRICS = (
         "sdp_train_finish_time_seconds", GAUGE, "seconds", "Unix time at which all phases end, at the current rate."
     ),
     Metric("sdp_train_checkpoint_step", GAUGE, "steps", "Step of the newest complete checkpoint."),
-    Metric(
-        "sdp_train_checkpoint_time_seconds",
-        GAUGE,
-        "seconds",
-        "Unix time at which it was completed.",
-    ),
+    Metric("sdp_train_checkpoint_time_seconds", GAUGE, "seconds", "Unix time at which it was completed."),
     Metric("sdp_train_checkpoint_seconds", GAUGE, "seconds", "Time that training stopped for the newest checkpoint."),
     Metric(
         "sdp_train_ledger_difference",

@@ -23,7 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
-from sdp.config import TrainConfig, parse
+from sdp.config import TrainConfig, parse_into
 from sdp.console import Progress, counted, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
@@ -118,7 +118,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
     cluster.hide_gpus_unless_granted()
     from sdp.train.assemble import assemble
 
-    config, board = parse("train", loop_config["config"]), loop_config["board"]
+    config, board = parse_into(TrainConfig, loop_config["config"]), loop_config["board"]
     gpus = config.scaling.gpus_per_worker
     context = ray.train.get_context()
     rank = context.get_world_rank()

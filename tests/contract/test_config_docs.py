@@ -8,8 +8,9 @@ import pytest
 
 from scripts import generate_config_docs
 from sdp.config import JOBS, draft, keys, load, parse
-from sdp.config.base import sections_of
+from sdp.config.base import purpose
 from sdp.config.yaml_text import parse_document
+from tests.sections import sections_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -45,8 +46,9 @@ def test_every_key_is_described_in_a_sentence(job: str) -> None:
     for key in keys(JOBS[job]):
         assert SENTENCE.fullmatch(key.what), f"{job}: {key.path}: {key.what!r}"
         assert "|" not in key.what
-    for path, field, section in sections_of(JOBS[job]):
-        assert SENTENCE.fullmatch(field.description or ""), f"{job}: {path}: {field.description!r}"
+    for path, parent, section in sections_of(JOBS[job]):
+        text = purpose(parent, path.rpartition(".")[2])
+        assert SENTENCE.fullmatch(text), f"{job}: {path}: {text!r}"
         assert section.model_fields
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sdp.config import JOBS
-from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, key, section_of, sections_of
+from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, key, section_of
+from tests.sections import sections_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,30 +137,45 @@ def test_every_implemented_job_is_checked() -> None:
 
 
 class HowConfig(Section):
-    by_section: int = key(1, "Read by the section's name.")
-    by_private: int = key(1, "Read by the section's name with an underscore.")
-    by_class: int = key(1, "Read by a name that is annotated with the section's class.")
-    by_alias: int = key(1, "Read by a name that the section was given.")
-    by_method: int = key(1, "Read by a method of the section, which is called.")
-    never: int = key(1, "Never read.")
-    written: int = key(1, "Only written.")
-    of_another: int = key(1, "Read from something of another name.")
+    by_section: int = key(1)
+    """Read by the section's name."""
+    by_private: int = key(1)
+    """Read by the section's name with an underscore."""
+    by_class: int = key(1)
+    """Read by a name that is annotated with the section's class."""
+    by_alias: int = key(1)
+    """Read by a name that the section was given."""
+    by_method: int = key(1)
+    """Read by a method of the section, which is called."""
+    never: int = key(1)
+    """Never read."""
+    written: int = key(1)
+    """Only written."""
+    of_another: int = key(1)
+    """Read from something of another name."""
 
     def times(self) -> int:
         return self.by_method
 
 
 class WhatConfig(Section):
-    by_field: int = key(1, "Read by an attribute that is annotated in quotes.")
-    never: int = key(1, "Has the name of a key that is never read, and is read.")
+    by_field: int = key(1)
+    """Read by an attribute that is annotated in quotes."""
+    never: int = key(1)
+    """Has the name of a key that is never read, and is read."""
 
 
 class ToyConfig(JobConfig):
-    source: SourceConfig = key(REQUIRED, "Where from.")
-    top: int = key(1, "Read from the job's configuration.")
-    lost: int = key(1, "Never read.")
-    how: HowConfig = key(HowConfig, "How.")
-    what: WhatConfig = key(WhatConfig, "What.")
+    source: SourceConfig = key(REQUIRED)
+    """Where from."""
+    top: int = key(1)
+    """Read from the job's configuration."""
+    lost: int = key(1)
+    """Never read."""
+    how: HowConfig = key(HowConfig)
+    """How."""
+    what: WhatConfig = key(WhatConfig)
+    """What."""
 
 
 TOY_STAGE = """

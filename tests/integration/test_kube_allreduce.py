@@ -10,7 +10,7 @@ import pytest
 
 from sdp.cli import main
 from sdp.kube.allreduce import AllReduce, bus_rate, lowest_lock, memory_lock, network_of
-from sdp.kube.rayjob import RayJobOptions, make_all_reduce
+from sdp.kube.rayjob import make_all_reduce
 from tests.kube_server import RAY, group, raycluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,7 @@ def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(
         kube.on_create = lambda path, _: kube.update_status(path, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
         assert main(["doctor", "--all-reduce", "A100", "--nodes", "4"]) == 0
         (made,) = [item for path, item in kube.objects.items() if path.startswith(f"{RAY}/rayjobs/")]
-        assert made["spec"] == make_all_reduce(4, 8, "A100", RayJobOptions())["spec"]
+        assert made["spec"] == make_all_reduce(4, 8, "A100")["spec"]
         assert "--nodes 4 --gpus 8 --accelerator A100" in made["spec"]["entrypoint"]
         capfd.readouterr()
         assert main(["doctor", "--all-reduce", "A10G"]) == 2

@@ -23,7 +23,7 @@ from sdp.kube.api import Api, Timing, Unreachable
 from sdp.kube.doctor import examine
 from sdp.kube.follow import follow
 from sdp.kube.logs import logs
-from sdp.kube.rayjob import RayJobOptions, make_rayjob
+from sdp.kube.rayjob import make_rayjob
 from sdp.kube.site import Site
 from tests.kube_server import CORE, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
 from tests.waiting import until
@@ -69,7 +69,7 @@ class Lab:
 
     def job(self, name: str, job: str = "train") -> None:
         """A RayJob that is there already."""
-        self.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob(job, None, RayJobOptions(name=name)))
+        self.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob(job, None, name=name))
 
     def jobs(self) -> list[str]:
         return [path.rpartition("/")[2] for path in self.kube.objects if path.startswith(f"{RAY}/rayjobs/")]
@@ -125,7 +125,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: pytest.Capt
     assert f"sdp: {name}: running\n" in err
     assert err.endswith(f"sdp: {name}: succeeded\n")
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
-    wanted = make_rayjob("train", None, RayJobOptions(overrides=["limit=5"]))
+    wanted = make_rayjob("train", None, overrides=["limit=5"])
     assert made["spec"] == wanted["spec"]
     assert made["metadata"]["labels"] == wanted["metadata"]["labels"]
 
@@ -247,7 +247,7 @@ def test_a_second_configuration_of_a_kind_is_submitted_looked_at_and_stopped_lik
     (name,) = lab.jobs()
     assert re.fullmatch(r"sdp-train-online-[a-z0-9]{5}", name)
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
-    assert made["spec"] == make_rayjob("train-online", None, RayJobOptions(overrides=["limit=5"]))["spec"]
+    assert made["spec"] == make_rayjob("train-online", None, overrides=["limit=5"])["spec"]
     lab.ray.write(lab.begin(name), b"step 1\n")
     assert main(["submit", "train-online", "--no-follow", "--set", "limt=5"]) == 2
     assert main(["submit", "train-2", "--no-follow"]) == 2
@@ -276,7 +276,7 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     assert main(["submit", "train", "--dry-run", "--set", "model.source=b c", "--cluster", "big"]) == 0
     assert yaml.safe_load(capfd.readouterr().out) == make_rayjob(
-        "train", None, RayJobOptions(cluster="big", overrides=["model.source=b c"])
+        "train", None, cluster="big", overrides=["model.source=b c"]
     )
 
 

@@ -29,7 +29,7 @@ from sdp.cli import main
 from sdp.cluster import worker_environment
 from sdp.datasets.inspect import describe
 from sdp.kube import helm_test
-from sdp.kube.rayjob import RayJobOptions, make_rayjob
+from sdp.kube.rayjob import make_rayjob
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
@@ -226,7 +226,7 @@ def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd
     from sdp.kube.submit import create
 
     api = Api(access())
-    job = make_rayjob("train", "strategy: {kind: zero}\n", RayJobOptions(name="wrong"))
+    job = make_rayjob("train", "strategy: {kind: zero}\n", name="wrong")
     create(api, job, print)
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         assert follow(api, "wrong", nowhere, print) == 2
@@ -238,7 +238,7 @@ def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
 ) -> None:
     script, saved = tmp_path / "driver.py", tmp_path / "saved"
     script.write_text(STOPS_SLOWLY)
-    job = make_rayjob("train", None, RayJobOptions(name="slow"))
+    job = make_rayjob("train", None, name="slow")
     job["spec"]["entrypoint"] = f"python {script} {saved}"
     made = kube.put(f"{RAY}/rayjobs/slow", job)
     kube.on_create(f"{RAY}/rayjobs/slow", made)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sdp.config import draft
 from sdp.errors import UserError
-from sdp.kube.rayjob import CONFIG_ENV, RayJobOptions, as_yaml, checked_job, make_rayjob, unpacked, with_name
+from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, make_rayjob, unpacked, with_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def test_fields_that_kuberay_refuses_beside_a_cluster_selector_are_not_set() -> 
 
 @given(overrides=st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"), min_size=1), max_size=4))
 def test_overrides_reach_the_job_as_they_were_typed(overrides: list[str]) -> None:
-    words = shlex.split(make_rayjob("train", None, RayJobOptions(overrides=overrides))["spec"]["entrypoint"])
+    words = shlex.split(make_rayjob("train", None, overrides=overrides)["spec"]["entrypoint"])
     assert words[6::2] == ["--set"] * len(overrides)
     assert words[7::2] == overrides
 
@@ -59,7 +59,7 @@ def test_a_configuration_that_travels_can_be_read_in_the_rayjob() -> None:
 
 def test_on_the_other_side_it_is_a_file_again_and_the_overrides_go_over_it(tmp_path: Path) -> None:
     text = "# größer\nlimit: 5\nsource: {uri: s3://b/in}\noutput: {uri: s3://b/out}\n"
-    job = make_rayjob("process", text, RayJobOptions(overrides=["limit=7", "model.source=builtin:tiny"]))
+    job = make_rayjob("process", text, overrides=["limit=7", "model.source=builtin:tiny"])
     environ = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
     python, _, module, *words = shlex.split(job["spec"]["entrypoint"])
     assert (python, module) == ("python", "sdp.supervisor")
@@ -112,11 +112,11 @@ def test_a_generated_name_is_made_here_so_that_asking_twice_makes_one() -> None:
     assert len(name) == len("sdp-generate-") + 5
     assert "generateName" not in with_name(job)["metadata"]
     assert with_name(job)["metadata"]["name"] != name
-    assert with_name(make_rayjob("train", None, RayJobOptions(name="mine")))["metadata"]["name"] == "mine"
+    assert with_name(make_rayjob("train", None, name="mine"))["metadata"]["name"] == "mine"
 
 
 def test_a_second_configuration_of_a_kind_is_run_by_that_kind_s_job() -> None:
-    job = make_rayjob("process-512", None, RayJobOptions(overrides=["limit=5"]))
+    job = make_rayjob("process-512", None, overrides=["limit=5"])
     assert job["metadata"]["generateName"] == "sdp-process-512-"
     assert job["metadata"]["labels"]["sdp/job"] == "process"
     config = "--config /etc/sdp/jobs/process-512.yaml"
@@ -130,7 +130,7 @@ def test_the_longest_names_of_jobs_fit_into_a_rayjob_s() -> None:
     assert len(with_name(make_rayjob(longest))["metadata"]["name"]) == 47
     with pytest.raises(UserError, match="--name: required for a job with a name as long as 'train-x"):
         make_rayjob(f"{longest}x")
-    make_rayjob(f"{longest}x", None, RayJobOptions(name="short"))
+    make_rayjob(f"{longest}x", None, name="short")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_job_that_no_chart_could_hold_is_refused_with_the_kinds(job: str, says
 @pytest.mark.parametrize("name", ["A", "1st", "a_b", "a-", "", "a" * 48, "a.b"])
 def test_a_name_that_kuberay_would_refuse_is_refused_here(name: str) -> None:
     with pytest.raises(UserError, match="--name: expected at most 47 lower-case letters"):
-        make_rayjob("train", None, RayJobOptions(name=name))
+        make_rayjob("train", None, name=name)
 
 
 def test_a_configuration_that_no_environment_can_hold_is_refused() -> None:
