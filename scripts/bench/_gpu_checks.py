@@ -57,6 +57,7 @@ def latents(options: argparse.Namespace) -> tuple[str, bool]:
 
 def _batches(images: str, device: Any) -> list[Any]:
     from sdp.config import parse
+    from sdp.model.checkpoints import FIRST
     from sdp.model.sources import resolve
     from sdp.train.assemble import make_reader
     from sdp.train.world import World
@@ -71,7 +72,7 @@ def _batches(images: str, device: Any) -> list[Any]:
             },
         )  # fmt: skip
         reader, *_ = make_reader(config, resolve("builtin:tiny"), World(device=device))
-        batches = reader.batches(0, 0, 16)
+        batches = reader.batches(0, 0, 16, FIRST)
         first = list(islice(batches, 16))
         batches.close()  # type: ignore[attr-defined]  # all readers are generators
         return first

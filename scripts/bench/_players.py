@@ -11,7 +11,6 @@ import numpy as np
 from scripts.bench.scale import NoWork
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo
-from sdp.download import pipeline
 from sdp.download.figures import DownloadFigures
 from sdp.download.unit import UnitTask
 from sdp.train import online
@@ -72,4 +71,6 @@ class IdleDownload:
 
 def download_nothing() -> None:
     """Replace the download workers of a worker process."""
+    from sdp.download import pipeline  # loads Ray Data, which the stand-ins of control.py need not
+
     pipeline.DownloadWorker = IdleDownload  # type: ignore[assignment, misc]

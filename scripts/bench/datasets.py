@@ -34,7 +34,7 @@ def index_case(folder: Path) -> dict[str, float]:
              ROWS_A_FILE, ROWS_A_FILE, 0) for i in range(FILES)
         )  # fmt: skip
         empty = index_files.load(storage, UNIT_ROWS)
-        index_files.append(storage, empty, files=files, extent=Extent(0, FILES * ROWS_A_FILE))
+        index_files.append(storage, empty, index_files.Version(0, files, Extent(0, FILES * ROWS_A_FILE)))
         return {}
     rows = np.random.default_rng(0).integers(0, FILES * ROWS_A_FILE, 1_000_000)
     before, start = _peak_mb(), time.perf_counter()

@@ -85,7 +85,7 @@ def make_parts(folder: Path, units: int, *, failed: bool = False) -> None:
     storage = _open(folder)
     output = open_output(storage, Head("images", 1, False, {}))
     files = index_files.files_table([("s3://bucket/metadata.parquet", 1, None, 0, units, units, 0)])
-    index = index_files.append(storage, output.index, files=files, extent=Extent(0, units))
+    index = index_files.append(storage, output.index, index_files.Version(0, files, Extent(0, units)))
     (folder / "parts").mkdir()
     templates: dict[tuple[int, int, int], tuple[bytes, Any]] = {}
     for work in index.works():
@@ -152,13 +152,11 @@ def make_urls(folder: Path, units: int) -> None:
     pq.write_table(pa.table({"url": texts, "caption": texts}), source, row_group_size=1_000)
     output = open_output(storage, Head("images", 1, False, {}))
     files = index_files.files_table([(str(source), source.stat().st_size, None, 0, units, units, 0)])
-    index_files.append(storage, output.index, files=files, extent=Extent(0, units))
+    index_files.append(storage, output.index, index_files.Version(0, files, Extent(0, units)))
 
 
 def download(folder: Path, units: int) -> dict[str, float]:
     """Send units through the download's tasks and actors, which read their URLs and fetch nothing."""
-    import ray
-
     from scripts.bench import _players
     from sdp import cluster
     from sdp.config import parse
@@ -167,9 +165,7 @@ def download(folder: Path, units: int) -> dict[str, float]:
     from sdp.download.plan import Rules
     from sdp.download.worker import WorkerSettings
 
-    environment = {**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing}
-    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
-    ray.init("local", object_store_memory=300_000_000, runtime_env=environment, **options)
+    _start_ray({**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing})
     columns = {"url_column": "url", "caption_column": "caption"}
     config = parse("download", {"source": {"uri": str(folder), **columns}, "output": {"uri": f"{folder}-output"}})
     output, lease = read_output(_open(folder)), SimpleNamespace(check=lambda: None)
@@ -200,7 +196,7 @@ def make_listed(folder: Path, units: int) -> None:
     files = index_files.files_table(
         (f"s3://b/metadata-{i:06d}.parquet", 1, None, i * UNIT_ROWS, UNIT_ROWS, UNIT_ROWS, 0) for i in range(units)
     )
-    index_files.append(storage, output.index, files=files, extent=Extent(0, units * UNIT_ROWS))
+    index_files.append(storage, output.index, index_files.Version(0, files, Extent(0, units * UNIT_ROWS)))
     (folder / "parts").mkdir()
     for unit in range(units - 10):
         (folder / part_name(unit)).touch()
@@ -288,7 +284,9 @@ def make_upstream(folder: Path, units: int) -> None:
 
     storage = _open(folder)
     files = index_files.files_table((part_name(i), 1, None, i * UNIT_ROWS, UNIT_ROWS, 9_000, 0) for i in range(units))
-    index_files.append(storage, index_files.load(storage, UNIT_ROWS), files=files, extent=Extent(0, units * UNIT_ROWS))
+    index_files.append(
+        storage, index_files.load(storage, UNIT_ROWS), index_files.Version(0, files, Extent(0, units * UNIT_ROWS))
+    )
     groups = [{"rows": 1_000, "offset": 0, "bytes": 1}] * 9
     parts = pa_table({"path": [part_name(i) for i in range(units)], "row_groups": [groups] * units}, PARTS_SCHEMA)
     pq.write_table(parts, folder / "parts.parquet")
@@ -380,13 +378,10 @@ class NoWork:
 
 def ray_data(_: Path, units: int) -> dict[str, float]:
     """Send pieces through the encode pipeline, one for ten units."""
-    import ray
-
     from sdp.encode.pipeline import Pipeline
     from sdp.encode.placement import Placement
 
-    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
-    ray.init("local", object_store_memory=300_000_000, **options)
+    _start_ray()
     pieces, fed, done, half_mb = round(units * PIECES_A_UNIT), 0, 0, 0.0
     with Pipeline(NoWork(), Placement(1, 1, None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale"), 1_000_000) as pipeline:
         while done < pieces:
@@ -508,6 +503,13 @@ def _meets(case: Case, figures: Sequence[Figures]) -> bool:
     # By CPU time: the S3 server's own listing takes quadratic time, and the machine may do other work.
     in_time = last.cpu_s <= min(case.goal_s or math.inf, UNIT_S * SIZES[-1])
     return in_time and last.mb <= MEMORY_MB and (_exponent(figures) <= LINEAR or last.cpu_s < 1)
+
+
+def _start_ray(environment: dict[str, Any] | None = None) -> None:
+    import ray
+
+    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
+    ray.init("local", object_store_memory=300_000_000, runtime_env=environment, **options)
 
 
 def _open(folder: Path) -> Any:

@@ -14,7 +14,6 @@ pytestmark = [
 ]  # fmt: skip
 STEADY_MBIT_S = 8.0
 """A pace at which the pixels of a unit take three seconds, so that a job is caught at work."""
-PARTITION_S, LONG_S = 30.0, 600.0
 
 
 @pytest.fixture(scope="module")
@@ -64,33 +63,26 @@ def test_a_link_that_drops_to_1_mbit_s_slows_a_job_and_changes_no_byte(
     assert parts(cluster.storage("slow")) == undisturbed
 
 
+@pytest.mark.parametrize(
+    ("seconds", "end_s"),
+    [
+        pytest.param(30.0, 400.0, id="30 s"),
+        pytest.param(600.0, 900.0, id="10 min", marks=[pytest.mark.long, pytest.mark.timeout(2400)]),
+    ],
+)
 @pytest.mark.usefixtures("steady")
-def test_a_host_that_is_cut_off_for_30_s_changes_no_byte(cluster: Cluster, undisturbed: dict[str, str]) -> None:
-    began = time.monotonic()
-    job = start(cluster, "cut")
+def test_a_host_that_is_cut_off_changes_no_byte(
+    cluster: Cluster, undisturbed: dict[str, str], seconds: float, end_s: float
+) -> None:
+    output, began = f"cut-{seconds:.0f}", time.monotonic()
+    job = start(cluster, output)
     with cluster.network.partition("a10g"):
-        wait_out(PARTITION_S)
+        wait_out(seconds)
         assert job.process.poll() is None, f"it did not need the host: {job.text}"
-    job.end_well(400)
-    print(f"30 s: {time.monotonic() - began:.0f} s, {job.places}, starts {cluster.raylets['a10g'].starts}")
+    job.end_well(end_s)
+    print(f"{seconds:.0f} s: {time.monotonic() - began:.0f} s, {job.places}, starts {cluster.raylets['a10g'].starts}")
     print(job.text)
-    assert parts(cluster.storage("cut")) == undisturbed
-
-
-@pytest.mark.long
-@pytest.mark.timeout(2400)
-@pytest.mark.usefixtures("steady")
-def test_a_host_that_is_cut_off_for_10_min_changes_no_byte(cluster: Cluster, undisturbed: dict[str, str]) -> None:
-    began = time.monotonic()
-    job = start(cluster, "away")
-    with cluster.network.partition("a10g"):
-        wait_out(LONG_S)
-        print(job.text, job.process.poll())
-        assert job.process.poll() is None, job.text
-    job.end_well(900)
-    print(f"10 min: {time.monotonic() - began:.0f} s, {job.places}, starts {cluster.raylets['a10g'].starts}")
-    print(job.text)
-    assert parts(cluster.storage("away")) == undisturbed
+    assert parts(cluster.storage(output)) == undisturbed
 
 
 def test_a_driver_whose_network_no_longer_leads_to_the_head_ends_with_one_line(cluster: Cluster) -> None:
