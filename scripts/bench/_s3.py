@@ -49,4 +49,4 @@ def _wait(process: "subprocess.Popen[bytes]", port: int) -> None:
             return
         except OSError:
             time.sleep(0.02)
-    raise RuntimeError(f"{process.args}: not listening on port {port}")
+    raise RuntimeError(f"{process.args!r}: not listening on port {port}")
