@@ -21,8 +21,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import TensorIndex, read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, TensorIndex, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:

@@ -29,8 +29,15 @@ from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, TensorIndex, read_tensor_index
+from sdp.model.tensor_index import (
+    FORMAT,
+    INDEX,
+    Chunk,
+    DamagedCheckpoint,
+    StoredTensor,
+    TensorIndex,
+    read_tensor_index,
+)
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000

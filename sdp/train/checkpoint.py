@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 import sdp
+from sdp.config.train import CheckpointConfig
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
@@ -25,8 +26,7 @@ from sdp.device import thread_pool
 from sdp.errors import UserError
 from sdp.model import sharded
 from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_epoch_start, read_ledger, read_marker, way_out
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
@@ -40,11 +40,9 @@ class Checkpointer:
     run: RunFolder
     world: World
     config: Mapping[str, Any]
-    keep_last: int = 3
-    keep_every: int | None = None
+    keep: CheckpointConfig = field(default_factory=CheckpointConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
-    keep_best: int = 0
     _ledger: Ledger = field(default_factory=Ledger)
     _losses: dict[int, float] = field(default_factory=dict)
     """Losses of complete checkpoints that have been read."""
@@ -139,11 +137,11 @@ class Checkpointer:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
         complete = [step for step, is_complete in steps.items() if is_complete]
-        kept = set(complete[-self.keep_last :])
-        if self.keep_every:
-            kept |= {step for step in complete if step % self.keep_every == 0}
-        if self.keep_best:
-            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep_best])
+        kept = set(complete[-self.keep.keep_last :])
+        if self.keep.keep_every:
+            kept |= {step for step in complete if step % self.keep.keep_every == 0}
+        if self.keep.keep_best:
+            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep.keep_best])
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)

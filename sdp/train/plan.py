@@ -24,7 +24,7 @@ from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
-from sdp.train.data.order import Ints, OrderShape
+from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
@@ -248,10 +248,10 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = opened.rows, config.data.shuffle
     if opened.buckets is None:
-        DirectReader(opened.datasets, config.seed, OrderShape(), 0, 1)  # checks that they can be mixed
+        DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
     else:
         _refuse_split_granules(config)
-        shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
+        shape = shuffle.replaced(lanes=max(shuffle.lanes, config.scaling.most))
         reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
     return opened.rows, positions, datasets, first.text.name == TEXT

@@ -12,8 +12,8 @@ import pytest
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import DatasetError, Unavailable
 from sdp.model.checkpoints import StateCounts, read_marker
-from sdp.model.damage import DamagedCheckpoint
 from sdp.model.metric_files import FILE_LINES, files_in
+from sdp.model.tensor_index import DamagedCheckpoint
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
 from sdp.train.checkpoint import read_state
