@@ -83,10 +83,10 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
 
     from scripts.tools import find
     from sdp.datasets.ledger import Ledger
+    from sdp.model.checkpoints import TrainState
     from sdp.storage import open_storage
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.state import TrainState
     from sdp.train.world import World
 
     gc.disable()  # as the trainer does
@@ -151,11 +151,11 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from prometheus_client import CollectorRegistry, generate_latest
 
     from scripts.bench.telemetry import LINE
+    from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry
     from sdp.telemetry.registry import RegistryBackend
     from sdp.train.callbacks.base import Saved
     from sdp.train.callbacks.telemetry import EmitMetrics
-    from sdp.train.state import TrainState
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)
@@ -167,7 +167,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
             continue
         world = SimpleNamespace(rank=number, is_main=number == 0, device=torch.device("cuda"))
         trainer: Any = SimpleNamespace(
-            world=world, state=TrainState(cost=1.0), config=SimpleNamespace(data=SimpleNamespace(mode="online")),
+            world=world, state=TrainState(0, cost=1.0), config=SimpleNamespace(data=SimpleNamespace(mode="online")),
             checkpointer=SimpleNamespace(run=SimpleNamespace(latest=lambda: None)), reader=SimpleNamespace(rows=1), bad=[0],
         )  # fmt: skip
         emit = EmitMetrics(telemetry)

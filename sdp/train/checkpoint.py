@@ -25,11 +25,10 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import thread_pool
 from sdp.errors import UserError
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_epoch_start, read_ledger, read_marker, way_out
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, TrainState, read_ledger, read_marker, state_in, way_out
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 from sdp.train.world import World
 
 
@@ -120,7 +119,7 @@ class Checkpointer:
             sharded.load(folder, tensors, alone=self.world.size == 1)
             if self.world.is_main:
                 self._ledger = read_ledger(folder)
-            return _state_in(marker)
+            return state_in(marker)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
 
@@ -183,10 +182,6 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
 def read_state(folder: Storage) -> TrainState:
     """Return the run's state at a checkpoint."""
     try:
-        return _state_in(read_marker(folder))
+        return state_in(read_marker(folder))
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error
-
-
-def _state_in(marker: Mapping[str, Any]) -> TrainState:
-    return TrainState.from_json(marker["state"], read_epoch_start(marker))

@@ -15,7 +15,7 @@ from sdp.encode.joined import contents_of
 from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
+from sdp.model.checkpoints import CONFIG, FIRST, TrainState, find_checkpoint, read_marker
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
@@ -32,7 +32,6 @@ from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
 from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 
 DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
 """The kind of dataset that each data.mode reads."""
@@ -112,7 +111,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
     run = RunFolder(open_storage(config.output.uri, options))
     step = run.latest()
-    state = read_state(run.checkpoint(step)) if step is not None else TrainState()
+    state = read_state(run.checkpoint(step)) if step is not None else TrainState(0)
     newest = state.position == 0
     rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
     columns = None if offline else open_columns(config, datasets[0])

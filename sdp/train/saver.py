@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
+from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.base import Saved
 from sdp.train.checkpoint import Checkpointer, Saving
-from sdp.train.state import TrainState
 from sdp.train.world import World
 
 

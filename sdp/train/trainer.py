@@ -18,7 +18,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
-from sdp.model.checkpoints import EMA, MODEL, EpochStart
+from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
 from sdp.plan.model import Group
 from sdp.storage import Storage
@@ -29,7 +29,6 @@ from sdp.train.limits import reached_limit, used_up_budget
 from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.saver import Saver
-from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
@@ -88,7 +87,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, world = self.config, self.world
-        self.state = TrainState()
+        self.state = TrainState(0)
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
