@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from sdp.config import EvaluateConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import iter_rows
 from sdp.evaluate.layout import CLIP, FEATURES
-from sdp.evaluate.loss import LossSpec, MeasuredLoss
+from sdp.evaluate.loss import LossSpec
 from sdp.evaluate.metrics import (
     LEAST_FOR_INFINITY,
     FeatureSample,
@@ -25,6 +25,9 @@ from sdp.evaluate.metrics import (
     kernel_distance,
     mean_and_error,
 )
+
+if TYPE_CHECKING:
+    from sdp.train.validation import Validation
 
 FORMAT = 1
 _MOST_HELD = 50_000
@@ -110,18 +113,18 @@ def _sample(features: FeatureSet, seed: int) -> FeatureSample:
     return FeatureSample(_MOST_HELD, features.dataset.manifest.counts.written, seed).take(features.features())
 
 
-def loss_figures(spec: LossSpec, loss: MeasuredLoss) -> dict[str, Any]:
+def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
     """Return the entry of a checkpoint's loss."""
     return {
         "checkpoint": spec.checkpoint.uri,
         "run": spec.checkpoint.uri.rpartition("/checkpoints/")[0],
         "weights": "ema" if spec.ema else "raw",
         "dataset": spec.dataset,
-        "held_out_of_training": spec.source is None,
+        "held_out_of_training": spec.settings.source is None,
         "mean": loss.mean,
         "standard_error": loss.error,
         "rows": loss.rows,
-        "by_timestep": dict(loss.by_timestep),
+        "by_timestep": loss.by_timestep,
     }
 
 

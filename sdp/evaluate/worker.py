@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
+from sdp.config import EvaluateConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
@@ -26,7 +27,7 @@ from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
-from sdp.storage import Storage, StorageOptions
+from sdp.storage import Storage
 
 LAYOUT = Layout(row_group_rows=1024)
 Task = tuple[str, Work, Sequence[Piece]]
@@ -40,11 +41,8 @@ class EvaluateSpec:
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
     columns: Columns
-    resize: str
-    batch_size: int
-    threads: int
+    config: EvaluateConfig
     output: Storage
-    storage: StorageOptions
     taken_down: bytes = b""
     """Addresses to leave out, as a serialised bitmap."""
     repeated: Repeated | None = None
@@ -85,7 +83,7 @@ class EvaluateWorker:
         name, work, pieces = task
         spec = self._spec[name]
         if spec.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.threads)
+            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.config.scaling.threads)
         return name, _UnitRun(spec, self._networks(spec), self._sandbox).run(work, pieces, on_rows)
 
     def _networks(self, spec: EvaluateSpec) -> dict[str, Network]:
@@ -96,8 +94,8 @@ class EvaluateWorker:
             if network is None:
                 continue
             if network.digest not in self._loaded:
-                local = networks.find(network.source, key, storage=spec.storage)  # on this machine
-                self._loaded[network.digest] = load_network(local, spec.resize, device)
+                local = networks.find(network.source, key, storage=spec.config.storage.options())  # on this machine
+                self._loaded[network.digest] = load_network(local, spec.config.features.resize, device)
             selected[network.digest] = self._loaded[network.digest]
         return selected
 
@@ -107,16 +105,16 @@ class _UnitRun:
 
     def __init__(self, spec: EvaluateSpec, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
         self._spec, self._networks, self._sandbox = spec, networks, sandbox
-        self._batch = spec.batch_size
+        self._batch = spec.config.scaling.batch_size
         self._taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
 
     def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
         results: list[_Batch] = []
         batch: list[_Prepared] = []
-        columns, storage = self._spec.columns, self._spec.storage
-        pictures = (row for piece in pieces for row in read_piece(piece, columns, options=storage))
-        for prepared in ordered_map(self._prepare, pictures, self._spec.threads):
+        columns, options = self._spec.columns, self._spec.config.storage.options()
+        pictures = (row for piece in pieces for row in read_piece(piece, columns, options=options))
+        for prepared in ordered_map(self._prepare, pictures, self._spec.config.scaling.threads):
             if isinstance(prepared, Outcome):
                 outcomes.append(prepared)
                 continue
