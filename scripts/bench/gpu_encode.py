@@ -27,8 +27,9 @@ from scripts.bench._cases import sized
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
+from sdp.device import DTYPES
 from sdp.encode.chunk import Chunk, Group
-from sdp.encode.encoder import DTYPES, Encoder
+from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.model import load, sources
 from sdp.model.family import SD2

@@ -5,7 +5,7 @@ leave it random with at most a log line.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,23 +40,20 @@ def load_text_encoder(
     path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
 ) -> "CLIPTextModel":
     """Load the text encoder, frozen. `family.encode_text` runs it."""
-    import torch
     from transformers import CLIPTextModel
+
+    encoder: CLIPTextModel = load_network(CLIPTextModel, path / "text_encoder", device, dtype=dtype)
+    return encoder
+
+
+def load_network(kind: Any, path: Path, device: "torch.device | str" = "cpu", **options: Any) -> Any:
+    """Load a network of transformers, frozen; in fp32 unless the options name a dtype."""
+    import torch
     from transformers.utils import logging
 
     quiet: Any = logging.disable_progress_bar  # hundreds of workers would each log one
     quiet()
-    folder = path / "text_encoder"
-
-    kind: Any = CLIPTextModel
-
-    def read() -> Loaded:
-        return kind.from_pretrained(
-            folder, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
-        )
-
-    encoder: CLIPTextModel = _frozen(complete(read, folder), device)
-    return encoder
+    return _frozen(_complete(kind, path, **{**options, "dtype": options.get("dtype") or torch.float32}), device)
 
 
 def new_text_encoder(path: Path) -> "CLIPTextModel":
@@ -76,6 +73,13 @@ def load_tokenizer(path: Path, part: str = "tokenizer") -> "CLIPTokenizer":
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{folder}: not a CLIP tokenizer ({_line(error)}); compare it with the original") from error
     return tokenizer
+
+
+def token_ids(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> "torch.Tensor":
+    """Return the token ids of captions as the text encoder takes them."""
+    import torch
+
+    return torch.from_numpy(tokenize(tokenizer, captions).astype(np.int64))
 
 
 def tokenize(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> npt.NDArray[np.uint16]:
@@ -147,33 +151,19 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
     return config
 
 
-Loaded = Any
-"""A network and its library's report on loading it."""
-
-
 def _diffusers(kind: Any, path: Path, part: str, dtype: "torch.dtype | None") -> Any:
     import torch
 
-    folder = path / part
-
-    def read() -> Loaded:
-        return kind.from_pretrained(
-            folder,
-            torch_dtype=dtype or torch.float32,
-            use_safetensors=True,
-            low_cpu_mem_usage=False,  # True needs another library, and warns if that is missing
-            output_loading_info=True,
-        )
-
-    return complete(read, folder)
+    # low_cpu_mem_usage=True needs another library, and warns if that is missing.
+    return _complete(kind, path / part, torch_dtype=dtype or torch.float32, low_cpu_mem_usage=False)
 
 
-def complete(read: Callable[[], Loaded], folder: Path) -> Any:
-    """Return a network, if its file had exactly its weights, in the right shapes."""
+def _complete(kind: Any, folder: Path, **options: Any) -> Any:
+    """Load a network, whose file must have exactly its weights, in the right shapes."""
     from safetensors import SafetensorError
 
     try:
-        model, report = read()
+        model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded ({_line(error)}); compare it with the original") from error
     # Old files also hold the position ids, which are not weights.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import enter
+from sdp.device import DTYPES, enter
 from sdp.encode.joined import contents_of
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
@@ -39,7 +39,7 @@ from sdp.train.plan import DATASET_KINDS
 from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.strategies import DTYPES, channels_last, compile_blocks
+from sdp.train.strategies import channels_last, compile_blocks
 from sdp.train.trainer import StopRequest, Trainer
 from sdp.train.world import World
 
@@ -243,4 +243,4 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
 
 
 def _empty_ids(model: LocalModel) -> Tensor:
-    return torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
+    return load.token_ids(load.load_tokenizer(model.path), [""])

@@ -85,9 +85,7 @@ def total_state(states: Iterable[TrainState]) -> TrainState:
 
 def with_remaining_budget(config: TrainConfig, spent: TrainState) -> TrainConfig:
     """Return a phase's configuration with the budget that earlier phases have left."""
-    left: dict[str, float] = {}
-    if config.max_hours is not None:
-        left["max_hours"] = max(0.0, config.max_hours - spent.seconds / 3600)
-    if config.max_cost is not None:
-        left["max_cost"] = max(0.0, config.max_cost - spent.cost)
-    return config.model_copy(update=left)
+    return config.replaced(
+        max_hours=None if config.max_hours is None else max(0.0, config.max_hours - spent.seconds / 3600),
+        max_cost=None if config.max_cost is None else max(0.0, config.max_cost - spent.cost),
+    )

@@ -29,7 +29,7 @@ class Saver:
         self._committed: Future[None] | None = None
         """Its commit, on the main worker, once all workers have written."""
         self._began = self._stalled_s = 0.0
-        """When it began, and the time for which training has stood still for it."""
+        """The moment it began, and the time for which training has stood still for it."""
         self.last_step: int | None = None
         """The step of the newest checkpoint, complete or not."""
 
