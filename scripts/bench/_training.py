@@ -9,12 +9,13 @@ from unittest import mock
 
 def make_model(folder: Path, *, tiny: bool) -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
+    from scripts.published import SCHEDULER
     from sdp.model.family import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
-    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SD2.scheduler)):
+    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SCHEDULER)):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(json.dumps(dict(content)))
     return LocalModel(folder, "", parse(str(folder)))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench._cases import sized
+from scripts.published import VAE
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
@@ -111,7 +112,7 @@ def _real() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     def vae() -> Any:
         torch.manual_seed(1)
-        return AutoencoderKL.from_config(dict(SD2.vae)).eval()
+        return AutoencoderKL.from_config(dict(VAE)).eval()
 
     def text() -> Any:
         torch.manual_seed(2)

@@ -28,11 +28,11 @@ for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quant
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-def load_vae(path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
+def load_vae(path: Path, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
     """Load the VAE, frozen."""
     from diffusers import AutoencoderKL
 
-    vae: AutoencoderKL = _frozen(_diffusers(AutoencoderKL, path, "vae", dtype), device)
+    vae: AutoencoderKL = _frozen(_diffusers(AutoencoderKL, path, "vae"), device)
     return vae
 
 
@@ -93,16 +93,15 @@ def load_unet(
     path: Path,
     *,
     pretrained: bool,
-    dtype: "torch.dtype | None" = None,
     device: "torch.device | str" = "cpu",
 ) -> "UNet2DConditionModel":
     """Load the U-Net for training, with the source's weights or with new ones from torch's current seed."""
     import torch
 
     kind = unet_class()
-    unet = _diffusers(kind, path, "unet", dtype) if pretrained else kind.from_config(load_unet_config(path))
+    unet = _diffusers(kind, path, "unet") if pretrained else kind.from_config(load_unet_config(path))
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
-    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, dtype or torch.float32).train()
+    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, torch.float32).train()
     return ready
 
 
@@ -151,11 +150,11 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _diffusers(kind: Any, path: Path, part: str, dtype: "torch.dtype | None") -> Any:
+def _diffusers(kind: Any, path: Path, part: str) -> Any:
     import torch
 
     # low_cpu_mem_usage=True needs another library, and warns if that is missing.
-    return _complete(kind, path / part, torch_dtype=dtype or torch.float32, low_cpu_mem_usage=False)
+    return _complete(kind, path / part, torch_dtype=torch.float32, low_cpu_mem_usage=False)
 
 
 def _complete(kind: Any, folder: Path, **options: Any) -> Any:

@@ -171,11 +171,8 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
     layout = host.layout_of(tensors)
     if layout is None:
         writer = _Writer()
-        try:
-            with _no_warning_when_alone():
-                save_state(tensors, storage_writer=writer, no_dist=alone)
-        except CheckpointException as error:
-            raise _cause(error, f"{storage.uri}: cannot save") from error
+        with _explained(f"{storage.uri}: cannot save"):
+            save_state(tensors, storage_writer=writer, no_dist=alone)
         layout = _Layout(writer.files, writer.index)
         host.keep(tensors, layout)
     return Staged(storage, tensors, layout, host)
@@ -199,11 +196,8 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
 
 def _load(storage: Storage, index: TensorIndex, tensors: dict[str, Tensor], *, alone: bool) -> None:
     reader = _Reader(storage, index, _device_of(tensors.values()))
-    try:
-        with _no_warning_when_alone():
-            load_state(tensors, storage_reader=reader, no_dist=alone)
-    except CheckpointException as error:
-        raise _cause(error, f"{storage.uri}: cannot load") from error
+    with _explained(f"{storage.uri}: cannot load"):
+        load_state(tensors, storage_reader=reader, no_dist=alone)
 
 
 class _Writer(StorageWriter):
@@ -464,10 +458,14 @@ def _dtype(name: str) -> torch.dtype:
 
 
 @contextmanager
-def _no_warning_when_alone() -> Iterator[None]:
+def _explained(action: str) -> Iterator[None]:
+    """Raise the cause of torch's errors, and leave out its warning for a process alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            raise _cause(error, action) from error
 
 
 def _cause(error: CheckpointException, action: str) -> BaseException:

@@ -14,9 +14,9 @@ from sdp.config import TrainConfig
 from sdp.device import DTYPES
 from sdp.errors import StorageError, one_line
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
-from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
+from sdp.model.checkpoints import trained_scheduler
 from sdp.model.family import encode_text
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks

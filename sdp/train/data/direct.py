@@ -49,8 +49,6 @@ class DirectReader(Reader):
     threads: int = 4
     ahead: int = 2
     """Batches prepared ahead of need."""
-    verify: bool = True
-    """Verify checksums while reading."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
 
@@ -143,7 +141,7 @@ class Passes:
         self._shape = reader.shape.replaced(lanes=begin.lanes or None)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
-        self._groups = [GroupReader(source.dataset, reader.verify) for source in reader.datasets]
+        self._groups = [GroupReader(source.dataset) for source in reader.datasets]
         self._buffers = [Buffers(source.dataset.columns) for source in reader.datasets]
 
     def order(self, dataset: int, epoch: int) -> EpochOrder:
