@@ -107,12 +107,7 @@ def load_unet(
 
 def load_unet_config(path: Path) -> dict[str, Any]:
     """Load the U-Net's configuration."""
-    folder = path / "unet"
-    try:
-        config: dict[str, Any] = unet_class().load_config(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: not a U-Net's configuration ({_line(error)}); check config.json") from error
-    return config
+    return _config(unet_class(), path / "unet", "a U-Net's configuration", "config.json")
 
 
 def load_noise_schedule(path: Path) -> "NoiseSchedule":
@@ -136,17 +131,21 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
     """Load the configuration of diffusers' samplers, which names what the model predicts."""
     from diffusers import DDPMScheduler
 
-    kind: Any = DDPMScheduler
     folder = path / "scheduler"
-    try:
-        config: dict[str, Any] = kind.load_config(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: not a noise schedule ({_line(error)}); check scheduler_config.json") from error
+    config = _config(DDPMScheduler, folder, "a noise schedule", "scheduler_config.json")
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in ("epsilon", "v_prediction"):
         raise ModelError(
             f"{folder}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; choose another model"
         )
+    return config
+
+
+def _config(kind: Any, folder: Path, what: str, name: str) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = kind.load_config(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: not {what} ({_line(error)}); check {name}") from error
     return config
 
 
