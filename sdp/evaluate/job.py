@@ -135,6 +135,7 @@ def _spec(plan: EvaluatePlan, picture_set: PictureSet) -> "EvaluateSpec":
         columns=picture_set.pictures.columns,
         config=plan.config,
         output=picture_set.storage,
+        storage=plan.options,
         taken_down=picture_set.taken_down(plan.options),
         repeated=upstream.repeated_rows if upstream is not None else None,
         foreign=upstream is None,
