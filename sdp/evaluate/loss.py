@@ -110,11 +110,12 @@ class LossWorker:
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
         rows = validation_rows(training, settings.source)
+        batch = load_validation_batch(rows, settings.rows, world, settings.batch_size)
         loss = measure(
             networks,
             make_objective(training, model, world),
             make_conditioning(training, model, world),
-            load_validation_batch(rows, settings.rows, world, settings.batch_size),
+            batch,
             buckets=settings.buckets,
             batch_size=settings.batch_size,
             world=world,

@@ -73,10 +73,6 @@ class Plan:
         contents = contents_of(self.columns.tables) if self.columns else []
         return {"source.tables": contents} if contents else {}
 
-    @property
-    def epoch_steps(self) -> int:
-        return -(-self.positions // self.batch)
-
     def lines(self) -> list[str]:
         """Return the plan as lines for the terminal."""
         if self.finished is not None:
@@ -87,7 +83,7 @@ class Plan:
         columns = self.columns or Columns()
         return [
             f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}, {self.batch:,} per step, "
-            f"{counted(self.epoch_steps, 'step')} per epoch",
+            f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
             *(f"train: {kind} {text}" for kind, text in columns.lines()),
             f"train: {self.run}, {course}",
             *(f"train: {note}" for note in self.notes),
