@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from scripts.published import SCHEDULER
 from sdp.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from sdp.model import latents as conventions
-from sdp.model.family import SD2
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 
 COMMITTED = Path(__file__).resolve().parent.parent / "sdp" / "model" / "tiny"
@@ -366,7 +366,7 @@ def make_unet(out: Path) -> None:
 
 
 def make_scheduler(out: Path) -> None:
-    write_json(out / "scheduler" / "scheduler_config.json", dict(SD2.scheduler))
+    write_json(out / "scheduler" / "scheduler_config.json", dict(SCHEDULER))
 
 
 # --- shared helpers -----------------------------------------------------------------------------------------

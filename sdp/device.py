@@ -16,6 +16,8 @@ import torch
 from sdp.errors import UserError, one_line
 from sdp.hardware import CUDA_MAJOR, DRIVERS
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes by their names in configurations."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """Messages of torch's libraries that mean the GPU's memory is used up."""

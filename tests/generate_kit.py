@@ -10,12 +10,11 @@ import torch
 from sdp.config import GenerateConfig, parse
 from sdp.datasets.ledger import Ledger
 from sdp.model import load
-from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.checkpoints import EMA, MODEL, TrainState
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 from sdp.train.world import World
 from tests.tiny_model import make_tiny_model
 

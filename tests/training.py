@@ -9,6 +9,7 @@ import torch
 
 from sdp.config import TrainConfig, parse
 from sdp.datasets.ledger import Ledger
+from sdp.model.schedule import NoiseSchedule, from_alphas_cumprod
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback, StepReport
@@ -21,6 +22,12 @@ from tests.waiting import as_soon_as
 
 if TYPE_CHECKING:
     from sdp.train.driver import TrainSummary
+
+
+def scaled_linear(*, zero_terminal_snr: bool = False) -> NoiseSchedule:
+    """Return Stable Diffusion's noise schedule, in which the square roots of the betas rise linearly."""
+    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+    return from_alphas_cumprod(torch.cumprod(1 - betas, 0), zero_terminal_snr=zero_terminal_snr)
 
 
 def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:

@@ -9,12 +9,13 @@ from unittest import mock
 
 def make_model(folder: Path, *, tiny: bool) -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
+    from scripts.published import SCHEDULER
     from sdp.model.family import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
-    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SD2.scheduler)):
+    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SCHEDULER)):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(json.dumps(dict(content)))
     return LocalModel(folder, "", parse(str(folder)))
@@ -30,7 +31,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Trainer, TrainerParts
+    from sdp.train.trainer import Trainer
 
     torch.set_float32_matmul_precision("high")
     output = str(Path(case["folder"]) / "run")
@@ -58,16 +59,14 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     with mock.patch.object(load, "load_text_encoder", load_text_encoder):
         networks = make_networks(config, model, world)
     return Trainer(
-        TrainerParts(
-            config=config,
-            world=world,
-            networks=networks,
-            objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
-            reader=_Noise(case, world),
-            checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
-            callbacks=callbacks,
-        )
+        config=config,
+        world=world,
+        networks=networks,
+        objective=make_objective(config, model, world),
+        conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
+        reader=_Noise(case, world),
+        checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
+        callbacks=callbacks,
     )
 
 

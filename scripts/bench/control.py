@@ -83,10 +83,10 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
 
     from scripts.tools import find
     from sdp.datasets.ledger import Ledger
+    from sdp.model.checkpoints import TrainState
     from sdp.storage import open_storage
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.state import TrainState
     from sdp.train.world import World
 
     gc.disable()  # as the trainer does
@@ -151,11 +151,11 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from prometheus_client import CollectorRegistry, generate_latest
 
     from scripts.bench.telemetry import LINE
+    from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry
     from sdp.telemetry.registry import RegistryBackend
     from sdp.train.callbacks.base import Saved
     from sdp.train.callbacks.telemetry import EmitMetrics
-    from sdp.train.state import TrainState
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)
@@ -167,7 +167,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
             continue
         world = SimpleNamespace(rank=number, is_main=number == 0, device=torch.device("cuda"))
         trainer: Any = SimpleNamespace(
-            world=world, state=TrainState(cost=1.0), config=SimpleNamespace(data=SimpleNamespace(mode="online")),
+            world=world, state=TrainState(0, cost=1.0), config=SimpleNamespace(data=SimpleNamespace(mode="online")),
             checkpointer=SimpleNamespace(run=SimpleNamespace(latest=lambda: None)), reader=SimpleNamespace(rows=1), bad=[0],
         )  # fmt: skip
         emit = EmitMetrics(telemetry)
@@ -190,13 +190,14 @@ def readers(_: Path, ranks: int, rows: int) -> Figures:
     """Plan an epoch as a rank does; merge what all ranks have consumed between two checkpoints, a two-hundredth."""
     import numpy as np
 
+    from sdp.config.train import ShuffleConfig
     from sdp.datasets.ledger import Ledger
-    from sdp.train.data.order import EpochOrder, OrderShape, RowGroups
+    from sdp.train.data.order import EpochOrder, RowGroups
 
     size, numbers = 1000, np.arange(rows // 1000)
     groups = RowGroups(numbers // 10, numbers % 10, np.full(len(numbers), size))
     began = time.process_time()
-    order = EpochOrder(0, 0, groups, OrderShape(lanes=ranks))
+    order = EpochOrder(0, 0, groups, ShuffleConfig(lanes=ranks))
     lanes = [order.lane(number) for number in range(ranks)]
     result, main, sent = {"plan s": time.process_time() - began}, Ledger(), list[bytes]()
     for lane in lanes:

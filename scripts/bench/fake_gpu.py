@@ -390,7 +390,7 @@ class Seen:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
-        from sdp.model.ema import shard
+        from sdp.train.optimizer import shard
 
         saved: dict[int, Any] = {}
 

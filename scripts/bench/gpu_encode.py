@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench._cases import sized
+from scripts.published import VAE
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
+from sdp.device import DTYPES
 from sdp.encode.chunk import Chunk, Group
-from sdp.encode.encoder import DTYPES, Encoder
+from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.model import load, sources
 from sdp.model.family import SD2
@@ -110,7 +112,7 @@ def _real() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     def vae() -> Any:
         torch.manual_seed(1)
-        return AutoencoderKL.from_config(dict(SD2.vae)).eval()
+        return AutoencoderKL.from_config(dict(VAE)).eval()
 
     def text() -> Any:
         torch.manual_seed(2)

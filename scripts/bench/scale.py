@@ -251,8 +251,9 @@ def epoch(_: Path, units: int) -> dict[str, float]:
     import numpy as np
     import pyarrow as pa
 
+    from sdp.config.train import ShuffleConfig
     from sdp.datasets.manifest import PARTS_SCHEMA
-    from sdp.train.data.order import EpochOrder, OrderShape, RowGroups
+    from sdp.train.data.order import EpochOrder, RowGroups
 
     groups_per_part = 10
     groups = pa.StructArray.from_arrays(
@@ -267,7 +268,7 @@ def epoch(_: Path, units: int) -> dict[str, float]:
         pa.array(np.arange(0, units * groups_per_part + 1, groups_per_part, dtype=np.int32)), groups
     )
     row_groups = RowGroups.listed(pa.chunked_array([listed]))
-    order = EpochOrder(0, 0, row_groups, OrderShape())
+    order = EpochOrder(0, 0, row_groups, ShuffleConfig())
     assert order.rows == units * UNIT_ROWS
     windows = [order.lane(number).window_at(0) for number in range(order.lanes)]
     assert all(len(window) for window in windows)

@@ -300,11 +300,12 @@ def _config(output: Any, *, max_steps: int, model: str = "builtin:tiny", batch_s
 
 
 def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
+    from sdp.config.train import CheckpointConfig
     from sdp.storage import open_storage
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Trainer, TrainerParts
+    from sdp.train.trainer import Trainer
     from sdp.train.world import World
 
     class Same:
@@ -321,18 +322,19 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
 
     world = World()
     return Trainer(
-        TrainerParts(
-            config=config,
-            world=world,
-            networks=make_networks(config, model, world),
-            objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world),
-            reader=Same(),
-            checkpointer=Checkpointer(
-                RunFolder(open_storage(config.output.uri, config.storage.options())), world, {}, keep_last=1
-            ),
-            callbacks=callbacks,
-        )
+        config=config,
+        world=world,
+        networks=make_networks(config, model, world),
+        objective=make_objective(config, model, world),
+        conditioning=make_conditioning(config, model, world),
+        reader=Same(),
+        checkpointer=Checkpointer(
+            RunFolder(open_storage(config.output.uri, config.storage.options())),
+            world,
+            {},
+            CheckpointConfig(keep_last=1),
+        ),
+        callbacks=callbacks,
     )
 
 

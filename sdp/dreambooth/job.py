@@ -93,7 +93,7 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
         # The index comes last, since its presence marks a complete copy.
         for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
             copy.publish(name, (path / name).read_bytes())
-    return config.model_copy(update={"model": config.model.model_copy(update={"source": copy.uri})})
+    return config.replaced(model=config.model.replaced(source=copy.uri))
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:

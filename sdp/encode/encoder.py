@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
-from sdp.device import Mark, choose_device, enter, new_stream, out_of_memory, record
+from sdp.device import DTYPES, Mark, choose_device, enter, new_stream, out_of_memory, record
 from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
 from sdp.errors import SdpError, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOG_VARIANCE = (-30.0, 20.0)
 """The range to which diffusers clamps the VAE's log-variance."""
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sdp.config.process import EncoderConfig, TransformConfig
 from sdp.imaging import MAX_PIXELS
 
 TEXT = 0
@@ -20,6 +21,7 @@ CROP = 1
 """The counter's word for crops; noise uses its resolution instead, so the two never share numbers."""
 CAPTION = 2
 """The counter's word for the choice of a caption."""
+_TEXT_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,13 @@ class Recipe:
     """A JPEG is decoded to at least this many times the size of its crop."""
     max_pixels: int = MAX_PIXELS
 
+    @staticmethod
+    def of(config: TransformConfig, resolutions: tuple[int, ...], seed: int) -> "Recipe":
+        """Return the recipe of a job's configuration."""
+        return Recipe(
+            resolutions, config.crop, seed, config.max_upscale, config.oversample, max_pixels=config.max_pixels
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
@@ -46,6 +55,14 @@ class EncoderSettings:
     """Images per batch, by resolution; captions under TEXT."""
     channels_last: bool = True
     compile: bool = False
+
+    @staticmethod
+    def of(
+        config: EncoderConfig, seed: int, content: Literal["sample", "moments"], batch_sizes: Mapping[int, int]
+    ) -> "EncoderSettings":
+        """Return the settings of a job's configuration."""
+        sizes = {TEXT: _TEXT_BATCH, **batch_sizes}
+        return EncoderSettings(seed, content, config.dtype, sizes, config.channels_last, config.compile)
 
 
 def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:

@@ -36,11 +36,9 @@ Item = tuple[Piece, NDArray[np.int64] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsSpec:
-    """The settings of any job's transforms and encoders, as sent to every worker."""
+class SourceSpec:
+    """The images that a job's workers read, and the output, as sent to every worker."""
 
-    recipe: Recipe
-    settings: EncoderSettings
     columns: Columns
     storage: StorageOptions
     output: Storage
@@ -50,6 +48,14 @@ class RowsSpec:
     """Rows of the source that repeat the content of a lower row."""
     foreign: bool = True
     """True if only sandboxed decoders may read the images: `sdp download` has not checked them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsSpec(SourceSpec):
+    """The settings of any job's transforms and encoders."""
+
+    recipe: Recipe
+    settings: EncoderSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +154,7 @@ class _TimedRows:
             self.seconds += time.perf_counter() - began
 
 
-def reason_to_skip(spec: RowsSpec) -> Callable[[int], str | None]:
+def reason_to_skip(spec: SourceSpec) -> Callable[[int], str | None]:
     """Return the function that says why an address is left out, if it is."""
     taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
 

@@ -13,7 +13,7 @@ from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
-from sdp.evaluate.loss import LossSpec, LossWorker, MeasuredLoss
+from sdp.evaluate.loss import LossWorker
 from sdp.evaluate.prepare import EvaluatePlan, PictureSet, pinned, prepare
 from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
@@ -72,7 +72,10 @@ def _figures(plan: EvaluatePlan, sets: dict[str, FeatureSet]) -> dict[str, Any]:
             figures["similarity"] = similarity(sets[GENERATED], sets[REFERENCE])
     if plan.loss is not None:
         say(f"evaluate: the loss of {plan.loss.checkpoint.uri} on {plan.loss.dataset}")
-        figures["loss"] = loss_figures(plan.loss, _measure_loss(config, plan.loss))
+        pool = _pool(config)
+        pool.join()
+        (loss,) = pool.run(LossWorker, [plan.loss])
+        figures["loss"] = loss_figures(plan.loss, loss)
     return figures
 
 
@@ -125,14 +128,12 @@ def _write_features(
 def _spec(plan: EvaluatePlan, picture_set: PictureSet) -> "EvaluateSpec":
     from sdp.evaluate.worker import EvaluateSpec
 
-    config, upstream = plan.config, picture_set.pictures.dataset
+    upstream = picture_set.pictures.dataset
     return EvaluateSpec(
         features=plan.features,
         clip=picture_set.clip,
         columns=picture_set.pictures.columns,
-        resize=config.features.resize,
-        batch_size=config.scaling.batch_size,
-        threads=config.scaling.threads,
+        config=plan.config,
         output=picture_set.storage,
         storage=plan.options,
         taken_down=picture_set.taken_down(plan.options),
@@ -162,13 +163,6 @@ def _refuse_empty(dataset: Dataset, picture_set: PictureSet) -> None:
             f"{picture_set.pictures.uri}: expected 2 readable pictures or more, got {counts.written} ({reasons}); see "
             f"`sdp inspect {dataset.storage.uri}`"
         )
-
-
-def _measure_loss(config: EvaluateConfig, spec: LossSpec) -> MeasuredLoss:
-    pool = _pool(config)
-    pool.join()
-    (loss,) = pool.run(LossWorker, [spec])
-    return loss
 
 
 def _pool(config: EvaluateConfig) -> WorkerPool:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdp.config import EvaluateConfig, TrainConfig, parse_into
+from sdp.config.evaluate import LossConfig
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, NotFound, UserError
@@ -13,6 +14,9 @@ from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.data.latents import open_latents, refuse_embeddings
+
+if TYPE_CHECKING:
+    from sdp.train.validation import Validation
 
 _PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 
@@ -26,27 +30,13 @@ class LossSpec:
     training: Mapping[str, Any]
     """The checkpoint's training configuration, with the resolution and the source to measure on."""
     model: ModelSource
-    source: str | None
-    """A dataset, all rows of which may be used; None for the rows that training held out."""
-    rows: int
-    buckets: int
-    batch_size: int
+    settings: LossConfig
     storage: StorageOptions
 
     @property
     def dataset(self) -> str:
         """URI of the latents to measure on."""
-        return self.source or str(self.training["source"]["uri"])
-
-
-@dataclass(frozen=True)
-class MeasuredLoss:
-    """The losses of a checkpoint."""
-
-    by_timestep: Mapping[str, float]
-    mean: float
-    error: float
-    rows: int
+        return self.settings.source or str(self.training["source"]["uri"])
 
 
 def plan_loss(config: EvaluateConfig) -> LossSpec | None:
@@ -62,9 +52,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
     marker = read_marker(folder)
     training = _training(folder)
     if section.resolution is not None:
-        training = training.model_copy(
-            update={"data": training.data.model_copy(update={"resolution": section.resolution})}
-        )
+        training = training.replaced(data=training.data.replaced(resolution=section.resolution))
     _refuse_seen(training, section.source, folder)
     if section.weights == "ema" and training.ema.decay is None:
         raise UserError(f"loss.weights: expected raw or auto, got 'ema': {folder.uri} has no moving average")
@@ -77,10 +65,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
         ema=training.ema.decay is not None and section.weights != "raw",
         training=training.model_dump(mode="json"),
         model=replace(source, sha256=marker["model"]["digest"]),
-        source=section.source,
-        rows=section.rows,
-        buckets=section.buckets,
-        batch_size=section.batch_size,
+        settings=section,
         storage=options,
     )
 
@@ -111,7 +96,7 @@ def _refuse_seen(training: TrainConfig, source: str | None, folder: Storage) -> 
 class LossWorker:
     """An evaluator whose one task is to measure the loss."""
 
-    def make(self, spec: LossSpec, on_rows: Callable[[int], None] = lambda _: None) -> MeasuredLoss:
+    def make(self, spec: LossSpec, on_rows: Callable[[int], None] = lambda _: None) -> "Validation":
         """Measure the losses; call `on_rows` with the number of rows."""
         from sdp.model.trained import load_trained
         from sdp.train.assemble import make_conditioning, make_objective
@@ -119,21 +104,22 @@ class LossWorker:
         from sdp.train.validation import load_validation_batch, measure, validation_rows
         from sdp.train.world import World, choose_device
 
-        training = parse_into(TrainConfig, spec.training)
+        training, settings = parse_into(TrainConfig, spec.training), spec.settings
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
-        batch = load_validation_batch(validation_rows(training, spec.source), spec.rows, world, spec.batch_size)
+        rows = validation_rows(training, settings.source)
+        batch = load_validation_batch(rows, settings.rows, world, settings.batch_size)
         loss = measure(
             networks,
             make_objective(training, model, world),
             make_conditioning(training, model, world),
             batch,
-            buckets=spec.buckets,
-            batch_size=spec.batch_size,
+            buckets=settings.buckets,
+            batch_size=settings.batch_size,
             world=world,
             forward=Replicated(networks, world, training.precision).forward,
         )
         on_rows(loss.rows)
-        return MeasuredLoss(loss.by_timestep, loss.mean, loss.error, loss.rows)
+        return loss

@@ -165,35 +165,17 @@ def mean_and_error(values: NDArray[np.floating]) -> tuple[float, float]:
     return float(doubles.mean()), float(error)
 
 
-@dataclass
-class FeatureSample:
-    """The moments of all features of a set, and a uniform sample of its rows to draw subsets from."""
-
-    most: int
-    """Rows in the sample, at most."""
-    total: int
-    """Rows of the whole set."""
-    seed: int
-    moments: Moments | None = None
-
-    def __post_init__(self) -> None:
-        chosen = np.random.RandomState(self.seed).permutation(self.total)[: self.most]
-        self._in_sample = np.zeros(self.total, np.bool_)
-        self._in_sample[chosen] = True
-        self._seen = 0
-        self._rows: list[Features] = []
-
-    def take(self, batches: Iterable[Features]) -> "FeatureSample":
-        """Add all batches; return this sample."""
-        for features in batches:
-            self.moments = self.moments or Moments(features.shape[1])
-            self.moments.add(features)
-            in_sample = self._in_sample[self._seen : self._seen + len(features)]
-            self._rows.append(features[in_sample])
-            self._seen += len(features)
-        return self
-
-    @property
-    def rows(self) -> Features:
-        """The sampled rows."""
-        return np.concatenate(self._rows)
+def moments_and_sample(
+    batches: Iterable[Features], most: int, total: int, seed: int
+) -> tuple[Moments | None, Features]:
+    """Return the moments of a set's features, and a uniform sample of at most `most` of its `total` rows."""
+    in_sample = np.zeros(total, np.bool_)
+    in_sample[np.random.RandomState(seed).permutation(total)[:most]] = True
+    moments, seen = None, 0
+    rows: list[Features] = []
+    for features in batches:
+        moments = moments or Moments(features.shape[1])
+        moments.add(features)
+        rows.append(features[in_sample[seen : seen + len(features)]])
+        seen += len(features)
+    return moments, np.concatenate(rows)

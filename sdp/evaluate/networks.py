@@ -17,7 +17,7 @@ from torch import Tensor
 from sdp.errors import ModelError, UserError, one_line
 from sdp.imaging import Pixels
 from sdp.model.clip import embedding, read_tensors
-from sdp.model.clip import load_network as load_network_of
+from sdp.model.load import load_network as load_network_of
 from sdp.model.load import load_tokenizer
 from sdp.model.networks import FeatureNetwork
 
@@ -116,7 +116,7 @@ class _Transformers:
 
     def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any, **options: Any) -> None:
         self._device = device
-        self._network: Any = load_network_of(kind, path, **options).to(device)
+        self._network: Any = load_network_of(kind, path, device, **options)
         self._processor = processor.from_pretrained(path)
 
     def prepare(self, pixels: Pixels) -> Prepared:

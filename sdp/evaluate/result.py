@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,18 @@ from sdp.config import EvaluateConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import iter_rows
 from sdp.evaluate.layout import CLIP, FEATURES
-from sdp.evaluate.loss import LossSpec, MeasuredLoss
+from sdp.evaluate.loss import LossSpec
 from sdp.evaluate.metrics import (
     LEAST_FOR_INFINITY,
-    FeatureSample,
     Frechet,
     frechet_infinity,
     kernel_distance,
     mean_and_error,
+    moments_and_sample,
 )
+
+if TYPE_CHECKING:
+    from sdp.train.validation import Validation
 
 FORMAT = 1
 _MOST_HELD = 50_000
@@ -78,17 +81,20 @@ def clip_score(features: FeatureSet) -> dict[str, Any]:
 
 def distances(generated: FeatureSet, reference: FeatureSet, config: EvaluateConfig) -> dict[str, Any]:
     """Return FID, FID-infinity and KID."""
-    sample, target = (_sample(features, config.seed) for features in (generated, reference))
-    assert sample.moments is not None
-    assert target.moments is not None
-    frechet = Frechet(target.moments.gaussian())
-    infinity = frechet_infinity(sample.rows, frechet, config.fid.infinity_points, config.seed)
-    kid = kernel_distance(sample.rows, target.rows, config.kid.subsets, config.kid.subset_size, config.seed)
+    (drawn, drawn_rows), (target, target_rows) = (
+        moments_and_sample(features.features(), _MOST_HELD, features.dataset.manifest.counts.written, config.seed)
+        for features in (generated, reference)
+    )
+    assert drawn is not None
+    assert target is not None
+    frechet = Frechet(target.gaussian())
+    infinity = frechet_infinity(drawn_rows, frechet, config.fid.infinity_points, config.seed)
+    kid = kernel_distance(drawn_rows, target_rows, config.kid.subsets, config.kid.subset_size, config.seed)
     return {
         "fid": {
-            "value": frechet.to(sample.moments.gaussian()),
-            "generated": sample.moments.count,
-            "reference": target.moments.count,
+            "value": frechet.to(drawn.gaussian()),
+            "generated": drawn.count,
+            "reference": target.count,
         },
         "fid_infinity": asdict(infinity) if infinity is not None else None,
         "kid": asdict(kid) if kid is not None else None,
@@ -106,22 +112,18 @@ def _mean_direction(features: FeatureSet) -> NDArray[np.float64]:
     return mean
 
 
-def _sample(features: FeatureSet, seed: int) -> FeatureSample:
-    return FeatureSample(_MOST_HELD, features.dataset.manifest.counts.written, seed).take(features.features())
-
-
-def loss_figures(spec: LossSpec, loss: MeasuredLoss) -> dict[str, Any]:
+def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
     """Return the entry of a checkpoint's loss."""
     return {
         "checkpoint": spec.checkpoint.uri,
         "run": spec.checkpoint.uri.rpartition("/checkpoints/")[0],
         "weights": "ema" if spec.ema else "raw",
         "dataset": spec.dataset,
-        "held_out_of_training": spec.source is None,
+        "held_out_of_training": spec.settings.source is None,
         "mean": loss.mean,
         "standard_error": loss.error,
         "rows": loss.rows,
-        "by_timestep": dict(loss.by_timestep),
+        "by_timestep": loss.by_timestep,
     }
 
 

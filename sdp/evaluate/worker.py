@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pyroaring import BitMap64
 
+from sdp.config import EvaluateConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
-from sdp.datasets.repeated import REASON, Repeated
 from sdp.datasets.units import Work
 from sdp.device import choose_device
 from sdp.encode.chunk import SourceRow
-from sdp.encode.reading import Columns, Piece, read_piece
+from sdp.encode.reading import Piece, read_piece
+from sdp.encode.work import SourceSpec, reason_to_skip
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, Network, Prepared, Rows, load_network
@@ -26,30 +26,19 @@ from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
-from sdp.storage import Storage, StorageOptions
 
 LAYOUT = Layout(row_group_rows=1024)
 Task = tuple[str, Work, Sequence[Piece]]
 """The name of a set, a unit of it, and the pieces to read."""
 
 
-@dataclass(frozen=True)
-class EvaluateSpec:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSpec(SourceSpec):
     """The settings of the evaluators for one set of pictures."""
 
+    config: EvaluateConfig
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
-    columns: Columns
-    resize: str
-    batch_size: int
-    threads: int
-    output: Storage
-    storage: StorageOptions
-    taken_down: bytes = b""
-    """Addresses to leave out, as a serialised bitmap."""
-    repeated: Repeated | None = None
-    foreign: bool = True
-    """True if the pictures are not a dataset of sdp, so that only sandboxed decoders may read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class EvaluateWorker:
         name, work, pieces = task
         spec = self._spec[name]
         if spec.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.threads)
+            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.config.scaling.threads)
         return name, _UnitRun(spec, self._networks(spec), self._sandbox).run(work, pieces, on_rows)
 
     def _networks(self, spec: EvaluateSpec) -> dict[str, Network]:
@@ -97,7 +86,7 @@ class EvaluateWorker:
                 continue
             if network.digest not in self._loaded:
                 local = networks.find(network.source, key, storage=spec.storage)  # on this machine
-                self._loaded[network.digest] = load_network(local, spec.resize, device)
+                self._loaded[network.digest] = load_network(local, spec.config.features.resize, device)
             selected[network.digest] = self._loaded[network.digest]
         return selected
 
@@ -107,16 +96,16 @@ class _UnitRun:
 
     def __init__(self, spec: EvaluateSpec, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
         self._spec, self._networks, self._sandbox = spec, networks, sandbox
-        self._batch = spec.batch_size
-        self._taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
+        self._batch = spec.config.scaling.batch_size
+        self._reason_to_skip = reason_to_skip(spec)
 
     def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
         results: list[_Batch] = []
         batch: list[_Prepared] = []
-        columns, storage = self._spec.columns, self._spec.storage
-        pictures = (row for piece in pieces for row in read_piece(piece, columns, options=storage))
-        for prepared in ordered_map(self._prepare, pictures, self._spec.threads):
+        spec = self._spec
+        pictures = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
+        for prepared in ordered_map(self._prepare, pictures, spec.config.scaling.threads):
             if isinstance(prepared, Outcome):
                 outcomes.append(prepared)
                 continue
@@ -128,14 +117,12 @@ class _UnitRun:
         results += self._embed(batch, outcomes)
         table = self._table(results).sort_by("row")
         outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
-        return write_part(self._spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
+        return write_part(spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
 
     def _prepare(self, picture: SourceRow) -> _Prepared | Outcome:
         row = picture.row
-        if row in self._taken_down:
-            return Outcome(row, FILTERED, "tombstone")
-        if self._spec.repeated is not None and row in self._spec.repeated:
-            return Outcome(row, FILTERED, REASON)
+        if (reason := self._reason_to_skip(row)) is not None:
+            return Outcome(row, FILTERED, reason)
         try:
             if picture.image is None:
                 raise RowError("empty", "the row has no image")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.config import GenerateConfig, identity
 from sdp.console import counted, say, table
@@ -18,9 +18,6 @@ from sdp.generate.source import GenerateModel, choose
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
-
-if TYPE_CHECKING:
-    from sdp.generate.worker import GenerateSpec
 
 _STRIP = 8
 """Pictures of a prompt on the contact sheet."""
@@ -115,33 +112,16 @@ def _generate(
     # A lower limit leaves out prompts that have addresses from before.
     left_out = frozen_prompts(output.storage, output.index)[len(prompts.texts) :]
     tasks = tasks_of(pending, [*prompts.texts, *left_out], config.images_per_prompt, prompts.taken_down)
+    make_worker = partial(GenerateWorker, config, model, output.storage)
     pool = _pool(config)
     pool.join()
     total = sum(len(work.unit) for work in pending)
     infos: list[PartInfo] = []
     with Tracker(pool, lease, total, "sdp_generate_images_total") as tracker:
-        for info in pool.run(partial(GenerateWorker, _spec(config, output, model)), tasks, tracker.add):
+        for info in pool.run(make_worker, tasks, tracker.add):
             infos.append(info)
             tracker.add(sum(len(info.unit) for info in infos) - tracker.figures.done)
     return infos, tracker.figures
-
-
-def _spec(config: GenerateConfig, output: Output, model: GenerateModel) -> "GenerateSpec":
-    from sdp.generate.sample import Sampling
-    from sdp.generate.worker import GenerateSpec
-
-    sampler = config.sampler
-    return GenerateSpec(
-        model=model,
-        sampling=Sampling(sampler.scheduler, sampler.steps, sampler.guidance_scale, config.resolution),
-        negative_prompt=sampler.negative_prompt,
-        seed=config.seed,
-        batch_size=config.scaling.batch_size,
-        precision=config.precision,
-        output=output.storage,
-        image_files=config.output.image_files,
-        storage=config.storage.options(),
-    )
 
 
 def _pool(config: GenerateConfig) -> WorkerPool:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.device import choose_device
+from sdp.device import DTYPES, choose_device
 from sdp.errors import SdpError
 from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
@@ -20,8 +20,6 @@ from sdp.model.trained import TrainedNetworks, load_networks, load_trained
 from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -74,16 +72,15 @@ def load_painter(
 ) -> Painter:
     """Load the model's networks on this process's GPU, if it has one, and return a painter."""
     device = choose_device()
-    dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
+    dtype = DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(model.base, storage=options).path
     trained = _load_networks(model, path).eval().requires_grad_(False).to(device, dtype)
     tokenizer = load.load_tokenizer(path)
     text_encoder: Any = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
 
     def encode(prompts: Sequence[str]) -> Tensor:
-        ids = torch.from_numpy(load.tokenize(tokenizer, prompts).astype(np.int64)).to(device)
         with torch.no_grad():
-            return encode_text(text_encoder, ids)
+            return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
 
     schedule = {**load.load_scheduler_config(path), **model.scheduler}
     networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)

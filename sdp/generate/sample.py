@@ -3,7 +3,7 @@
     latents = denoise(networks, text, seeds, sampling)
     images = develop(networks.vae, latents)          # uint8, N × height × width × 3
 
-`sample` does both. A picture's noise comes from its own seed, so it does not depend on the batch or the process that
+A picture's noise comes from its own seed, so it does not depend on the batch or the process that
 draws it. Seeds are those of diffusers' pipelines: `torch.Generator().manual_seed(seed)`.
 """
 
@@ -64,11 +64,6 @@ class Text:
     """One for each picture: N × tokens × width, on the device that draws."""
     negative: Tensor
     """The negative prompt of all pictures: tokens × width. Usually the encoded empty string."""
-
-
-def sample(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> NDArray[np.uint8]:
-    """Draw a picture for each prompt."""
-    return develop(networks.vae, denoise(networks, text, seeds, sampling))
 
 
 def denoise(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:

@@ -12,7 +12,7 @@ from sdp.config.generate import GenerateConfig
 from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, NotFound, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_marker
+from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_marker, trained_scheduler
 from sdp.model.layout import INDEX
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -110,11 +110,3 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
         ema=decay is not None and config.weights != "raw",
         scheduler=overrides,
     )
-
-
-def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
-    """Return the scheduler settings that follow from a training's objective."""
-    settings: dict[str, Any] = {"prediction_type": "v_prediction" if prediction == "v" else "epsilon"}
-    if zero_terminal_snr:  # the last timestep, which is pure noise, must be sampled
-        settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    return settings

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sdp.config import GenerateConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
@@ -15,7 +16,7 @@ from sdp.generate.painter import Painter, Picture, load_painter
 from sdp.generate.prompts import Prompt
 from sdp.generate.sample import Sampling, image_seed
 from sdp.generate.source import GenerateModel
-from sdp.storage import Storage, StorageOptions
+from sdp.storage import Storage
 
 SCHEMA = pa.schema(
     [
@@ -35,22 +36,6 @@ SCHEMA = pa.schema(
 )
 _SAME = ("checkpoint", "scheduler", "steps", "guidance_scale", "negative_prompt", "width", "height")
 LAYOUT = Layout(row_group_rows=64, dictionary=("prompt", *_SAME))
-
-
-@dataclass(frozen=True)
-class GenerateSpec:
-    """The settings of a job, sent to each of its generators."""
-
-    model: GenerateModel
-    sampling: Sampling
-    negative_prompt: str
-    seed: int
-    batch_size: int
-    precision: str
-    output: Storage
-    image_files: bool
-    """True to write each picture as a file, too."""
-    storage: StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +65,13 @@ def tasks_of(
 class GenerateWorker:
     """A generator; it loads its networks with its first unit."""
 
-    def __init__(self, spec: GenerateSpec) -> None:
-        self._spec = spec
+    def __init__(self, config: GenerateConfig, model: GenerateModel, output: Storage) -> None:
+        self._config, self._model, self._output = config, model, output
         self._painter: Painter | None = None
 
     def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> PartInfo:
         """Draw a unit and publish it; call `on_rows` with the number of pictures after each batch."""
-        spec, unit = self._spec, task.work.unit
+        config, unit = self._config, task.work.unit
         rows: list[dict[str, object]] = []
         outcomes: list[Outcome] = []
         to_draw: list[tuple[int, str]] = []
@@ -98,9 +83,9 @@ class GenerateWorker:
             else:
                 to_draw.append((row, prompt))
         # Batches depend on the unit alone, so that the same pictures share a batch in every run.
-        for start in range(0, len(to_draw), spec.batch_size):
-            batch = to_draw[start : start + spec.batch_size]
-            seeds = [image_seed(spec.seed, row) for row, _ in batch]
+        for start in range(0, len(to_draw), config.scaling.batch_size):
+            batch = to_draw[start : start + config.scaling.batch_size]
+            seeds = [image_seed(config.seed, row) for row, _ in batch]
             pictures = self._load().paint([prompt for _, prompt in batch], seeds)
             for (row, prompt), seed, picture in zip(batch, seeds, pictures, strict=True):
                 if picture is None:
@@ -110,22 +95,22 @@ class GenerateWorker:
                     outcomes.append(Outcome(row, WRITTEN))
             on_rows(len(batch))
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        return write_part(spec.output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
+        return write_part(self._output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
 
     def _row(self, row: int, prompt: str, seed: int, picture: Picture) -> dict[str, object]:
-        spec, data = self._spec, encode_png(picture)
-        if spec.image_files:  # before the part, so that an existing part implies its files
-            spec.output.publish(image_name(row), data)
+        sampler, data = self._config.sampler, encode_png(picture)
+        if self._config.output.image_files:  # before the part, so that an existing part implies its files
+            self._output.publish(image_name(row), data)
         return {
             "row": row,
             "prompt": prompt,
             "image": data,
             "seed": seed,
-            "checkpoint": spec.model.uri,
-            "scheduler": spec.sampling.scheduler,
-            "steps": spec.sampling.steps,
-            "guidance_scale": spec.sampling.guidance_scale,
-            "negative_prompt": spec.negative_prompt,
+            "checkpoint": self._model.uri,
+            "scheduler": sampler.scheduler,
+            "steps": sampler.steps,
+            "guidance_scale": sampler.guidance_scale,
+            "negative_prompt": sampler.negative_prompt,
             "width": picture.shape[1],
             "height": picture.shape[0],
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -133,14 +118,14 @@ class GenerateWorker:
 
     def _load(self) -> Painter:
         if self._painter is None:
-            spec = self._spec
+            config, sampler = self._config, self._config.sampler
             self._painter = load_painter(
-                spec.model,
-                spec.sampling,
-                negative_prompt=spec.negative_prompt,
-                batch_size=spec.batch_size,
-                precision=spec.precision,
-                options=spec.storage,
+                self._model,
+                Sampling(sampler.scheduler, sampler.steps, sampler.guidance_scale, config.resolution),
+                negative_prompt=sampler.negative_prompt,
+                batch_size=config.scaling.batch_size,
+                precision=config.precision,
+                options=config.storage.options(),
             )
         return self._painter
 

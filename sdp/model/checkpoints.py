@@ -10,7 +10,7 @@ complete.json. Without the marker it is incomplete.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +21,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import TensorIndex, read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, TensorIndex, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -36,23 +35,6 @@ MODEL, EMA = "model.", "ema."
 PHASES = ("phase-1", "phase-2")
 """The folders of a two-phase run, each of which is a run."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
-
-
-@dataclass(frozen=True, slots=True)
-class StateCounts:
-    """The integers of a run's state."""
-
-    step: Whole
-    taken: Whole = 0
-    empty: Whole = 0
-    samples: Whole = 0
-    skipped_samples: Whole = 0
-    counted_in_epoch: Whole = 0
-    epoch: Whole = 0
-    position: Whole = 0
-    optimized: Whole = 0
-    averaged: Whole = 0
-    scale_growth: Whole = 0
 
 
 Place = tuple[Whole, Whole, Whole]
@@ -74,12 +56,82 @@ class EpochStart:
 FIRST = EpochStart()
 
 
+@dataclass(slots=True)
+class TrainState:
+    """The state of a run: all that a resumed run needs besides tensors and the ledger, counted since it began."""
+
+    step: Whole
+    """Finished steps, skipped ones included; max_steps and the learning rate count these."""
+    taken: Whole = 0
+    """Steps that changed the weights."""
+    empty: Whole = 0
+    """Steps without a row that counts, which change nothing."""
+    samples: Whole = 0
+    """Samples trained on."""
+    skipped_samples: Whole = 0
+    """Samples of bad steps, which are consumed as well."""
+    counted_in_epoch: Whole = 0
+    """Samples of the current epoch, trained on or skipped."""
+    epoch: Whole = 0
+    """The current epoch, from 0."""
+    position: Whole = 0
+    """Consumed positions of the epoch's order."""
+    start: EpochStart = FIRST
+    """The beginning of the current epoch."""
+    seconds: float = 0.0
+    """Time spent training."""
+    gpu_hours: float = 0.0
+    """GPU-hours of trainers and encoders during that time."""
+    cost: float = 0.0
+    """Cost of that time at the configuration's prices."""
+    optimized: Whole = 0
+    """Steps in AdamW's moments, with those of the run that they were taken from."""
+    averaged: Whole = 0
+    """Steps in the moving average, with those of the run that it was taken from."""
+    loss: float | None = None
+    """The smoothed loss."""
+    usual_norm: float = 0.0
+    scale: float | None = None
+    """The loss scaler's scale, in fp16."""
+    scale_growth: Whole = 0
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were bad and therefore skipped."""
+        return self.step - self.taken - self.empty
+
+    @property
+    def consumed(self) -> int:
+        """Samples in the ledger."""
+        return self.samples + self.skipped_samples
+
+    def count(self, samples: int, *, taken: bool) -> None:
+        """Count the samples of a step."""
+        if taken:
+            self.samples += samples
+        else:
+            self.skipped_samples += samples
+        self.counted_in_epoch += samples
+        self.empty += not samples
+
+    def smooth(self, loss: float) -> None:
+        """Add a step's loss to the smoothed loss: a mean at first, then a moving average over about 100 steps."""
+        if self.loss is None:
+            self.loss = loss
+        else:
+            self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts, without the epoch's start."""
+        return {name: value for name, value in asdict(self).items() if name != "start"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Marker:
     """The fields of complete.json that every reader needs."""
 
     format: Annotated[int, Field(ge=FORMAT)]
-    state: StateCounts
+    state: TrainState
     created: datetime | None = None
     workers: Whole = 0
     epoch_start: EpochStart = FIRST
@@ -88,11 +140,6 @@ class _Marker:
     model: Mapping[str, str | None] = field(default_factory=dict)
     dataset: Mapping[str, Any] = field(default_factory=dict)
     datasets: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    state: Mapping[str, float | None]
 
 
 def checkpoint_name(step: int) -> str:
@@ -138,15 +185,26 @@ def read_marker(folder: Storage) -> dict[str, Any]:
         raise DatasetError(f"{folder.uri}: format {number}, this sdp reads {FORMAT}; use a newer sdp")
     try:
         parse(_Marker, marker)
-        parse(_Numbers, marker)
     except BadRecord as error:
         raise DamagedCheckpoint(f"{folder.uri_of(COMPLETE)}: {error}") from error
     return marker
 
 
-def read_epoch_start(marker: Mapping[str, Any]) -> EpochStart:
-    """Return the start of the current epoch, from a checkpoint's marker."""
-    return parse(EpochStart, marker.get("epoch_start", {}))
+def state_in(marker: Mapping[str, Any]) -> TrainState:
+    """Return the run's state, from a checkpoint's marker."""
+    data = marker["state"]
+    # Older checkpoints lack these counts.
+    taken = data.get("taken", 0)
+    older = {"averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0)}
+    return parse(TrainState, {**older, **data, "start": marker.get("epoch_start", {})})
+
+
+def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
+    """Return the settings of diffusers' samplers that follow from a training's objective."""
+    settings: dict[str, Any] = {"prediction_type": "v_prediction" if prediction == "v" else "epsilon"}
+    if zero_terminal_snr:  # the last timestep, which is pure noise, must be sampled
+        settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    return settings
 
 
 def read_ledger(folder: Storage) -> Ledger:

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from sdp.errors import ModelError, StorageError, one_line
 from sdp.imaging import Pixels
 from sdp.model.family import TOKENS
-from sdp.model.load import complete
 from sdp.storage import StorageOptions, open_source
 
 if TYPE_CHECKING:
@@ -74,22 +72,6 @@ def view_of(network: "FeatureNetwork") -> View:
     if view.side > view.shortest or text.get("max_position_embeddings", TOKENS) != TOKENS:
         raise ModelError(f"{network.path}: expected pictures cut from larger ones, and {TOKENS} tokens; choose another")
     return view
-
-
-def load_network(kind: Any, path: Path, **options: Any) -> Any:
-    """Load a network of transformers, frozen; a missing weight is an error."""
-    import torch
-    from transformers.utils import logging
-
-    quiet: Any = logging.disable_progress_bar
-    quiet()
-
-    def read() -> Any:
-        return kind.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
-        )
-
-    return complete(read, path).eval().requires_grad_(False)
 
 
 def embedding(output: Any) -> "Tensor":

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sdp.datasets.output import read_json
 from sdp.errors import ModelError, UserError
 from sdp.model import load, sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
+from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights, trained_scheduler
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import single_file
@@ -60,6 +60,8 @@ def export(
     one_file = form != "folder"
     folder = find_checkpoint(checkpoint, options)
     config = read_json(folder, CONFIG)
+    objective = config["objective"]
+    scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
     step = int(read_marker(folder)["state"]["step"])
     if not step:
         raise UserError(f"export: CHECKPOINT: {folder.uri}: step 0, which has learned nothing; train first")
@@ -90,7 +92,7 @@ def export(
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
             elif name == SCHEDULER:
-                data = _scheduler(data, config)
+                data = _json({**json.loads(data), **scheduler})
             elif name == INDEX:
                 data = _index(data)
             elif name == TEXT_ENCODER:
@@ -148,16 +150,6 @@ def _index(data: bytes) -> bytes:
         if isinstance(entry, list) and name not in PARTS:
             index[name] = [None, None]
     return _json({**index, "requires_safety_checker": False})
-
-
-def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
-    """Return the source's sampler configuration with the prediction type that the model was trained for."""
-    objective = config["objective"]
-    prediction = {"epsilon": "epsilon", "v": "v_prediction"}[objective["prediction"]]
-    scheduler = {**json.loads(data), "prediction_type": prediction}
-    if objective["zero_terminal_snr"]:
-        scheduler |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    return _json(scheduler)
 
 
 def _text_encoder(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """The Stable Diffusion family: everything that depends on the model, in one place.
 
-Stable Diffusion 1 and 2 share their conventions and differ in their configuration files. `SD1` and `SD2` hold these as
-published: enough to build the networks on torch's meta device and count their parameters. There are no weights, and
-torch is only imported when a function needs it.
+Stable Diffusion 1 and 2 share their conventions and differ in their configuration files. `SD1` and `SD2` hold what the
+files set apart from the libraries' own defaults: enough to build the trained networks on torch's meta device and count
+their parameters. There are no weights, and torch is only imported when a function needs it.
 """
 
 import json
@@ -49,13 +49,11 @@ _DEFAULTS = {"scaling_factor": SCALE, "hidden_size": 512}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A published model: the configuration and the number of parameters of each network."""
+    """A published model: the configuration of the networks that may be trained, and the parameters of each network."""
 
     name: str
     unet: Mapping[str, Any]
-    vae: Mapping[str, Any]
     text_encoder: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
     parameters: Mapping[str, int]
 
 
@@ -138,76 +136,24 @@ SD2: Final = Family(
     name="Stable Diffusion 2",
     unet={
         "_class_name": "UNet2DConditionModel",
-        "act_fn": "silu",
         "attention_head_dim": [5, 10, 20, 20],
         "block_out_channels": [320, 640, 1280, 1280],
-        "center_input_sample": False,
         "cross_attention_dim": 1024,
-        "down_block_types": [
-            "CrossAttnDownBlock2D",
-            "CrossAttnDownBlock2D",
-            "CrossAttnDownBlock2D",
-            "DownBlock2D",
-        ],
-        "downsample_padding": 1,
-        "dual_cross_attention": False,
-        "flip_sin_to_cos": True,
-        "freq_shift": 0,
         "in_channels": CHANNELS,
         "layers_per_block": 2,
-        "mid_block_scale_factor": 1,
-        "norm_eps": 1e-05,
-        "norm_num_groups": 32,
-        "out_channels": CHANNELS,
         "sample_size": 64,
-        "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
         "use_linear_projection": True,
     },
-    vae={
-        "_class_name": "AutoencoderKL",
-        "act_fn": "silu",
-        "block_out_channels": [128, 256, 512, 512],
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "in_channels": 3,
-        "latent_channels": CHANNELS,
-        "layers_per_block": 2,
-        "norm_num_groups": 32,
-        "out_channels": 3,
-        "sample_size": 768,
-        "scaling_factor": SCALE,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-    },
     text_encoder={
-        "architectures": ["CLIPTextModel"],
-        "attention_dropout": 0.0,
         "bos_token_id": 0,
         "eos_token_id": 2,
         "hidden_act": "gelu",
         "hidden_size": 1024,
-        "initializer_factor": 1.0,
-        "initializer_range": 0.02,
         "intermediate_size": 4096,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 77,
         "model_type": "clip_text_model",
         "num_attention_heads": 16,
         "num_hidden_layers": 23,
-        "pad_token_id": 1,
         "projection_dim": 512,
-        "vocab_size": 49408,
-    },
-    scheduler={
-        "_class_name": "DDIMScheduler",
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "beta_start": 0.00085,
-        "clip_sample": False,
-        "num_train_timesteps": 1000,
-        "prediction_type": "epsilon",
-        "set_alpha_to_one": False,
-        "skip_prk_steps": True,
-        "steps_offset": 1,
-        "trained_betas": None,
     },
     parameters={"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840},
 )
@@ -215,7 +161,6 @@ SD2: Final = Family(
 SD1: Final = Family(
     name="Stable Diffusion 1",
     unet={**SD2.unet, "attention_head_dim": 8, "cross_attention_dim": 768, "use_linear_projection": False},
-    vae={**SD2.vae, "sample_size": 512},
     text_encoder={
         **SD2.text_encoder,
         "hidden_act": "quick_gelu",
@@ -225,6 +170,5 @@ SD1: Final = Family(
         "num_hidden_layers": 12,
         "projection_dim": 768,
     },
-    scheduler={**SD2.scheduler, "_class_name": "PNDMScheduler"},
     parameters={"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
 )

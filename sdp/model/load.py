@@ -5,7 +5,7 @@ leave it random with at most a log line.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,11 @@ for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quant
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-def load_vae(path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
+def load_vae(path: Path, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
     """Load the VAE, frozen."""
     from diffusers import AutoencoderKL
 
-    vae: AutoencoderKL = _frozen(_diffusers(AutoencoderKL, path, "vae", dtype), device)
+    vae: AutoencoderKL = _frozen(_diffusers(AutoencoderKL, path, "vae"), device)
     return vae
 
 
@@ -40,23 +40,20 @@ def load_text_encoder(
     path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
 ) -> "CLIPTextModel":
     """Load the text encoder, frozen. `family.encode_text` runs it."""
-    import torch
     from transformers import CLIPTextModel
+
+    encoder: CLIPTextModel = load_network(CLIPTextModel, path / "text_encoder", device, dtype=dtype)
+    return encoder
+
+
+def load_network(kind: Any, path: Path, device: "torch.device | str" = "cpu", **options: Any) -> Any:
+    """Load a network of transformers, frozen; in fp32 unless the options name a dtype."""
+    import torch
     from transformers.utils import logging
 
     quiet: Any = logging.disable_progress_bar  # hundreds of workers would each log one
     quiet()
-    folder = path / "text_encoder"
-
-    kind: Any = CLIPTextModel
-
-    def read() -> Loaded:
-        return kind.from_pretrained(
-            folder, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
-        )
-
-    encoder: CLIPTextModel = _frozen(complete(read, folder), device)
-    return encoder
+    return _frozen(_complete(kind, path, **{**options, "dtype": options.get("dtype") or torch.float32}), device)
 
 
 def new_text_encoder(path: Path) -> "CLIPTextModel":
@@ -78,6 +75,13 @@ def load_tokenizer(path: Path, part: str = "tokenizer") -> "CLIPTokenizer":
     return tokenizer
 
 
+def token_ids(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> "torch.Tensor":
+    """Return the token ids of captions as the text encoder takes them."""
+    import torch
+
+    return torch.from_numpy(tokenize(tokenizer, captions).astype(np.int64))
+
+
 def tokenize(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> npt.NDArray[np.uint16]:
     """Return the token ids of captions, each cut or padded to 77 tokens."""
     encoded = tokenizer(list(captions), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="np")
@@ -89,27 +93,21 @@ def load_unet(
     path: Path,
     *,
     pretrained: bool,
-    dtype: "torch.dtype | None" = None,
     device: "torch.device | str" = "cpu",
 ) -> "UNet2DConditionModel":
     """Load the U-Net for training, with the source's weights or with new ones from torch's current seed."""
     import torch
 
     kind = unet_class()
-    unet = _diffusers(kind, path, "unet", dtype) if pretrained else kind.from_config(load_unet_config(path))
+    unet = _diffusers(kind, path, "unet") if pretrained else kind.from_config(load_unet_config(path))
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
-    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, dtype or torch.float32).train()
+    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, torch.float32).train()
     return ready
 
 
 def load_unet_config(path: Path) -> dict[str, Any]:
     """Load the U-Net's configuration."""
-    folder = path / "unet"
-    try:
-        config: dict[str, Any] = unet_class().load_config(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: not a U-Net's configuration ({_line(error)}); check config.json") from error
-    return config
+    return _config(unet_class(), path / "unet", "a U-Net's configuration", "config.json")
 
 
 def load_noise_schedule(path: Path) -> "NoiseSchedule":
@@ -133,12 +131,8 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
     """Load the configuration of diffusers' samplers, which names what the model predicts."""
     from diffusers import DDPMScheduler
 
-    kind: Any = DDPMScheduler
     folder = path / "scheduler"
-    try:
-        config: dict[str, Any] = kind.load_config(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: not a noise schedule ({_line(error)}); check scheduler_config.json") from error
+    config = _config(DDPMScheduler, folder, "a noise schedule", "scheduler_config.json")
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in ("epsilon", "v_prediction"):
         raise ModelError(
@@ -147,33 +141,27 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
     return config
 
 
-Loaded = Any
-"""A network and its library's report on loading it."""
+def _config(kind: Any, folder: Path, what: str, name: str) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = kind.load_config(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: not {what} ({_line(error)}); check {name}") from error
+    return config
 
 
-def _diffusers(kind: Any, path: Path, part: str, dtype: "torch.dtype | None") -> Any:
+def _diffusers(kind: Any, path: Path, part: str) -> Any:
     import torch
 
-    folder = path / part
-
-    def read() -> Loaded:
-        return kind.from_pretrained(
-            folder,
-            torch_dtype=dtype or torch.float32,
-            use_safetensors=True,
-            low_cpu_mem_usage=False,  # True needs another library, and warns if that is missing
-            output_loading_info=True,
-        )
-
-    return complete(read, folder)
+    # low_cpu_mem_usage=True needs another library, and warns if that is missing.
+    return _complete(kind, path / part, torch_dtype=torch.float32, low_cpu_mem_usage=False)
 
 
-def complete(read: Callable[[], Loaded], folder: Path) -> Any:
-    """Return a network, if its file had exactly its weights, in the right shapes."""
+def _complete(kind: Any, folder: Path, **options: Any) -> Any:
+    """Load a network, whose file must have exactly its weights, in the right shapes."""
     from safetensors import SafetensorError
 
     try:
-        model, report = read()
+        model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded ({_line(error)}); compare it with the original") from error
     # Old files also hold the position ids, which are not weights.

@@ -1,6 +1,5 @@
-"""The noise schedule: the signal and noise at each timestep, and the target that the model predicts."""
+"""The noise schedule: the signal and noise at each timestep, the target that the model predicts, and its loss."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,20 +45,6 @@ class NoiseSchedule:
         return (self.signal[timesteps] / self.noise[timesteps]) ** 2
 
 
-def scaled_linear(
-    steps: int = 1000, start: float = 0.00085, end: float = 0.012, *, zero_terminal_snr: bool = False
-) -> NoiseSchedule:
-    """Return Stable Diffusion's schedule, in which the square roots of the betas rise linearly."""
-    betas = torch.linspace(start**0.5, end**0.5, steps, dtype=torch.float64) ** 2
-    return from_betas(betas, zero_terminal_snr=zero_terminal_snr)
-
-
-def from_betas(betas: Tensor | Sequence[float], *, zero_terminal_snr: bool = False) -> NoiseSchedule:
-    """Return the schedule of the betas, the variance of the noise that each step adds."""
-    betas = torch.as_tensor(betas, dtype=torch.float64)
-    return from_alphas_cumprod(torch.cumprod(1 - betas, 0), zero_terminal_snr=zero_terminal_snr)
-
-
 def from_alphas_cumprod(alphas_cumprod: Tensor, *, zero_terminal_snr: bool = False) -> NoiseSchedule:
     """Return the schedule of ᾱ, the share of the signal's variance that is left at each step."""
     signal = alphas_cumprod.double().sqrt()
@@ -67,6 +52,22 @@ def from_alphas_cumprod(alphas_cumprod: Tensor, *, zero_terminal_snr: bool = Fal
         # Shift and scale: the last step has no signal and the first is unchanged (Lin et al., 2305.08891).
         signal = (signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])
     return NoiseSchedule(signal.float(), (1 - signal**2).sqrt().float())
+
+
+def sample_losses(predicted: Tensor, target: Tensor) -> Tensor:
+    """Return the mean squared error of each sample, always in fp32."""
+    return (predicted.float() - target.float()).square().flatten(1).mean(1)
+
+
+def min_snr_weights(schedule: NoiseSchedule, timesteps: Tensor, prediction: Prediction, gamma: float) -> Tensor:
+    """Return min-SNR weights, which keep easy timesteps from dominating: min(SNR, γ) for x_0 (Hang et al., 2303.09556).
+
+    At a timestep without signal (zero terminal SNR) the weight is its limit, which avoids a division by zero.
+    """
+    snr = schedule.snr(timesteps)
+    if prediction == "v":
+        return snr.clamp(max=gamma) / (snr + 1)
+    return torch.where(snr > 0, snr.clamp(max=gamma) / snr.clamp(min=1e-12), 1.0)
 
 
 def _at(table: Tensor, timesteps: Tensor, like: Tensor) -> Tensor:

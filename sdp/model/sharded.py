@@ -29,8 +29,15 @@ from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, TensorIndex, read_tensor_index
+from sdp.model.tensor_index import (
+    FORMAT,
+    INDEX,
+    Chunk,
+    DamagedCheckpoint,
+    StoredTensor,
+    TensorIndex,
+    read_tensor_index,
+)
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
@@ -164,11 +171,8 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
     layout = host.layout_of(tensors)
     if layout is None:
         writer = _Writer()
-        try:
-            with _no_warning_when_alone():
-                save_state(tensors, storage_writer=writer, no_dist=alone)
-        except CheckpointException as error:
-            raise _cause(error, f"{storage.uri}: cannot save") from error
+        with _explained(f"{storage.uri}: cannot save"):
+            save_state(tensors, storage_writer=writer, no_dist=alone)
         layout = _Layout(writer.files, writer.index)
         host.keep(tensors, layout)
     return Staged(storage, tensors, layout, host)
@@ -192,14 +196,25 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
 
 def _load(storage: Storage, index: TensorIndex, tensors: dict[str, Tensor], *, alone: bool) -> None:
     reader = _Reader(storage, index, _device_of(tensors.values()))
-    try:
-        with _no_warning_when_alone():
-            load_state(tensors, storage_reader=reader, no_dist=alone)
-    except CheckpointException as error:
-        raise _cause(error, f"{storage.uri}: cannot load") from error
+    with _explained(f"{storage.uri}: cannot load"):
+        load_state(tensors, storage_reader=reader, no_dist=alone)
 
 
-class _Writer(StorageWriter):
+class _Unprepared:
+    """The steps of torch's planning that need nothing here."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, str | PurePosixPath)
+
+
+class _Writer(_Unprepared, StorageWriter):
     """Plans the files of a worker without writing them: `Staged` does."""
 
     def __init__(self) -> None:
@@ -207,14 +222,8 @@ class _Writer(StorageWriter):
         self.index: bytes | None = None
         """The index of all workers' tensors, on the first worker."""
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
@@ -243,29 +252,19 @@ class _Writer(StorageWriter):
             tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
         self.index = json.dumps({"format": FORMAT, "crc32": True, "tensors": tensors}).encode()
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, str | PurePosixPath)
 
-
-class _Reader(StorageReader):
+class _Reader(_Unprepared, StorageReader):
     """Reads the chunks that a worker needs."""
 
     def __init__(self, storage: Storage, index: TensorIndex, device: torch.device) -> None:
         self._storage, self._stored, self._device = storage, index.tensors, device
         self._checksums = _Checksums(storage) if index.has_checksums else None
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def read_metadata(self) -> md.Metadata:
         return md.Metadata({name: _as_metadata(tensor) for name, tensor in self._stored.items()})
 
     def set_up_storage_reader(self, metadata: md.Metadata, is_coordinator: bool) -> None:
         pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
@@ -302,10 +301,6 @@ class _Reader(StorageReader):
         if len(data) != length:
             raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: too short")
         return memoryview(data)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, str | PurePosixPath)
 
 
 class _Stretch(NamedTuple):
@@ -457,10 +452,14 @@ def _dtype(name: str) -> torch.dtype:
 
 
 @contextmanager
-def _no_warning_when_alone() -> Iterator[None]:
+def _explained(action: str) -> Iterator[None]:
+    """Raise the cause of torch's errors, and leave out its warning for a process alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            raise _cause(error, action) from error
 
 
 def _cause(error: CheckpointException, action: str) -> BaseException:

@@ -11,8 +11,8 @@ folder and its digest. A source pinned by `sha256` is refused when its content h
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,6 @@ OTHER_SOURCES = (
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>.*))?")
 _REVISION = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,21 @@ class LocalModel:
     source: ModelSource
 
 
-def parse(text: str, *, revision: str | None = None, sha256: str | None = None) -> ModelSource:
+def parse(text: str) -> ModelSource:
     """Return the source that a configuration names."""
-    source = _parse_address(text, revision)
-    if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise ModelError(f"model source {text}: sha256: expected 64 hexadecimal digits, got {sha256!r}")
-    if source.kind != "hub" and revision is not None:
-        raise ModelError(f"model source {text}: only a hub source has a revision; pin this source by its sha256")
-    return replace(source, sha256=sha256)
+    if not text.strip() or text != text.strip():
+        raise ModelError(f"model source {text!r}: expected {FORMS}")
+    if text.startswith(BUILTIN):
+        return ModelSource("builtin", text)
+    if text.startswith(("s3://", "gs://")):
+        return ModelSource("bucket", text.rstrip("/"))
+    match = _HUB_ID.fullmatch(text)
+    # An existing folder comes first, as in the libraries. A revision means the hub.
+    if match and (match["revision"] is not None or not Path(text).is_dir()):
+        return _hub_source(text, match["repo"], match["revision"])
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise ModelError(f"model source {text}: unknown form; expected {FORMS}")
+    return ModelSource("local", text)
 
 
 def check(
@@ -88,30 +94,28 @@ def check(
         from sdp.model import hub
 
         _require_files(source, hub.exists(source), parts)
-    elif source.kind == "bucket":
-        from sdp.storage import open_storage
-
-        folder = open_storage(source.uri, storage)
-        _require_files(source, folder.exists, parts)
-        _require_consistent(source, layout.contradiction(folder.read, parts))
-    else:
-        _check_folder(source, local_folder(source), parts)
+        return source
+    exists, read = _files_of(source, storage)
+    _require_files(source, exists, parts)
+    if problem := layout.contradiction(read, parts):
+        raise ModelError(f"model source {source}: {problem}; use the parts of one Stable Diffusion 1 or 2 model")
+    folders = [local_folder(source) / part for part in parts] if source.kind != "bucket" else []
+    for file in (file for folder in folders for file in _files(folder) if file.suffix == ".safetensors"):
+        if damaged := layout.damage(file):
+            raise ModelError(f"model source {source}: {file.parent.name}/{file.name} {damaged}; fetch it again")
     return source
 
 
 def resolve(
     source: ModelSource | str,
     *,
-    revision: str | None = None,
-    sha256: str | None = None,
     storage: "StorageOptions | None" = None,
 ) -> LocalModel:
     """Return the source as a local folder, downloaded if needed and once for all processes of a machine.
 
     The digest is that of the content, which must match a pinned `sha256`.
     """
-    if isinstance(source, str):
-        source = parse(source, revision=revision, sha256=sha256)
+    source = parse(source) if isinstance(source, str) else source
     from sdp.model import cache
 
     if source.kind == "hub":
@@ -162,12 +166,8 @@ def _read_config(source: ModelSource | str, name: str, storage: "StorageOptions 
         from sdp.model import hub
 
         data = hub.read(source, name)
-    elif source.kind == "bucket":
-        from sdp.storage import open_storage
-
-        data = open_storage(source.uri, storage).read(name)
     else:
-        data = (local_folder(source) / name).read_bytes()
+        data = _files_of(source, storage)[1](name)
     try:
         config: dict[str, Any] = {**json.loads(data)}
     except (ValueError, TypeError) as error:
@@ -183,23 +183,6 @@ def present(folder: Path) -> list[str]:
 
 def _files(folder: Path) -> list[Path]:
     return [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
-
-
-def _parse_address(text: str, revision: str | None) -> ModelSource:
-    if not text.strip() or text != text.strip():
-        raise ModelError(f"model source {text!r}: expected {FORMS}")
-    if text.startswith(BUILTIN):
-        return ModelSource("builtin", text)
-    if text.startswith(("s3://", "gs://")):
-        return ModelSource("bucket", text.rstrip("/"))
-    match = _HUB_ID.fullmatch(text)
-    pinned = match is not None and match["revision"] is not None
-    # An existing folder comes first, as in the libraries. A revision means the hub.
-    if match and (pinned or revision is not None or not Path(text).is_dir()):
-        return _hub_source(text, match["repo"], match["revision"] if pinned else revision)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", text):
-        raise ModelError(f"model source {text}: unknown form; expected {FORMS}")
-    return ModelSource("local", text)
 
 
 def _hub_source(text: str, repo: str, revision: str | None) -> ModelSource:
@@ -235,12 +218,15 @@ def local_folder(source: ModelSource) -> Path:
     return path
 
 
-def _check_folder(source: ModelSource, folder: Path, parts: Sequence[str]) -> None:
-    _require_files(source, lambda name: (folder / name).is_file(), parts)
-    _require_consistent(source, layout.contradiction(lambda name: (folder / name).read_bytes(), parts))
-    for file in (file for part in parts for file in _files(folder / part) if file.suffix == ".safetensors"):
-        if damaged := layout.damage(file):
-            raise ModelError(f"model source {source}: {file.parent.name}/{file.name} {damaged}; fetch it again")
+def _files_of(source: ModelSource, storage: "StorageOptions | None") -> tuple[Exists, Callable[[str], bytes]]:
+    """Return a test for the files of a folder or bucket, and a function that reads one."""
+    if source.kind == "bucket":
+        from sdp.storage import open_storage
+
+        folder = open_storage(source.uri, storage)
+        return folder.exists, folder.read
+    path = local_folder(source)
+    return lambda name: (path / name).is_file(), lambda name: (path / name).read_bytes()
 
 
 def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str]) -> None:
@@ -255,8 +241,3 @@ def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str]) ->
     raise ModelError(
         f"model source {source}: {missing} is missing: expected {', '.join(parts)} in diffusers layout; {remedy}"
     )
-
-
-def _require_consistent(source: ModelSource, contradiction: str | None) -> None:
-    if contradiction:
-        raise ModelError(f"model source {source}: {contradiction}; use the parts of one Stable Diffusion 1 or 2 model")

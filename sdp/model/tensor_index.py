@@ -6,13 +6,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sdp.errors import ModelError, NotFound, one_line
-from sdp.model.damage import DamagedCheckpoint
+from sdp.errors import DatasetError, ModelError, NotFound, one_line
 from sdp.storage import Storage
 
 INDEX = "tensors.json"
 FORMAT = 1
 _DTYPE = re.compile(r"bool|(?:float|bfloat|complex|u?int)(8|16|32|64|128)(?:_\w+)?", re.ASCII)
+
+
+class DamagedCheckpoint(ModelError, DatasetError):
+    """A file of a checkpoint is missing, truncated, changed or malformed."""
+
+    def __init__(self, what: str, hint: str = "use another checkpoint") -> None:
+        super().__init__(what, hint)  # both are in args, from which unpickling makes it
+        self.what, self.hint = what, hint
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)

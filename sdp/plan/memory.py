@@ -146,7 +146,7 @@ def _micro_batch(config: TrainConfig, workers: int) -> int:
 
 
 def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
-    return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
+    return config.replaced(strategy=config.strategy.replaced(**changes))
 
 
 def trained_parameters(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
@@ -162,7 +162,7 @@ def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
     if second.max_steps is not None:
         sizes = {name: getattr(second, name) for name in ("resolution", "batch_size", "global_batch_size")}
         data, source = config.data.replaced(**sizes), config.source.replaced(uri=second.source)
-        yield config.model_copy(update={"data": data, "source": source})
+        yield config.replaced(data=data, source=source)
 
 
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:

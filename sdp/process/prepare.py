@@ -16,7 +16,7 @@ from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
 from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
-from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
+from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
 from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
 from sdp.errors import UserError
@@ -27,7 +27,6 @@ _PIECE_BYTES = 1024 * 3 * 256 * 256
 """Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
 _PIECE_ROWS = 256
 """Most rows of a piece at lower resolutions, where the transform of 256 rows takes about a second of a core."""
-_TEXT_BATCH = 64
 
 
 Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig, covariant=True)
@@ -86,8 +85,10 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     _refuse_unfit(config, shape)
     spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
-        recipe=_recipe(config),
-        settings=_settings(config),
+        recipe=Recipe.of(config.transform, tuple(config.resolutions), config.seed),
+        settings=EncoderSettings.of(
+            config.encode, config.seed, config.encode.latents, config.encode.batch_sizes(config.resolutions)
+        ),
         shape=shape,
         columns=pictures.columns,
         storage=options,
@@ -160,30 +161,6 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
     for reason in failed["reason"].to_pylist():
         reasons[reason] = reasons.get(reason, 0) + 1
     return Retry(rows, reasons)
-
-
-def _recipe(config: ProcessConfig) -> Recipe:
-    transform = config.transform
-    return Recipe(
-        resolutions=tuple(config.resolutions),
-        crop=transform.crop,
-        seed=config.seed,
-        max_upscale=transform.max_upscale,
-        oversample=transform.oversample,
-        max_pixels=transform.max_pixels,
-    )
-
-
-def _settings(config: ProcessConfig) -> EncoderSettings:
-    encode = config.encode
-    return EncoderSettings(
-        seed=config.seed,
-        content=encode.latents,
-        dtype=encode.dtype,
-        batch_sizes={**encode.batch_sizes(config.resolutions), TEXT: _TEXT_BATCH},
-        channels_last=encode.channels_last,
-        compile=encode.compile,
-    )
 
 
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:

@@ -20,8 +20,7 @@ from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound, SdpError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import COMPLETE, CONFIG, checkpoint_name, read_ledger, read_marker, tensor_sizes
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.subject import identify, phases_of
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.run_folder import RunFolder

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sdp.device import Mark, enter
+from sdp.device import DTYPES, Mark, enter
 from sdp.encode.chunk import Chunk
-from sdp.encode.encoder import DTYPES, BatchEncoder
+from sdp.encode.encoder import BatchEncoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.model import networks
-from sdp.model.clip import View, embedding, load_network
+from sdp.model.clip import View, embedding
+from sdp.model.load import load_network
 from sdp.score.stages import ScoreSpec
 
 Scores32 = NDArray[np.float32]

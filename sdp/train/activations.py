@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdp.config import TrainConfig
 from sdp.config.train import LoraConfig
+from sdp.device import DTYPES
 from sdp.model.family import SD2, TOKENS, latent_shape, predict, unet_class
 from sdp.model.lora import add_lora
 from sdp.plan.memory import Activations
-from sdp.train.strategies import DTYPES
 
 
 def activations(config: TrainConfig) -> Activations:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import enter
+from sdp.device import DTYPES, enter
 from sdp.encode.joined import contents_of
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
@@ -32,7 +32,6 @@ from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
-from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
@@ -40,8 +39,8 @@ from sdp.train.plan import DATASET_KINDS
 from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.strategies import DTYPES, channels_last, compile_blocks
-from sdp.train.trainer import StopRequest, Trainer, TrainerParts
+from sdp.train.strategies import channels_last, compile_blocks
+from sdp.train.trainer import StopRequest, Trainer
 from sdp.train.world import World
 
 Empty = Callable[[], NDArray[np.float16]]
@@ -77,26 +76,22 @@ def assemble(
     begin_from = config.model.start_from
     try:
         return Trainer(
-            TrainerParts(
-                config=config,
-                world=world,
-                networks=make_networks(config, model, world),
-                objective=make_objective(config, model, world),
-                conditioning=make_conditioning(config, model, world, empty),
-                reader=reader,
-                checkpointer=Checkpointer(
-                    RunFolder(open_storage(config.output.uri, options)),
-                    world,
-                    config.model_dump(mode="json"),
-                    config.checkpoint.keep_last,
-                    config.checkpoint.keep_every,
-                    metadata,
-                    config.checkpoint.keep_best,
-                ),
-                begin_from=find_checkpoint(begin_from, options) if begin_from else None,
-                callbacks=callbacks,
-                stop=stop or StopRequest(),
-            )
+            config=config,
+            world=world,
+            networks=make_networks(config, model, world),
+            objective=make_objective(config, model, world),
+            conditioning=make_conditioning(config, model, world, empty),
+            reader=reader,
+            checkpointer=Checkpointer(
+                RunFolder(open_storage(config.output.uri, options)),
+                world,
+                config.model_dump(mode="json"),
+                config.checkpoint,
+                metadata,
+            ),
+            begin_from=find_checkpoint(begin_from, options) if begin_from else None,
+            callbacks=callbacks,
+            stop=stop or StopRequest(),
         )
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -149,7 +144,7 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         images,
         engine,
         config.seed,
-        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
+        data.shuffle,
         world.rank,
         world.size,
         load_weights=partial(row_weights, images.storage, data.holdout, config.limit),
@@ -165,7 +160,7 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
     return make(
         sources.datasets,
         config.seed,
-        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
+        data.shuffle,
         world.rank,
         world.size,
         threads=data.readers,
@@ -201,16 +196,10 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
 
 def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
     """Return the training objective, with the model's own noise schedule."""
-    alphas = load.load_noise_schedule(model.path).alphas_cumprod
-    objective = config.objective
+    alphas, objective = load.load_noise_schedule(model.path).alphas_cumprod, config.objective
     assert objective.prediction is not None, "resolved when the run began"
-    return Objective(
-        schedule=from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr).to(world.device),
-        prediction=objective.prediction,
-        caption_dropout=objective.caption_dropout,
-        min_snr_gamma=objective.min_snr_gamma,
-        offset_noise=objective.offset_noise,
-    )
+    schedule = from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr)
+    return Objective(schedule.to(world.device), objective.prediction, objective)
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
@@ -254,4 +243,4 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
 
 
 def _empty_ids(model: LocalModel) -> Tensor:
-    return torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
+    return load.token_ids(load.load_tokenizer(model.path), [""])

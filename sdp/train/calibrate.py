@@ -1,7 +1,5 @@
 """Calibration for `sdp plan`: a few steps of a job on the devices of this machine."""
 
-from typing import Any
-
 import torch
 
 from sdp.config import TrainConfig
@@ -35,18 +33,16 @@ def calibrate(config: TrainConfig) -> dict[int, Figure]:
     speeds = dict[int, Figure]()
     for phase in each_phase(config):
         side = phase.data.resolution
-        changes: dict[str, Any] = {
-            "output": phase.output.model_copy(update={"uri": f"{phase.output.uri.rstrip('/')}-calibration/{side}"}),
-            "max_steps": STEPS,
-            "phase_2": SecondPhaseConfig(),
-            "log": LogConfig(every_steps=5),
-            "checkpoint": phase.checkpoint.model_copy(update={"every_steps": STEPS}),
-            "evaluate": TrainEvaluateConfig(),
-            "samples": SamplesConfig(),
-            "profile": ProfileConfig(),
-            **dict.fromkeys(("max_epochs", "max_samples", "max_hours", "max_cost")),
-        }
-        short = phase.model_copy(update=changes)
+        short = phase.model_copy(update=dict.fromkeys(("max_epochs", "max_samples", "max_hours", "max_cost"))).replaced(
+            output=phase.output.replaced(uri=f"{phase.output.uri.rstrip('/')}-calibration/{side}"),
+            max_steps=STEPS,
+            phase_2=SecondPhaseConfig(),
+            log=LogConfig(every_steps=5),
+            checkpoint=phase.checkpoint.replaced(every_steps=STEPS),
+            evaluate=TrainEvaluateConfig(),
+            samples=SamplesConfig(),
+            profile=ProfileConfig(),
+        )
         run(short)
         folder = RunFolder(open_storage(short.output.uri, short.storage.options()))
         for resolution, figure in measured_speeds(folder.storage, on_cpus=True).items():

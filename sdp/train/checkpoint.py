@@ -18,18 +18,17 @@ from typing import Any
 from torch import Tensor
 
 import sdp
+from sdp.config.train import CheckpointConfig
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
 from sdp.device import thread_pool
 from sdp.errors import UserError
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_epoch_start, read_ledger, read_marker, way_out
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, TrainState, read_ledger, read_marker, state_in, way_out
+from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 from sdp.train.world import World
 
 
@@ -40,11 +39,9 @@ class Checkpointer:
     run: RunFolder
     world: World
     config: Mapping[str, Any]
-    keep_last: int = 3
-    keep_every: int | None = None
+    keep: CheckpointConfig = field(default_factory=CheckpointConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
-    keep_best: int = 0
     _ledger: Ledger = field(default_factory=Ledger)
     _losses: dict[int, float] = field(default_factory=dict)
     """Losses of complete checkpoints that have been read."""
@@ -122,7 +119,7 @@ class Checkpointer:
             sharded.load(folder, tensors, alone=self.world.size == 1)
             if self.world.is_main:
                 self._ledger = read_ledger(folder)
-            return _state_in(marker)
+            return state_in(marker)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
 
@@ -139,11 +136,11 @@ class Checkpointer:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
         complete = [step for step, is_complete in steps.items() if is_complete]
-        kept = set(complete[-self.keep_last :])
-        if self.keep_every:
-            kept |= {step for step in complete if step % self.keep_every == 0}
-        if self.keep_best:
-            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep_best])
+        kept = set(complete[-self.keep.keep_last :])
+        if self.keep.keep_every:
+            kept |= {step for step in complete if step % self.keep.keep_every == 0}
+        if self.keep.keep_best:
+            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep.keep_best])
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)
@@ -185,10 +182,6 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
 def read_state(folder: Storage) -> TrainState:
     """Return the run's state at a checkpoint."""
     try:
-        return _state_in(read_marker(folder))
+        return state_in(read_marker(folder))
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error
-
-
-def _state_in(marker: Mapping[str, Any]) -> TrainState:
-    return TrainState.from_json(marker["state"], read_epoch_start(marker))

@@ -10,7 +10,7 @@ from typing import Any
 from sdp.console import say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import note_signal
-from sdp.train.state import TrainState
+from sdp.model.checkpoints import TrainState
 from sdp.train.trainer import Trainer
 
 

@@ -187,7 +187,7 @@ def with_prices(config: TrainConfig) -> TrainConfig:
             raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
         else:
             say(f"train: prices.{role}_instance: no known price of {instance}, so none counts; set prices.{role}_hour")
-    return config.model_copy(update={"prices": prices.model_copy(update=changes)})
+    return config.replaced(prices=prices.replaced(**changes))
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:
@@ -200,18 +200,14 @@ def _absolute(config: TrainConfig) -> TrainConfig:
         return open_storage(uri, options).uri
 
     source, model, second = config.source, config.model, config.phase_2
-    also = tuple(other.model_copy(update={"uri": absolute(other.uri)}) for other in source.also)
+    also = tuple(other.replaced(uri=absolute(other.uri)) for other in source.also)
     local = Path(model.source)
-    changes: dict[str, Any] = {
-        "source": source.model_copy(update={"uri": absolute(source.uri), "also": also}),
-        "output": config.output.model_copy(update={"uri": absolute(config.output.uri)}),
-        "model": model.model_copy(
-            update={
-                "source": str(local.absolute()) if local.is_dir() else model.source,
-                "start_from": absolute(model.start_from),
-            }
+    return config.replaced(
+        source=source.replaced(uri=absolute(source.uri), also=also),
+        output=config.output.replaced(uri=absolute(config.output.uri)),
+        model=model.replaced(
+            source=str(local.absolute()) if local.is_dir() else None, start_from=absolute(model.start_from)
         ),
-        "evaluate": config.evaluate.model_copy(update={"source": absolute(config.evaluate.source)}),
-        "phase_2": second.model_copy(update={"source": absolute(second.source)}),
-    }
-    return config.model_copy(update=changes)
+        evaluate=config.evaluate.replaced(source=absolute(config.evaluate.source)),
+        phase_2=second.replaced(source=absolute(second.source)),
+    )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sdp.config import TrainConfig
 from sdp.console import counted
+from sdp.model.checkpoints import TrainState
 from sdp.plan.model import Group, Stage, stage
 from sdp.plan.speeds import unet_flops
-from sdp.train.state import TrainState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdp.errors import SdpError
-from sdp.model.metric_files import FILE_LINES, file_name, files_in
 from sdp.storage import Storage
-from sdp.train.run_folder import json_line
+from sdp.train.run_folder import FILE_LINES, json_line, metrics_file, metrics_files
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +68,8 @@ class MetricsLog:
                 if (count := len(file.lines)) == file.written:
                     continue
                 if file.name is None:
-                    self._number = (files_in(self._run)[-1][0] if self._number is None else self._number) + 1
-                    file.name = file_name(self._number, file.after)
+                    self._number = (metrics_files(self._run)[-1][0] if self._number is None else self._number) + 1
+                    file.name = metrics_file(self._number, file.after)
                 self._run.publish(file.name, b"".join(file.lines[:count]))
                 file.written = count
         except SdpError as error:

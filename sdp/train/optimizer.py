@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and the guard that skips bad steps."""
+"""AdamW, its learning rate, the moving average, and the guard that skips bad steps."""
 
 import math
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from sdp.config.train import OptimizerConfig
-from sdp.model.ema import shard
 
 _BLOCK, _LEAST_PACKED = 256, 4096
 """torchao's limits: the numbers that share a scale, and the smallest parameter whose moments are packed."""
@@ -121,6 +121,34 @@ def _pack(moment: Any, values: Tensor, skip: Tensor) -> None:
     moment.copy_(values)
     for tensor, was in zip(packed, before, strict=True):
         tensor.copy_(torch.where(skip > 0, was, tensor))
+
+
+def shard(tensor: Tensor | DTensor) -> Tensor:
+    """Return this worker's shard, on which operations need neither communication nor DTensor's dispatch."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Ema:
+    """The moving average of the weights, in fp32 and in shards: average ← decay · average + (1 − decay) · weights.
+
+    The decay starts low, (1 + n) / (10 + n) at the n-th update, so that the average forgets the initial weights.
+    """
+
+    def __init__(self, trained: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self._weights = dict(trained)
+        self._average = {name: weights.detach().float().clone() for name, weights in trained.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after a step, counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        average, weights = (list(map(shard, tensors.values())) for tensors in (self._average, self._weights))
+        torch._foreach_lerp_(average, weights, 1 - decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the average by parameter name: the tensors themselves, so that loading works in place."""
+        return self._average
 
 
 class LossScale:

@@ -13,12 +13,11 @@ from sdp.config import TrainConfig
 from sdp.config.train import SecondPhaseConfig
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
-from sdp.model.checkpoints import PHASES
+from sdp.model.checkpoints import PHASES, TrainState
 from sdp.storage import open_storage
 from sdp.storage.uri import join
 from sdp.train.checkpoint import read_state
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 
 
 def phases_of(config: TrainConfig) -> list[TrainConfig]:
@@ -71,12 +70,12 @@ def finished_phases(phases: list[TrainConfig]) -> list[TrainState]:
     if two.latest() is None:
         return []
     step = one.latest()
-    return [read_state(one.checkpoint(step)) if step is not None else TrainState()]
+    return [read_state(one.checkpoint(step)) if step is not None else TrainState(0)]
 
 
 def total_state(states: Iterable[TrainState]) -> TrainState:
     """Return a state that holds the time, GPU-hours and cost of all these."""
-    total = TrainState()
+    total = TrainState(0)
     for state in states:
         total.seconds += state.seconds
         total.gpu_hours += state.gpu_hours
@@ -86,9 +85,7 @@ def total_state(states: Iterable[TrainState]) -> TrainState:
 
 def with_remaining_budget(config: TrainConfig, spent: TrainState) -> TrainConfig:
     """Return a phase's configuration with the budget that earlier phases have left."""
-    left: dict[str, float] = {}
-    if config.max_hours is not None:
-        left["max_hours"] = max(0.0, config.max_hours - spent.seconds / 3600)
-    if config.max_cost is not None:
-        left["max_cost"] = max(0.0, config.max_cost - spent.cost)
-    return config.model_copy(update=left)
+    return config.replaced(
+        max_hours=None if config.max_hours is None else max(0.0, config.max_hours - spent.seconds / 3600),
+        max_cost=None if config.max_cost is None else max(0.0, config.max_cost - spent.cost),
+    )

@@ -15,7 +15,7 @@ from sdp.encode.joined import contents_of
 from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
+from sdp.model.checkpoints import CONFIG, FIRST, TrainState, find_checkpoint, read_marker
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
@@ -24,7 +24,7 @@ from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
-from sdp.train.data.order import Ints, OrderShape
+from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
@@ -32,7 +32,6 @@ from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
 from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 
 DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
 """The kind of dataset that each data.mode reads."""
@@ -74,10 +73,6 @@ class Plan:
         contents = contents_of(self.columns.tables) if self.columns else []
         return {"source.tables": contents} if contents else {}
 
-    @property
-    def epoch_steps(self) -> int:
-        return -(-self.positions // self.batch)
-
     def lines(self) -> list[str]:
         """Return the plan as lines for the terminal."""
         if self.finished is not None:
@@ -88,7 +83,7 @@ class Plan:
         columns = self.columns or Columns()
         return [
             f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}, {self.batch:,} per step, "
-            f"{counted(self.epoch_steps, 'step')} per epoch",
+            f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
             *(f"train: {kind} {text}" for kind, text in columns.lines()),
             f"train: {self.run}, {course}",
             *(f"train: {note}" for note in self.notes),
@@ -112,7 +107,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
     run = RunFolder(open_storage(config.output.uri, options))
     step = run.latest()
-    state = read_state(run.checkpoint(step)) if step is not None else TrainState()
+    state = read_state(run.checkpoint(step)) if step is not None else TrainState(0)
     newest = state.position == 0
     rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
     columns = None if offline else open_columns(config, datasets[0])
@@ -248,10 +243,10 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = opened.rows, config.data.shuffle
     if opened.buckets is None:
-        DirectReader(opened.datasets, config.seed, OrderShape(), 0, 1)  # checks that they can be mixed
+        DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
     else:
         _refuse_split_granules(config)
-        shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
+        shape = shuffle.replaced(lanes=max(shuffle.lanes, config.scaling.most))
         reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
     return opened.rows, positions, datasets, first.text.name == TEXT

@@ -16,7 +16,7 @@ def with_prediction(config: TrainConfig) -> TrainConfig:
         hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
         got = f"null, and {key} was trained to predict epsilon"
         raise ConfigError([Problem("objective.prediction", "v while zero_terminal_snr is on", got, hint)])
-    return config.model_copy(update={"objective": config.objective.model_copy(update={"prediction": own})})
+    return config.replaced(objective=config.objective.replaced(prediction=own))
 
 
 def prediction_note(config: TrainConfig) -> str | None:

@@ -6,7 +6,7 @@ the stopwatch's activities. On a GPU, kernels belong to the activity in which th
 """
 
 import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +66,7 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
     phases = _phases(marks, kernels)
     _add_memory(phases, marks, memory)
     ops = _ops(events, steps, marks, kernels)
-    for name, phase, _, spent in ops:
+    for name, phase, spent in ops:
         phases[phase].ops[name] += spent
     count = max(len(steps), 1)
     total = sum(step.length for step in steps)
@@ -190,20 +190,20 @@ def _add_memory(phases: Mapping[str, _Phase], marks: Sequence[Span], memory: Seq
 
 def _ops(
     events: Sequence[Mapping[str, Any]], steps: Sequence[Span], marks: Sequence[Span], kernels: Sequence[_Kernel]
-) -> list[tuple[str, str, int, float]]:
-    """Return operations with their phase, calls and microseconds: the GPU's if there is one, else the host's."""
+) -> list[tuple[str, str, float]]:
+    """Return operations with their phase and microseconds: the GPU's if there is one, else the host's."""
 
     def phase(moment: float) -> str:
         number = _at(marks, moment)
         return marks[number].name if number is not None else OTHER
 
     if kernels:
-        return [(kernel.op, phase(kernel.launched), 1, kernel.span.length) for kernel in kernels]
+        return [(kernel.op, phase(kernel.launched), kernel.span.length) for kernel in kernels]
     by_thread = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event.get("cat") == "cpu_op" and _at(steps, event["ts"]) is not None:
             by_thread[event["tid"]].append(Span(event["ts"], event["ts"] + event["dur"], event["name"]))
-    return [(span.name, phase(span.start), 1, own) for spans in by_thread.values() for span, own in own_times(spans)]
+    return [(span.name, phase(span.start), own) for spans in by_thread.values() for span, own in own_times(spans)]
 
 
 def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
@@ -225,13 +225,11 @@ def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
     return done
 
 
-def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, total: float) -> list[dict[str, Any]]:
-    calls: dict[str, int] = defaultdict(int)
+def _top(ops: Sequence[tuple[str, str, float]], steps: int, total: float) -> list[dict[str, Any]]:
+    calls = Counter(name for name, *_ in ops)
     spent: dict[str, float] = defaultdict(float)
-    for name, _, count, microseconds in ops:
-        calls[name] += count
+    for name, _, microseconds in ops:
         spent[name] += microseconds
-    best = sorted(spent, key=lambda name: -spent[name])[:_TOP]
     return [
         {
             "name": name,
@@ -239,7 +237,7 @@ def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, total: float) -
             "ms": _ms(spent[name] / steps),
             "share": round(spent[name] / total, 4) if total else 0.0,
         }
-        for name in best
+        for name in sorted(spent, key=lambda name: -spent[name])[:_TOP]
     ]
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from sdp.console import clock, counted, duration, size, spent
+from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.stragglers import behind
 from sdp.train.plan import Plan
-from sdp.train.state import TrainState
 
 NOTABLE = 0.1
 """A worker that is slower than the others by more than this share is named in the progress line."""

@@ -4,11 +4,15 @@
     checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last complete.json
     bad_rows/step-000001000.jsonl    bad rows since the previous checkpoint, with reasons
     events.jsonl                     starts, failures, checkpoints, resizes
-    metrics/000001-000000000.jsonl   a line every few steps, some hundred in a file
+    metrics/000003-000055000.jsonl   a line every few steps: the third file, for the steps after 55,000
     samples/step-000001000/          pictures drawn at that step, and last prompts.json
 
 A checkpoint without complete.json does not count. One process writes at a time: the driver before and after training,
 and the main worker in between. Reading needs neither torch nor Ray; `sdp inspect` and `sdp report` use this module.
+
+Object stores cannot append, so the newest file of metrics is rewritten until it is full and older files never change.
+A job that resumes from a checkpoint starts a new file after that step. Lines of older files about later steps are then
+void, since those steps are done again. Runs of older versions have one metrics.jsonl, which counts as the oldest file.
 """
 
 import json
@@ -16,7 +20,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -32,7 +36,6 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
 from sdp.model.checkpoints import COMPLETE, PHASES, checkpoint_name, steps_in
-from sdp.model.metric_files import files_in, joined
 from sdp.plan.speeds import Figure
 from sdp.storage import Storage
 
@@ -40,6 +43,12 @@ EVENTS = "events.jsonl"
 FORMAT = 1
 SAMPLES, PROMPTS = "samples/", "prompts.json"
 """The pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
+
+METRICS, _ONE = "metrics/", "metrics.jsonl"
+FILE_LINES = 1000
+"""Lines of a full file of metrics, which has about 800 kB."""
+
+_METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
 
 Line = dict[str, Any]
 
@@ -185,7 +194,7 @@ class RunFolder:
 
     def history(self) -> History:
         """Read metrics and events; a file that does not exist yet has no lines."""
-        files = files_in(self.storage)
+        files = metrics_files(self.storage)
         read = list(ordered_map(lambda file: self._lines(file[2], _is_metric), files, workers=8))
         events, problems = self._lines(EVENTS, _is_event)
         metrics = joined((after, lines) for (_, after, _), (lines, _) in zip(files, read, strict=True))
@@ -238,6 +247,27 @@ class RunFolder:
 def samples_folder(step: int) -> str:
     """Return the folder of a step's pictures within a run."""
     return f"{SAMPLES}step-{step:09d}"
+
+
+def metrics_file(number: int, after: int) -> str:
+    """Return the name of a run's file of metrics by its number and the step that it begins after."""
+    return f"{METRICS}{number:06d}-{after:09d}.jsonl"
+
+
+def metrics_files(run: Storage) -> list[tuple[int, int, str]]:
+    """Return (number, step that it begins after, name) of each file of a run's metrics, from the oldest."""
+    matches = (_METRICS_FILE.fullmatch(name) for name in run.names(METRICS))
+    return [(0, 0, _ONE), *sorted((int(match[1]), int(match[2]), match[0]) for match in matches if match)]
+
+
+def joined(files: Iterable[tuple[int, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Return the valid lines of files, each given as the step that it begins after and its lines, from the oldest."""
+    lines: list[dict[str, Any]] = []
+    for after, new in files:
+        while lines and lines[-1]["step"] > after:
+            lines.pop()
+        lines += new
+    return lines
 
 
 def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Figure]:

@@ -3,28 +3,15 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
+from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.base import Saved
 from sdp.train.checkpoint import Checkpointer, Saving
-from sdp.train.state import TrainState
 from sdp.train.world import World
-
-
-@dataclass
-class _Pending:
-    """A checkpoint that is not complete yet."""
-
-    saving: Saving
-    began: float
-    stalled_s: float
-    """Time for which training has stood still for it."""
-    committed: Future[None] | None = None
-    """The commit, on the main worker, once all workers have written."""
 
 
 class Saver:
@@ -37,7 +24,12 @@ class Saver:
     def __init__(self, checkpointer: Checkpointer, world: World, on_saved: Callable[[Saved], None]) -> None:
         """`on_saved` is called when a checkpoint is complete, or on other workers when all have written."""
         self._checkpointer, self._world, self._on_saved = checkpointer, world, on_saved
-        self._pending: _Pending | None = None
+        self._pending: Saving | None = None
+        """A checkpoint that is not complete yet."""
+        self._committed: Future[None] | None = None
+        """Its commit, on the main worker, once all workers have written."""
+        self._began = self._stalled_s = 0.0
+        """The moment it began, and the time for which training has stood still for it."""
         self.last_step: int | None = None
         """The step of the newest checkpoint, complete or not."""
 
@@ -52,22 +44,22 @@ class Saver:
         """Begin a checkpoint, once the previous one is complete."""
         began = time.perf_counter()
         self.finish()
-        saving = self._checkpointer.stage(tensors, state, consumed, bad)
-        self.last_step = state.step
-        self._pending = _Pending(saving, began, time.perf_counter() - began)
+        self._pending = self._checkpointer.stage(tensors, state, consumed, bad)
+        self.last_step, self._committed = state.step, None
+        self._began, self._stalled_s = began, time.perf_counter() - began
 
     def wait_for_copy(self) -> None:
         """Wait until the tensors are copied, so that they may change."""
         if self._pending is not None:
             began = time.perf_counter()
-            self._pending.saving.copied.result()
-            self._pending.stalled_s += time.perf_counter() - began
+            self._pending.copied.result()
+            self._stalled_s += time.perf_counter() - began
 
     def is_written(self) -> bool:
         """Return whether this worker's share of the checkpoint is in the storage."""
-        if self._pending is None or not self._pending.saving.written.done():
+        if self._pending is None or not self._pending.written.done():
             return False
-        self._pending.saving.written.result()
+        self._pending.written.result()
         return True
 
     def advance(self, *, all_written: bool) -> None:
@@ -75,13 +67,13 @@ class Saver:
         pending = self._pending
         if pending is None:
             return
-        if all_written and pending.committed is None:
+        if all_written and self._committed is None:
             if self._world.is_main:
-                pending.committed = self._checkpointer.commit_later(pending.saving)
+                self._committed = self._checkpointer.commit_later(pending)
             else:
                 self._report(pending)
-        elif pending.committed is not None and pending.committed.done():
-            pending.committed.result()
+        elif self._committed is not None and self._committed.done():
+            self._committed.result()
             self._report(pending)
 
     def finish(self) -> None:
@@ -89,25 +81,24 @@ class Saver:
         # The main worker has it until its commit, the others until all have written.
         if self._world.any_of([self._pending is not None])[0]:
             if (pending := self._pending) is not None:
-                pending.saving.written.result()
+                pending.written.result()
             self._world.barrier()
             if pending is not None:
-                if pending.committed is not None:
-                    pending.committed.result()
+                if self._committed is not None:
+                    self._committed.result()
                 elif self._world.is_main:
-                    self._checkpointer.commit(pending.saving)
+                    self._checkpointer.commit(pending)
                 self._report(pending)
             self._world.barrier()  # until it is complete
 
-    def _report(self, pending: _Pending) -> None:
+    def _report(self, saving: Saving) -> None:
         self._pending = None
-        saving = pending.saving
         self._on_saved(
             Saved(
                 saving.folder.uri,
                 saving.state.step,
-                pending.stalled_s,
-                time.perf_counter() - pending.began,
+                self._stalled_s,
+                time.perf_counter() - self._began,
                 saving.state.consumed,
                 saving.ledger_rows,
             )

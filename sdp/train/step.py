@@ -10,24 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sdp.model.loss import min_snr_weights, sample_losses
-from sdp.model.schedule import NoiseSchedule, Prediction
+from sdp.config.train import ObjectiveConfig
+from sdp.model.schedule import NoiseSchedule, Prediction, min_snr_weights, sample_losses
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import Purpose, RowRandom
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Objective:
     """The training objective."""
 
     schedule: NoiseSchedule
-    prediction: Prediction = "epsilon"
-    caption_dropout: float = 0.1
-    """Probability that a caption is replaced by the empty one, drawn anew in each epoch."""
-    min_snr_gamma: float | None = None
-    """Cap on the signal-to-noise ratio in a timestep's loss weight."""
-    offset_noise: float = 0.0
-    """Strength of noise that is constant over each channel."""
+    prediction: Prediction
+    """The prediction of the settings, resolved when the run began."""
+    settings: ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,11 @@ def weighted_losses(
     """Return the loss of each sample times its weight; the caller divides by the sum of all weights."""
     schedule = objective.schedule
     timesteps = random.integers(Purpose.TIMESTEP, len(schedule))
-    text = conditioning.text_or_empty(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
+    text = conditioning.text_or_empty(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.settings.caption_dropout))
     losses = losses_at(networks, objective, batch, random, timesteps, text)
     weights = batch.weights
-    if objective.min_snr_gamma is not None:
-        weights = weights * min_snr_weights(schedule, timesteps, objective.prediction, objective.min_snr_gamma)
+    if objective.settings.min_snr_gamma is not None:
+        weights = weights * min_snr_weights(schedule, timesteps, objective.prediction, objective.settings.min_snr_gamma)
     return losses * weights
 
 
@@ -85,7 +81,7 @@ def losses_at(
         latents = sample_latents(latents, random)
     shape = latents.shape[1:]
     noise = random.normal(Purpose.NOISE, *shape)
-    if objective.offset_noise:
-        noise = noise + objective.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
+    if objective.settings.offset_noise:
+        noise = noise + objective.settings.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
     predicted = networks(schedule.add_noise(latents, noise, timesteps), timesteps, text)
     return sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))

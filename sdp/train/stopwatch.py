@@ -31,20 +31,16 @@ class Stopwatch:
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
         """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
-        with record_function(ANNOTATION + activity) if self.annotate else nullcontext(), self._measure(activity, host):
-            yield
-
-    @contextmanager
-    def _measure(self, activity: str, host: bool) -> Iterator[None]:
-        if self._device.type == "cuda" and not host:
-            stream = torch.cuda.current_stream(self._device)
-            began = record(stream, timing=True)
-            yield
-            self._events.append((activity, began, record(stream, timing=True)))
-            return
-        start = time.perf_counter()
-        yield
-        self._add(activity, time.perf_counter() - start)
+        with record_function(ANNOTATION + activity) if self.annotate else nullcontext():
+            if self._device.type == "cuda" and not host:
+                stream = torch.cuda.current_stream(self._device)
+                began = record(stream, timing=True)
+                yield
+                self._events.append((activity, began, record(stream, timing=True)))
+            else:
+                start = time.perf_counter()
+                yield
+                self._add(activity, time.perf_counter() - start)
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap; work that the GPU has not finished counts in the next lap."""

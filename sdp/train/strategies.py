@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp.config.train import StrategyConfig
+from sdp.device import DTYPES
 from sdp.model.family import blocks
 from sdp.model.trained import TrainedNetworks
 from sdp.train.world import World
@@ -23,8 +24,6 @@ from sdp.train.world import World
 log = logging.getLogger(__name__)
 
 Sharding = Literal["shard_grad_op", "full_shard", "hybrid"]
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy(ABC):

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,19 +18,17 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
-from sdp.model.checkpoints import EMA, MODEL, EpochStart
-from sdp.model.ema import Ema
+from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
 from sdp.plan.model import Group
 from sdp.storage import Storage
-from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.callbacks.base import Callback, Saved, StepReport, Update
 from sdp.train.checkpoint import Checkpointer, read_state
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.limits import reached_limit, used_up_budget
-from sdp.train.optimizer import AdamW, Guard, LossScale, Verdict, learning_rate
+from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.saver import Saver
-from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
@@ -56,34 +54,6 @@ class StopRequest:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerParts:
-    """The parts of a trainer."""
-
-    config: TrainConfig
-    world: World
-    networks: TrainedNetworks
-    objective: Objective
-    conditioning: Conditioning
-    reader: Reader
-    checkpointer: Checkpointer
-    begin_from: Storage | None = None
-    """Another run's checkpoint, whose weights and moving average a new run begins with."""
-    callbacks: Sequence[Callback] = ()
-    stop: StopRequest = field(default_factory=StopRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """The figures of an optimizer step, the same on all workers."""
-
-    loss: float
-    norm: float
-    samples: int
-    learning_rate: float
-    verdict: Verdict
-
-
 @contextmanager
 def _manual_garbage_collection() -> Iterator[None]:
     """Disable automatic garbage collection: it would pause one worker at a time, and all others wait for that one."""
@@ -99,23 +69,28 @@ def _manual_garbage_collection() -> Iterator[None]:
             gc.unfreeze()
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
 
-    def __init__(self, parts: TrainerParts) -> None:
-        self.config = config = parts.config
-        self.world = world = parts.world
-        self.state = TrainState()
-        self.stop = parts.stop
-        self.callbacks = parts.callbacks
+    config: TrainConfig
+    world: World
+    networks: TrainedNetworks
+    objective: Objective
+    conditioning: Conditioning
+    reader: Reader
+    checkpointer: Checkpointer
+    begin_from: Storage | None = None
+    """Another run's checkpoint, whose weights and moving average a new run begins with."""
+    callbacks: Sequence[Callback] = ()
+    stop: StopRequest = field(default_factory=StopRequest)
 
-        self.objective = parts.objective
-        self.conditioning = parts.conditioning
-        self.reader = parts.reader
+    def __post_init__(self) -> None:
+        config, world = self.config, self.world
+        self.state = TrainState(0)
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
-        self.networks = parts.networks
         self.strategy = make_strategy(config.strategy, self.networks, world, config.precision)
         self.trained = self.networks.trained()
         """The trained parameters, as the strategy has wrapped them, by their names in checkpoints."""
@@ -128,9 +103,7 @@ class Trainer:
         self._stop_requested = False
         """True if any worker had a stop request at the last step."""
 
-        self.begin_from = parts.begin_from
-        self.checkpointer = parts.checkpointer
-        self.saver = Saver(parts.checkpointer, world, self._report_saved)
+        self.saver = Saver(self.checkpointer, world, self._report_saved)
         self.consumed = Ledger()
         """Rows that this worker has consumed since the last checkpoint."""
         self.bad: list[Outcome] = []
@@ -225,16 +198,7 @@ class Trainer:
         state.gpu_hours += seconds / 3600 * resources.gpus
         state.cost += seconds / 3600 * resources.per_hour
         return StepReport(
-            step=state.step,
-            epoch=epoch,
-            epoch_done=done,
-            samples=update.samples,
-            loss=update.loss,
-            norm=update.norm,
-            learning_rate=update.learning_rate,
-            verdict=update.verdict,
-            seconds=seconds,
-            parts=self.stopwatch.lap(),
+            **asdict(update), step=state.step, epoch=epoch, epoch_done=done, seconds=seconds, parts=self.stopwatch.lap()
         )
 
     def _accumulate(self, micro_batches: Sequence[Batch], total_weight: Tensor) -> Tensor:
@@ -268,7 +232,7 @@ class Trainer:
                 (losses.sum() * share).backward()  # type: ignore[no-untyped-call]
         return losses.detach().sum()
 
-    def _update(self, loss: Tensor, total: Tensor) -> _Update:
+    def _update(self, loss: Tensor, total: Tensor) -> Update:
         """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
         state = self.state
         with self.stopwatch.measure("optimizer"):
@@ -297,7 +261,7 @@ class Trainer:
                     self.ema.update(state.averaged)
         self._stop_requested = stoppers > 0
         self.saver.advance(all_written=writers == self.world.size)
-        return _Update(loss_value, norm_value, round(samples), rate, verdict)
+        return Update(loss_value, norm_value, round(samples), rate, verdict)
 
     def _divisor(self, norm: Tensor) -> Tensor | None:
         """Return the divisor of gradients with this norm, for the loss's scale and for clipping."""
@@ -306,7 +270,7 @@ class Trainer:
             return self.scale.factor if self.scale.enabled else None
         return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
 
-    def _account(self, batch: Batch, update: _Update) -> float:
+    def _account(self, batch: Batch, update: Update) -> float:
         """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
         state, epoch, verdict = self.state, self.state.epoch, update.verdict
         for number, rows in batch.counted_by_epoch(epoch):
@@ -329,7 +293,7 @@ class Trainer:
             self._record_bad_step(batch, epoch, update)
         return done
 
-    def _record_bad_step(self, batch: Batch, epoch: int, update: _Update) -> None:
+    def _record_bad_step(self, batch: Batch, epoch: int, update: Update) -> None:
         """Record a skipped step with its rows; end the run if there have been too many in a row."""
         shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(epoch)})
         step = self.state.step

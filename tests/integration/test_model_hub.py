@@ -126,7 +126,7 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
         code = (
             "import sys\nfrom sdp.errors import SdpError\n"
             "from sdp.config import load\nfrom sdp.dreambooth.job import keep_model\n"
-            "from sdp.model.sources import check, prediction_type, resolve\n"
+            "from dataclasses import replace\nfrom sdp.model.sources import check, parse, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
         done = subprocess.run(
@@ -230,7 +230,7 @@ def test_a_repository_without_a_part_is_refused(hub: Hub, ask: Ask) -> None:
 
 
 def test_a_changed_pin_is_refused(ask: Ask) -> None:
-    done = ask(f"resolve('{SOURCE}', sha256='{'0' * 64}')")
+    done = ask(f"resolve(replace(parse('{SOURCE}'), sha256='{'0' * 64}'))")
     assert done.line.startswith("2 model source")
     assert "has changed" in done.line
 

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sdp.errors import AccessDenied, ModelError, NotFound
-from sdp.model.sources import check, prediction_type, present, resolve
+from sdp.model.sources import check, parse, prediction_type, present, resolve
 from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 
@@ -35,7 +36,7 @@ def test_a_model_in_a_bucket_is_the_model_that_was_put_there(uri: str) -> None:
     assert got.digest == tiny.digest
     assert present(got.path) == present(tiny.path)
     assert not (got.path / "README.md").exists()
-    assert resolve(uri, sha256=tiny.digest).path == got.path
+    assert resolve(replace(parse(uri), sha256=tiny.digest)).path == got.path
 
 
 def test_the_workers_of_a_machine_download_it_once(uri: str) -> None:

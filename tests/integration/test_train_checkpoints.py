@@ -12,8 +12,7 @@ import torch
 from sdp.datasets.ledger import Ledger
 from sdp.errors import StorageError, Unavailable
 from sdp.model import sharded
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.inspect import describe
 from sdp.storage import open_storage
 from sdp.storage.local import LocalStorage

@@ -247,7 +247,8 @@ def test_drawing_takes_no_more_than_its_share_of_the_time(
     began = 0.0
     for step in range(1, 400):
         clock.now += 1.0  # a step without drawing
-        report = StepReport(step, 0, 0.0, 8, 1.0, 1.0, 1e-3, "good", clock.now - began, {})
+        figures = {"step": step, "epoch": 0, "epoch_done": 0.0, "seconds": clock.now - began, "parts": {}}
+        report = StepReport(1.0, 1.0, 8, 1e-3, "good", **figures)
         began = clock.now
         draw.on_step(trainer, report)
     spent = len(pieces) * piece

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from sdp.datasets.ledger import Ledger
 from sdp.model.checkpoints import read_weights
-from sdp.model.schedule import scaled_linear
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
 from sdp.train.assemble import offline_reader
@@ -25,10 +24,10 @@ from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.sources import open_sources
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.trainer import Trainer, TrainerParts
+from sdp.train.trainer import Trainer
 from sdp.train.world import World
 from tests.latents import make_latents
-from tests.training import config
+from tests.training import config, scaled_linear
 from tests.workers import WorkersFailed, run_workers
 
 ROWS, EPOCHS = 230, 2
@@ -94,16 +93,14 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         dying_storage(run, after)
     unet = CountingUnet()
     trainer = Trainer(
-        TrainerParts(
-            config=how,
-            world=world,
-            networks=TrainedNetworks(unet),
-            objective=Objective(schedule=scaled_linear()),
-            conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
-            reader=offline_reader(how, open_sources(how), world),
-            checkpointer=Checkpointer(run, world, {}),
-            callbacks=callbacks,
-        )
+        config=how,
+        world=world,
+        networks=TrainedNetworks(unet),
+        objective=Objective(scaled_linear(), "epsilon", how.objective),
+        conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
+        reader=offline_reader(how, open_sources(how), world),
+        checkpointer=Checkpointer(run, world, {}),
+        callbacks=callbacks,
     )
     step = trainer._step
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from sdp.console import Progress, configure, say
+from sdp.model.checkpoints import TrainState
 from sdp.train.progress import summary_lines
-from sdp.train.state import TrainState
 
 
 class Terminal(io.StringIO):
@@ -66,5 +66,5 @@ def test_filters_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_a_run_without_a_step_does_not_suggest_an_export() -> None:
-    assert not any("sdp export" in line for line in summary_lines(TrainState(), "CHECKPOINT", "stopped"))
+    assert not any("sdp export" in line for line in summary_lines(TrainState(0), "CHECKPOINT", "stopped"))
     assert any("sdp export" in line for line in summary_lines(TrainState(step=1), "CHECKPOINT", "stopped"))

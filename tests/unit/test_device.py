@@ -16,11 +16,11 @@ from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
 from sdp.model import sharded
+from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.prefetch import prefetched
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.world import World
 from tests.cuda_double import Gpus, two_gpus

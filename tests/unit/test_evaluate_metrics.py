@@ -5,13 +5,13 @@ import pytest
 
 from sdp.evaluate.metrics import (
     Doubles,
-    FeatureSample,
     Frechet,
     Gaussian,
     Moments,
     frechet_infinity,
     kernel_distance,
     mean_and_error,
+    moments_and_sample,
     squared_discrepancy,
 )
 
@@ -168,15 +168,15 @@ def test_fid_infinity_of_too_few_pictures_is_none() -> None:
 
 def test_the_subset_of_a_large_set_does_not_depend_on_its_batches() -> None:
     rows = features(100).astype(np.float32)
-    by_ten = FeatureSample(30, 100, 1).take(rows[start : start + 10] for start in range(0, 100, 10))
-    at_once = FeatureSample(30, 100, 1).take([rows])
-    assert np.array_equal(by_ten.rows, at_once.rows)
-    assert len(np.unique(by_ten.rows, axis=0)) == 30
-    assert by_ten.moments is not None
-    assert by_ten.moments.count == 100
-    assert np.array_equal(FeatureSample(100, 100, 5).take([rows]).rows, rows)
+    moments, by_ten = moments_and_sample((rows[start : start + 10] for start in range(0, 100, 10)), 30, 100, 1)
+    _, at_once = moments_and_sample([rows], 30, 100, 1)
+    assert np.array_equal(by_ten, at_once)
+    assert len(np.unique(by_ten, axis=0)) == 30
+    assert moments is not None
+    assert moments.count == 100
+    assert np.array_equal(moments_and_sample([rows], 100, 100, 5)[1], rows)
     # Fewer than announced, since some have been taken down.
-    assert len(FeatureSample(100, 100, 5).take([rows[:40]]).rows) == 40
+    assert len(moments_and_sample([rows[:40]], 100, 100, 5)[1]) == 40
 
 
 def test_a_mean_comes_with_its_standard_error() -> None:

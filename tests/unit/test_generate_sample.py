@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sdp.config.generate import SamplerConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import Painter, load_painter
-from sdp.generate.sample import SCHEDULERS, Networks, Sampling, Text, image_seed, make_scheduler, sample
+from sdp.generate.sample import SCHEDULERS, Networks, Sampling, Text, denoise, develop, image_seed, make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
@@ -147,11 +147,11 @@ def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(pai
 
 def test_sample_takes_the_encoders_output_and_gives_bytes(painter: Painter) -> None:
     states = painter.encode([*PROMPTS, NEGATIVE])
-    pictures = sample(painter.networks, Text(states[:2], states[2]), SEEDS, HOW)
+    pictures = develop(painter.networks.vae, denoise(painter.networks, Text(states[:2], states[2]), SEEDS, HOW))
     assert pictures.dtype == np.uint8
     assert apart(pictures, painted(painter, HOW)) <= 1
     with pytest.raises(ValueError, match="expected a seed for each of 2 prompts, got 1"):
-        sample(painter.networks, Text(states[:2], states[2]), SEEDS[:1], HOW)
+        denoise(painter.networks, Text(states[:2], states[2]), SEEDS[:1], HOW)
 
 
 def test_seeds_are_fixed_by_seed_and_address_for_ever() -> None:

@@ -9,6 +9,7 @@ from diffusers.loaders import single_file_utils as theirs
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from scripts.published import VAE
 from sdp.model.family import SD1, SD2, Family, unet_class
 from sdp.model.single_file import single_file
 
@@ -27,7 +28,7 @@ def networks(family: Family) -> tuple[Any, Any, Any]:
     vae: Any = AutoencoderKL
     text = CLIPTextConfig(**{**family.text_encoder, **SMALL_TEXT, "vocab_size": 10})
     unet = unet_class().from_config({**family.unet, **SMALL_UNET})
-    return unet, vae.from_config({**family.vae, **SMALL_VAE}), CLIPTextModel(text)
+    return unet, vae.from_config({**VAE, **SMALL_VAE}), CLIPTextModel(text)
 
 
 def assert_same(actual: dict[str, Tensor], network: nn.Module, prefix: str = "") -> None:

@@ -15,6 +15,7 @@ from sdp.config import TrainConfig, draft
 from sdp.config.train import PricesConfig
 from sdp.errors import ConfigError, UserError
 from sdp.hardware import GPUS, INSTANCES
+from sdp.model.checkpoints import TrainState
 from sdp.plan import make, show
 from sdp.plan.make import Options, Work
 from sdp.plan.model import Group, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
@@ -27,7 +28,6 @@ from sdp.train.job import with_prices
 from sdp.train.limits import forecast, samples_to_come
 from sdp.train.phases import phases_of
 from sdp.train.run_folder import RunFolder, measured_speeds
-from sdp.train.state import TrainState
 
 PRICES = load_prices(None)
 CONFIG = draft("train", None).config

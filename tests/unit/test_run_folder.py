@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import pytest
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import DatasetError, Unavailable
-from sdp.model.checkpoints import StateCounts, read_marker
-from sdp.model.damage import DamagedCheckpoint
-from sdp.model.metric_files import FILE_LINES, files_in
+from sdp.model.checkpoints import read_marker
+from sdp.model.tensor_index import DamagedCheckpoint
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
 from sdp.train.checkpoint import read_state
 from sdp.train.metrics_log import MetricsLog
-from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
+from sdp.train.run_folder import FILE_LINES, RunFolder, metrics_files
 
 
 @pytest.fixture
@@ -68,7 +65,7 @@ def complete(run: RunFolder, *steps: int) -> None:
 def test_a_non_finite_number_is_written_as_null(run: RunFolder) -> None:
     write(run.storage, 0, 10, gradient_norm=float("nan"), time={"data": float("inf")})
     run.record("bad_step", norms=[1.0, float("-inf")])
-    (_, _, name) = files_in(run.storage)[-1]
+    (_, _, name) = metrics_files(run.storage)[-1]
     (record,) = strict(run.storage.read(name))
     assert (record["gradient_norm"], record["time"]) == (None, {"data": None})
     (event,) = strict(run.storage.read("events.jsonl"))
@@ -248,8 +245,3 @@ def test_a_deleted_checkpoint_leaves_no_folder(run: RunFolder, tmp_path: Path) -
     run.checkpoint(10).publish("worker-00000.000.bin", b"")
     run.delete_checkpoint(10)
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000020"]
-
-
-def test_whoever_reads_a_checkpoint_knows_which_of_its_states_fields_are_counts() -> None:
-    counts = [field.name for field in fields(StateCounts)]
-    assert sorted(counts) == sorted(field.name for field in fields(TrainState) if field.type is int)

@@ -14,8 +14,8 @@ from sdp.encode.chunk import Chunk, Group
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import ModelError
 from sdp.model import networks
-from sdp.model.clip import View, find_predictor, load_network, view_of
-from sdp.model.load import load_tokenizer, tokenize
+from sdp.model.clip import View, find_predictor, view_of
+from sdp.model.load import load_network, load_tokenizer, tokenize
 from sdp.model.networks import FeatureNetwork
 from sdp.score.scorer import Scorer
 from sdp.score.stages import HASH

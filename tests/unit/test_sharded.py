@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdp.errors import ModelError
 from sdp.model import sharded
-from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import DamagedCheckpoint
 from sdp.storage import Storage, open_storage
 
 

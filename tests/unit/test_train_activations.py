@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scripts.published import VAE
 from sdp.config import ProcessConfig, draft
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
@@ -257,7 +258,7 @@ def _most_held(batch: int) -> int:
             torch.device("cuda"),
             mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: q + 0),
         ):
-            vae = network.from_config(dict(SD2.vae))
+            vae = network.from_config(dict(VAE))
             pictures = torch.empty(batch, 3, 256, 256)
             with torch.inference_mode(), Live() as live:
                 vae.quant_conv(vae.encoder(pictures))

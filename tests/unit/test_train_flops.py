@@ -6,6 +6,7 @@ from diffusers import AutoencoderKL
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts.published import VAE
 from sdp.model.family import SD2, TOKENS, latent_shape, predict, unet_class, unet_flops
 from sdp.plan.prices import reference
 from sdp.train.fp8 import gains
@@ -19,7 +20,7 @@ def test_stable_diffusions_unet_costs_what_was_counted_by_others(resolution: int
 def test_the_vaes_decoder_costs_what_a_plan_reckons_with() -> None:
     for side, known in reference()["flops"]["decoder"].items():
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            AutoencoderKL.from_config(dict(SD2.vae)).decode(torch.empty(1, *latent_shape(int(side))))
+            AutoencoderKL.from_config(dict(VAE)).decode(torch.empty(1, *latent_shape(int(side))))
         assert counter.get_total_flops() == pytest.approx(known, rel=0.001)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
@@ -16,10 +17,9 @@ from sdp.model.checkpoints import FIRST, EpochStart, Place
 from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
-from sdp.train.data.order import OrderShape
 from tests.latents import latent_of, make_latents, split_address
 
-SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
+SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
 
 
 def positions(

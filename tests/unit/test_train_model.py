@@ -6,9 +6,9 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_snr
 from torch import nn
 
-from sdp.model.ema import Ema
-from sdp.model.loss import min_snr_weights, sample_losses
-from sdp.model.schedule import scaled_linear
+from sdp.model.schedule import min_snr_weights, sample_losses
+from sdp.train.optimizer import Ema
+from tests.training import scaled_linear
 
 
 def diffusers_schedule(**kwargs: object) -> DDPMScheduler:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sdp.datasets.ledger import Ledger
+from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.base import Saved
 from sdp.train.saver import Saver
-from sdp.train.state import TrainState
 from sdp.train.world import World
 
 

@@ -9,20 +9,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class Update:
+    """The figures of an optimizer step, the same on all workers."""
+
+    loss: float
+    norm: float
+    """The gradient's norm before clipping."""
+    samples: int
+    """Samples of this step, over all workers."""
+    learning_rate: float
+    verdict: "Verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport(Update):
     """The result of a step; the same on all workers except for the times."""
 
     step: int
     epoch: int
     epoch_done: float
     """The consumed share of the epoch."""
-    samples: int
-    """Samples of this step, over all workers."""
-    loss: float
-    norm: float
-    """The gradient's norm before clipping."""
-    learning_rate: float
-    verdict: "Verdict"
     seconds: float
     """Time since the end of the previous step, waiting for data included."""
     parts: dict[str, float]

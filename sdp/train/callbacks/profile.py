@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from sdp.console import counted
 from sdp.model.checkpoints import kind_of
 from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.optimizer import shard
 from sdp.train.profile import summarize
 from sdp.train.timeline import PICTURE, SUMMARY, drawing
 
@@ -109,6 +110,5 @@ def state_bytes(trainer: "Trainer") -> dict[str, int]:
     """Return the bytes of this worker's share of weights, moving average and AdamW's moments."""
     sizes = {"weights": 0, "average": 0, "optimizer": 0}
     for name, tensor in trainer.tensors().items():
-        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        sizes[kind_of(name)] += local.numel() * local.itemsize
+        sizes[kind_of(name)] += shard(tensor).nbytes
     return sizes

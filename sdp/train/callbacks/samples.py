@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.device import DTYPES
 from sdp.errors import StorageError, one_line
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
-from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
+from sdp.model.checkpoints import trained_scheduler
 from sdp.model.family import encode_text
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
-from sdp.train.strategies import DTYPES
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -151,8 +151,7 @@ class DrawSamples(Callback):
         tokenizer = load.load_tokenizer(model)
 
         def encode(prompts: Sequence[str]) -> Tensor:
-            ids = load.tokenize(tokenizer, prompts).astype("int64")
-            return encode_text(encoder, torch.from_numpy(ids).to(device))
+            return encode_text(encoder, load.token_ids(tokenizer, prompts).to(device))
 
         return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
@@ -18,7 +19,7 @@ from sdp.train.data.columns import Column
 from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
 from sdp.train.data.mixture import Mixture, Span, shares_of
-from sdp.train.data.order import EpochOrder, Lane, LaneRange, OrderShape, Window
+from sdp.train.data.order import EpochOrder, Lane, LaneRange, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
@@ -42,14 +43,12 @@ class DirectReader(Reader):
 
     datasets: tuple[WeightedDataset, ...]
     seed: int
-    shape: OrderShape
+    shape: ShuffleConfig
     rank: int
     world: int
     threads: int = 4
     ahead: int = 2
     """Batches prepared ahead of need."""
-    verify: bool = True
-    """Verify checksums while reading."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
 
@@ -139,10 +138,10 @@ class Passes:
     def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, begin: EpochStart) -> None:
         self._reader, self._pool = reader, pool
         self._seed = seed_of_phase(reader.seed, begin.phase)
-        self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
+        self._shape = reader.shape.replaced(lanes=begin.lanes or None)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
-        self._groups = [GroupReader(source.dataset, reader.verify) for source in reader.datasets]
+        self._groups = [GroupReader(source.dataset) for source in reader.datasets]
         self._buffers = [Buffers(source.dataset.columns) for source in reader.datasets]
 
     def order(self, dataset: int, epoch: int) -> EpochOrder:

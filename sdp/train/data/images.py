@@ -20,7 +20,7 @@ from sdp.encode import work
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.pictures import open_pictures, scores_of
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
-from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
+from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import Shape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError, ModelError
@@ -28,8 +28,7 @@ from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
-from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
-from sdp.train.data.columns import TEXT as TEXT_EMBEDDING
+from sdp.train.data.columns import MOMENTS, TEXT, TOKEN_IDS, Column
 from sdp.train.data.latents import select_parts
 from sdp.train.data.order import RowGroups
 from sdp.train.data.weights import RowWeights
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 _SLICE_BYTES, _SLICE_ROWS = 50_000_000, 256
 """Maximum size of a slice, in bytes of pixels and in rows: a few encoder batches, small beside a worker's memory."""
-_TEXT_BATCH = 64
 _EVERYTHING = Work(Unit(0, 0, 1 << 62))
 
 
@@ -71,7 +69,7 @@ class ImagesDataset:
         )
         if shape.text_width is None:
             return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE))
-        return latents, Column(TEXT_EMBEDDING, (TOKENS, shape.text_width), np.dtype(np.float16))
+        return latents, Column(TEXT, (TOKENS, shape.text_width), np.dtype(np.float16))
 
     @property
     def slice_rows(self) -> int:
@@ -218,8 +216,8 @@ def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
 
 
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
-    transform, encode, side = config.transform, config.encode, config.data.resolution
-    batch = encode.batch_size or usual_batch(side)
+    side = config.data.resolution
+    batch = config.encode.batch_size or usual_batch(side)
     scaling_factor = family.scaling_factor(model.path)
     if scaling_factor == 1.0:
         raise ModelError(
@@ -229,22 +227,8 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
     width = family.text_width(model.path) if config.text_encoded else None
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
-        recipe=Recipe(
-            resolutions=(side,),
-            crop=transform.crop,
-            seed=config.seed,
-            max_upscale=transform.max_upscale,
-            oversample=transform.oversample,
-            max_pixels=transform.max_pixels,
-        ),
-        settings=EncoderSettings(
-            seed=config.seed,
-            content="moments",
-            dtype=encode.dtype,
-            batch_sizes={side: batch, TEXT: _TEXT_BATCH},
-            channels_last=encode.channels_last,
-            compile=encode.compile,
-        ),
+        recipe=Recipe.of(config.transform, (side,), config.seed),
+        settings=EncoderSettings.of(config.encode, config.seed, "moments", {side: batch}),
         shape=Shape((side,), scaling_factor, "moments", width),
         columns=columns,
         storage=config.storage.options(),

@@ -20,6 +20,9 @@ from sdp.model.sources import LocalModel
 from sdp.train.data.columns import BUCKET, TEXT, Column, Items, Stored, find_columns
 from sdp.train.data.order import Ints, RowGroups, RowRange
 
+_FOOTERS = 256
+"""Files whose footers a reader keeps."""
+
 
 class Files(Protocol):
     """The place of a dataset's files: a storage, or plain files."""
@@ -115,11 +118,9 @@ def refuse_embeddings(config: TrainConfig, latents: LatentsDataset, uri: str) ->
 class GroupReader:
     """Reads ranges of row groups; safe to use from several threads."""
 
-    def __init__(self, dataset: LatentsDataset, verify: bool = True, footers: int = 256) -> None:
+    def __init__(self, dataset: LatentsDataset) -> None:
         self.dataset = dataset
-        self._verify = verify
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
-        self._keep = footers
         self._lock = Lock()
 
     def read(self, row_range: RowRange) -> tuple[Ints, list[list[Items]]]:
@@ -172,11 +173,11 @@ class GroupReader:
         with self._lock:
             footer = self._footers.get(path)
         file = pq.ParquetFile(
-            self.dataset.files.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=self._verify
+            self.dataset.files.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
         )
         if footer is None:
             with self._lock:
                 self._footers[path] = file.metadata
-                if len(self._footers) > self._keep:
+                if len(self._footers) > _FOOTERS:
                     self._footers.popitem(last=False)
         return file

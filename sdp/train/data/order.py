@@ -19,21 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from sdp.config.train import ShuffleConfig
+
 Ints = NDArray[np.int64]
 
 _TAPE, _WINDOW, GRANULES = 1, 2, 4  # never renumber, or orders change
-
-
-@dataclass(frozen=True, slots=True)
-class OrderShape:
-    """The settings that shape the order; they are fixed for a run."""
-
-    lanes: int = 16
-    """Sequences read side by side. Unless it is a multiple of the workers, neighbours read the same row groups."""
-    units: int = 4
-    """Units whose row groups are mixed."""
-    row_groups: int = 4
-    """Row groups whose rows are permuted together."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ class EpochOrder:
     seed: int
     epoch: int
     row_groups: RowGroups
-    shape: OrderShape
+    shape: ShuffleConfig
 
     @cached_property
     def rows(self) -> int:

@@ -23,10 +23,6 @@ class Pin:
     digest: str
     """The manifest's digest."""
 
-    @staticmethod
-    def of(dataset: Dataset) -> "Pin":
-        return Pin(dataset.storage.uri, dataset.manifest.version, dataset.digest)
-
 
 def open_pinned(
     config: TrainConfig, number: int, uri: str, kind: str, *, newest: bool = False, write: bool = False
@@ -44,7 +40,7 @@ def open_pinned(
             return pinned
     dataset = open_dataset(storage, kind)
     if write:
-        content = json.dumps(asdict(Pin.of(dataset)), indent=1).encode()
+        content = json.dumps(asdict(Pin(storage.uri, dataset.manifest.version, dataset.digest)), indent=1).encode()
         if newest:
             run.publish(_name(number), content)
         else:
