@@ -11,6 +11,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from scripts.bench._cases import sized
 from sdp.cluster import worker_environment
 from sdp.config import load
 from sdp.encode import work
@@ -93,7 +94,7 @@ def encoder(case: dict[str, Any]) -> None:
     Path(case["output"], "result").write_text(json.dumps(result))
 
 
-def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) -> float:
+def bare(config: Any, rate: float, side: int, chunks: int = sized(2, 1), count: int = sized(64, 4)) -> float:
     """Return the images per second of the encoder's own code on prepared chunks."""
     import torch
 

@@ -18,7 +18,7 @@ NEEDS_A_PEER = {"download"}
 def test_a_benchmark_runs_at_its_smallest_size(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"scripts.bench.{name}"],
-        env={**os.environ, SMALL: "1"},
+        env={**os.environ, SMALL: "1", "SDP_TESTS_WARM_PROGRAMS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
