@@ -120,8 +120,8 @@ def test_a_program_is_forked_where_that_is_asked_for(tmp_path: Path, forked: boo
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    _, has_torch, arguments, given, folder, name, worker = json.loads(done.stdout)
+    _, has_torch, arguments, variable, folder, name, worker = json.loads(done.stdout)
     assert (done.returncode, has_torch) == (7, forked)
     assert arguments == [str(tmp_path / "told.py"), "--worker", "0"]
-    assert (given, folder, name) == ("by a test", str(tmp_path), "__main__")
+    assert (variable, folder, name) == ("by a test", str(tmp_path), "__main__")
     assert worker == [False, False]  # none of Ray's
