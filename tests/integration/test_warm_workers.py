@@ -21,6 +21,7 @@ told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.g
 told.append([sdp.storage.retry._answered, "RAY_RAYLET_PID" in os.environ])
 print(json.dumps(told), flush=True)
 print("told", file=sys.stderr)
+sys.stdout.reconfigure(errors="backslashreplace")
 time.sleep(float(sys.argv[2]))
 sys.exit(7)
 """
@@ -125,3 +126,4 @@ def test_a_program_is_forked_where_that_is_asked_for(tmp_path: Path, forked: boo
     assert arguments == [str(tmp_path / "told.py"), "--worker", "0"]
     assert (variable, folder, name) == ("by a test", str(tmp_path), "__main__")
     assert worker == [False, False]  # none of Ray's
+    assert done.stderr == "told\n"

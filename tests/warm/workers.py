@@ -4,6 +4,7 @@ A process that imports torch and diffusers anew takes seconds of a core, and the
 processes as real as others, which can be killed as others. Ends when its input does: with the pytest that started it.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -123,6 +124,7 @@ def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
     for wanted, source in enumerate(descriptors):
         os.dup2(source, wanted)
         os.close(source)
+    _open_streams()
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
@@ -134,9 +136,23 @@ def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
     sys.modules["sdp.storage.retry"].__dict__["_answered"] = False  # this is none of Ray's workers
+    atexit.register(_end_quietly)
     sys.path[0] = asked["folder"]
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _end_quietly() -> None:
+    """Close standard error at the very end: what is frozen would be reported there as leaked, in hundreds of lines."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _open_streams() -> None:
+    """Open the standard streams anew: the server's know whether its own files are terminals and can be sought."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":
