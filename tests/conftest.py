@@ -18,8 +18,10 @@ from scripts import tools
 
 E2E = Path(__file__).parent / "e2e"
 LONGEST = (
-    "test_bench_small.py", "test_monitoring_proof.py", "test_placement.py", "test_train_online.py", "test_process.py",
-    "test_score.py", "test_download.py", "test_chaos.py", "test_bench_fake_gpu.py", "test_docs_examples.py",
+    "test_bench_small.py", "test_train_online.py", "test_monitoring_proof.py", "test_download.py",
+    "test_docs_examples.py", "test_chaos.py", "test_score.py", "test_download_killing.py", "test_train_job.py",
+    "test_train_survival.py", "test_kube_commands.py", "test_train_workers.py", "test_bench_fake_gpu.py",
+    "test_process.py", "test_placement.py",
 )  # fmt: skip
 """The files of tests that take longest, the longest first."""
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)

@@ -24,9 +24,11 @@ STORE = 2_000_000_000
 
 
 def start(**more: Any) -> None:
-    """Start a private Ray with four logical CPUs, for either side, even if another Ray runs on this machine."""
+    """Start a private Ray with four logical CPUs (three at the smallest size), for either side, even if another Ray runs on this machine."""
     more["runtime_env"] = {**worker_environment(), **more.get("runtime_env", {})}
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more)
+    ray.init(
+        "local", num_cpus=sized(4, 3), include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 

@@ -114,8 +114,8 @@ def start_cluster() -> Any:
     store = 700_000_000
     head = {"num_cpus": 0, "object_store_memory": 200_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=8, labels={"ray.io/node-group": "cpu"}, object_store_memory=1_500_000_000)
-    for kind, gpus in (("A10G", 4), ("A10G", 4), ("A100", TRAINERS)):
+    cluster.add_node(num_cpus=sized(8, 2), labels={"ray.io/node-group": "cpu"}, object_store_memory=1_500_000_000)
+    for kind, gpus in (*sized((("A10G", 4), ("A10G", 4)), (("A10G", 1),)), ("A100", TRAINERS)):
         labels = {"ray.io/accelerator-type": kind}
         cluster.add_node(num_cpus=gpus, num_gpus=gpus, labels=labels, object_store_memory=store)
     environment = {**worker_environment(), "worker_process_setup_hook": put_sleepers}
