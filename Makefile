@@ -28,7 +28,7 @@ demo: venv ## run the pipeline end to end on this machine, on data that it makes
 
 test: venv ## fetch the programs that the tests use, and run the tests (TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch
-	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
+	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 fuzz: venv ## read damaged images, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
 	@$(RUN) -m tests.fuzz --images $(IMAGES) --files $(FILES) --seed $(SEED)

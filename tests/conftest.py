@@ -17,6 +17,13 @@ import pytest
 from scripts import tools
 
 E2E = Path(__file__).parent / "e2e"
+LONGEST = (
+    "test_bench_small.py", "test_train_online.py", "test_monitoring_proof.py", "test_download.py",
+    "test_docs_examples.py", "test_chaos.py", "test_score.py", "test_download_killing.py", "test_train_job.py",
+    "test_train_survival.py", "test_kube_commands.py", "test_train_workers.py", "test_bench_fake_gpu.py",
+    "test_process.py", "test_placement.py",
+)  # fmt: skip
+"""The files of tests that take longest, the longest first."""
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
 
 
@@ -40,6 +47,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep e2e tests from a KUBECONFIG's cluster unless `make e2e` asks for them."""
     if E2E in item.path.parents:
         item.add_marker(pytest.mark.e2e)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the files that take longest first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: _turn(item.path))
+
+
+def _turn(path: Path) -> int:
+    if path.name in LONGEST:
+        return LONGEST.index(path.name)
+    return len(LONGEST) + ("integration" not in path.parts)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from scripts.bench._cases import sized
 from sdp.cluster import worker_environment
 from sdp.config import load
 from sdp.encode import work
@@ -23,9 +24,11 @@ STORE = 2_000_000_000
 
 
 def start(**more: Any) -> None:
-    """Start a private Ray with four logical CPUs, for either side, even if another Ray runs on this machine."""
+    """Start a private Ray with four logical CPUs (three at the smallest size), for either side, even if another Ray runs on this machine."""
     more["runtime_env"] = {**worker_environment(), **more.get("runtime_env", {})}
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more)
+    ray.init(
+        "local", num_cpus=sized(4, 3), include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
@@ -93,7 +96,7 @@ def encoder(case: dict[str, Any]) -> None:
     Path(case["output"], "result").write_text(json.dumps(result))
 
 
-def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) -> float:
+def bare(config: Any, rate: float, side: int, chunks: int = sized(2, 1), count: int = sized(64, 4)) -> float:
     """Return the images per second of the encoder's own code on prepared chunks."""
     import torch
 

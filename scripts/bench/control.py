@@ -43,7 +43,7 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     from sdp.encode.placement import Placement
     from sdp.train import online
 
-    options: Any = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 400_000_000}
+    options: Any = {"num_cpus": sized(4, 2), "include_dashboard": False, "object_store_memory": 400_000_000}
     ray.init("local", log_to_driver=False, runtime_env=cluster.worker_environment(), **options)
     online.EncoderPool = _players.Pool  # type: ignore[misc]
     ahead = 16 + math.ceil(4 * encoders / trainers)  # slices_ahead, of row groups of a thousand rows

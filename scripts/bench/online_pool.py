@@ -49,9 +49,9 @@ SIDE = 256
 TRANSFORM_RATE, ENCODER_RATE, TRAINER_RATE = 250.0, 102.0, 184.0
 TEXT_WIDTH = 1024
 TRAINERS = 2
-GROUP_ROWS = 254
+GROUP_ROWS = sized(254, 26)
 """Rows of one slice, which travel together."""
-BATCH = 127
+BATCH = sized(127, 13)
 READ_AHEAD = 4
 """Batches that a trainer reads ahead."""
 MOST_WARM_S = 300.0
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure each number of encoders, print the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
-    parser.add_argument("--seconds", type=float, default=sized(30.0, 8.0), help="length of the measured window")
+    parser.add_argument("--seconds", type=float, default=sized(30.0, 2.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
@@ -115,8 +115,8 @@ def start_cluster() -> Any:
     store = 700_000_000
     head = {"num_cpus": 0, "object_store_memory": 200_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=8, labels={"ray.io/node-group": "cpu"}, object_store_memory=1_500_000_000)
-    for kind, gpus in (("A10G", 4), ("A10G", 4), ("A100", TRAINERS)):
+    cluster.add_node(num_cpus=sized(8, 2), labels={"ray.io/node-group": "cpu"}, object_store_memory=1_500_000_000)
+    for kind, gpus in (*sized((("A10G", 4), ("A10G", 4)), (("A10G", 1),)), ("A100", TRAINERS)):
         labels = {"ray.io/accelerator-type": kind}
         cluster.add_node(num_cpus=gpus, num_gpus=gpus, labels=labels, object_store_memory=store)
     environment = {**worker_environment(), "worker_process_setup_hook": put_sleepers}

@@ -43,7 +43,7 @@ ROUNDS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=sized(600, 8), help="different JPEGs")
+    parser.add_argument("--images", type=int, default=sized(600, 4), help="different JPEGs")
     parser.add_argument(
         "--only",
         default=",".join(sized(PARTS, ("transform", "sandbox", "bytes", "encoder"))),
@@ -139,7 +139,7 @@ def sandbox(photos: list[bytes]) -> None:
             crops = SandboxedCrops(recipe)
             ways = [_crop_with(recipe), lambda data, crops=crops: crops(data, 0)]  # type: ignore[misc]
         ways[1](photos[0])  # starts the decoder
-        plain, sandboxed = (len(photos) / duration for duration in _alternate(ways, photos, 15, _cpu_s))
+        plain, sandboxed = (len(photos) / duration for duration in _alternate(ways, photos, sized(15, 1), _cpu_s))
         print(f"  {side or 'whole':<5} {plain:7.0f}/s {sandboxed:7.0f}/s    {sandboxed / plain:.2f}×")
     print()
 
@@ -154,7 +154,7 @@ def _cpu_s() -> float:
 def _alternate(
     ways: list[Callable[[bytes], object]],
     photos: list[bytes],
-    rounds: int = 5,
+    rounds: int = sized(5, 1),
     clock: Callable[[], float] = time.process_time,
 ) -> list[float]:
     """Return the CPU seconds of each way over all photos, the best of alternating rounds."""

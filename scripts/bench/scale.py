@@ -29,7 +29,7 @@ from sdp.charts import Line, lines
 from sdp.console import table
 
 UNIT_ROWS = 10_000
-SIZES = sized((2_000, 20_000, 200_000), (20, 60, 200))
+SIZES = sized((2_000, 20_000, 200_000), (10, 20, 40))
 """Units."""
 RESUME_S, UNIT_S, MEMORY_MB = 120.0, 0.05, 4096.0
 """The goals at the largest size: what a resumed job may take to find its work, a unit's share, a driver's memory."""

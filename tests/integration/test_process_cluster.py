@@ -78,7 +78,7 @@ def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_fo
 @pytest.mark.usefixtures("nodes")
 def test_a_fraction_of_a_gpu_lets_several_encoders_share_it(tmp_path: Path, model: Path, traces: Path) -> None:
     wait_for_encoders(traces, 2)
-    make_images(tmp_path, rows=40, unit_rows=10)
+    make_images(tmp_path, rows=120, unit_rows=10)  # more than one encoder is given at once
     settings = ("encode.accelerator=A100", "encode.num_workers=2", "encode.gpus_per_worker=0.5")
     summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=10", *settings))
     assert {group_of(node) for node in summary.figures.encoded_on} == {"a100"}

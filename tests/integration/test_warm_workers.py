@@ -21,6 +21,7 @@ told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.g
 told.append([sdp.storage.retry._answered, "RAY_RAYLET_PID" in os.environ])
 print(json.dumps(told), flush=True)
 print("told", file=sys.stderr)
+sys.stdout.reconfigure(errors="backslashreplace")
 time.sleep(float(sys.argv[2]))
 sys.exit(7)
 """
@@ -96,3 +97,33 @@ def test_a_worker_with_an_environment_is_forked_unless_ray_has_to_prepare_it(
         [str(folder / "default_worker.py"), "--worker", "0"],
     )
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    "script", ["dashboard/agent.py", "dashboard/dashboard.py", "_private/runtime_env/agent/main.py",
+               "_private/log_monitor.py", "autoscaler/_private/monitor.py"],
+)  # fmt: skip
+def test_rays_own_processes_are_forked(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "ray" / script
+    path.parent.mkdir(parents=True)
+    path.write_text(WORKER)
+    command, environment = [sys.executable, "-u", str(path), "--worker", "0"], {**os.environ, "GIVEN": "by Ray"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    _, has_torch, arguments, *_ = json.loads(done.stdout)
+    assert (done.returncode, has_torch, arguments[1:]) == (7, True, ["--worker", "0"])
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_program_is_forked_where_that_is_asked_for(tmp_path: Path, forked: bool) -> None:
+    (tmp_path / "told.py").write_text(WORKER)
+    environment = {**os.environ, "GIVEN": "by a test", **({"SDP_TESTS_WARM_PROGRAMS": "1"} if forked else {})}
+    command = [sys.executable, "-m", "told", "--worker", "0"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    _, has_torch, arguments, variable, folder, name, worker = json.loads(done.stdout)
+    assert (done.returncode, has_torch) == (7, forked)
+    assert arguments == [str(tmp_path / "told.py"), "--worker", "0"]
+    assert (variable, folder, name) == ("by a test", str(tmp_path), "__main__")
+    assert worker == [False, False]  # none of Ray's
+    assert done.stderr == "told\n"

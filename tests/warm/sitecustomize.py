@@ -1,7 +1,8 @@
-"""A worker that Ray starts is forked from the tests' process of tests/warm/workers.py, instead of a new interpreter.
+"""Fork what the tests start from the process of tests/warm/workers.py, instead of a new interpreter.
 
-On the PYTHONPATH of what integration tests start. What asks stays, as the raylet's child, for as long as its fork does.
-Every Python process begins with this, so it imports next to nothing.
+That is Ray's workers and agents, and, where SDP_TESTS_WARM_PROGRAMS is set, each `python -m NAME`. On the PYTHONPATH of
+what integration tests start. What asks stays, as its parent's child, for as long as its fork does. Every Python process
+begins with this, so it imports next to nothing.
 """
 
 import os
@@ -10,14 +11,22 @@ import sys
 _WORKER = "/ray/_private/workers/default_worker.py"
 _SETUP = "/ray/_private/workers/setup_worker.py"
 _SETTINGS = "--serialized-runtime-env-context="
+_SCRIPTS = (
+    _WORKER,
+    "/ray/_private/log_monitor.py",
+    "/ray/_private/runtime_env/agent/main.py",
+    "/ray/autoscaler/_private/monitor.py",
+    "/ray/dashboard/agent.py",
+    "/ray/dashboard/dashboard.py",
+)
 
 
 def wanted(command: list[str]) -> tuple[list[str], dict[str, str]] | None:
-    """Return the arguments of the worker that a command becomes, and its additional environment; None if it is none.
+    """Return the arguments that a process of Ray's has in the end, and its additional environment; None for others.
 
     With a runtime environment Ray imports itself in setup_worker.py, only to replace that process by the worker.
     """
-    arguments, added = command[1:], {}
+    arguments, added = command[2:] if command[1:2] == ["-u"] else command[1:], {}
     if arguments and arguments[0].endswith(_SETUP):
         import json
         import shlex
@@ -31,11 +40,13 @@ def wanted(command: list[str]) -> tuple[list[str], dict[str, str]] | None:
         if "--language=PYTHON" not in arguments:
             return None
         arguments = [each for each in arguments[1:] if not each.startswith((_SETTINGS, "--language="))]
-    return (arguments, added) if arguments and arguments[0].endswith(_WORKER) else None
+    if arguments and arguments[0].endswith(_SCRIPTS):
+        return arguments, added
+    return (arguments, added) if arguments[:1] == ["-m"] and "SDP_TESTS_WARM_PROGRAMS" in os.environ else None
 
 
 def ask(at: str, arguments: list[str], added: dict[str, str]) -> None:
-    """Ask for a fork as this worker; if there is one, exit with its status when it exits, else return."""
+    """Ask for a fork as this process; if there is one, exit with its status when it exits, else return."""
     import json
     import socket
 
@@ -51,7 +62,6 @@ def ask(at: str, arguments: list[str], added: dict[str, str]) -> None:
     os._exit(int(status or b"1"))
 
 
-if len(sys.orig_argv) > 1 and sys.orig_argv[1].endswith((_WORKER, _SETUP)):
-    _at = os.environ.get("SDP_TESTS_WARM_WORKERS", "")
-    if os.path.exists(_at) and (_wanted := wanted(sys.orig_argv)):  # noqa: PTH110
-        ask(_at, *_wanted)
+_at = os.environ.get("SDP_TESTS_WARM_WORKERS", "")
+if _at and (_wanted := wanted(sys.orig_argv)) and os.path.exists(_at):  # noqa: PTH110
+    ask(_at, *_wanted)

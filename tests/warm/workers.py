@@ -1,9 +1,10 @@
-"""Forks Ray's workers from a process that has already imported the large libraries: `python workers.py SOCKET`.
+"""Forks processes from one that has already imported the large libraries: `python workers.py SOCKET`.
 
-A worker that imports torch and diffusers anew takes seconds of a core, and the tests start hundreds. Forked ones are
+A process that imports torch and diffusers anew takes seconds of a core, and the tests start hundreds. Forked ones are
 processes as real as others, which can be killed as others. Ends when its input does: with the pytest that started it.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -17,9 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Not Ray: it reads its settings from the environment when it is imported, and forks would draw the same random IDs.
+# Not Ray: it reads its settings from the environment when it is imported, some of them those of one process.
 PRELOADED = (
-    "pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "aiohttp",
+    "pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "aiohttp.web", "aiohttp_cors", "yaml", "requests",
+    "google.protobuf.internal.builder", "google.protobuf.descriptor_pb2", "google.protobuf.struct_pb2",
+    "google.protobuf.timestamp_pb2", "google.protobuf.json_format", "grpc.aio", "jsonschema", "msgpack",
+    "opencensus.stats.stats", "opentelemetry.sdk.metrics", "opentelemetry.exporter.prometheus", "prometheus_client",
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",
     "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip",
@@ -120,14 +124,35 @@ def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
     for wanted, source in enumerate(descriptors):
         os.dup2(source, wanted)
         os.close(source)
+    _open_streams()
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
+    sys.modules["numpy"].random.seed()
     sys.argv = asked["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    sys.modules["numpy"].random.seed()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] != "-m":
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    sys.modules["sdp.storage.retry"].__dict__["_answered"] = False  # this is none of Ray's workers
+    atexit.register(_end_quietly)
+    sys.path[0] = asked["folder"]
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _end_quietly() -> None:
+    """Close standard error at the very end: what is frozen would be reported there as leaked, in hundreds of lines."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _open_streams() -> None:
+    """Open the standard streams anew: the server's know whether its own files are terminals and can be sought."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":
