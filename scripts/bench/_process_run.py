@@ -15,7 +15,7 @@ from scripts.bench._cases import sized
 from sdp.cluster import worker_environment
 from sdp.config import load
 from sdp.encode import work
-from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.process import job
 from sdp.process.prepare import prepare
 
@@ -74,7 +74,7 @@ class Sleeper:
             time.sleep(len(chunk) / self.rate)
         where = np.arange(len(chunk))
         latents = np.zeros((len(chunk), 4, self.side // 8, self.side // 8), np.float16)
-        return Encoded(chunk, {self.side: [Group(where, latents)]}, None, np.ones(len(chunk), np.bool_), [])
+        return Encoded(chunk, {self.side: [ShapeGroup(where, latents)]}, None, np.ones(len(chunk), np.bool_), [])
 
 
 def put_to_sleep(rate: float, side: int) -> None:
@@ -106,7 +106,7 @@ def bare(config: Any, rate: float, side: int, chunks: int = sized(2, 1), count: 
     pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
-    chunk = Chunk(np.arange(count), [""] * count, tokens, {side: [Group(np.arange(count), pixels)]}, zeros)
+    chunk = Chunk(np.arange(count), [""] * count, tokens, {side: [ShapeGroup(np.arange(count), pixels)]}, zeros)
     work.encode_chunk(spec, one, chunk)
     began = time.monotonic()
     for _ in range(chunks):

@@ -29,7 +29,7 @@ from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
 from sdp.device import DTYPES
-from sdp.encode.chunk import Chunk, Group
+from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.model import load, sources
@@ -269,7 +269,7 @@ def _chunk(side: int, count: int) -> Chunk:
     pixels.flags.writeable = False
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
-    crops = {side: [Group(np.arange(count), pixels)]}
+    crops = {side: [ShapeGroup(np.arange(count), pixels)]}
     return Chunk(np.arange(count), [""] * count, tokens, crops, zeros)
 
 

@@ -33,7 +33,7 @@ from sdp.config import parse
 from sdp.config.train import ShuffleConfig
 from sdp.console import table
 from sdp.encode.blocks import Note
-from sdp.encode.chunk import Chunk, Group, TransformStats
+from sdp.encode.chunk import Chunk, ShapeGroup, TransformStats
 from sdp.encode.placement import Placement
 from sdp.encode.reading import Columns
 from sdp.model.sources import resolve
@@ -137,7 +137,7 @@ def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
         rows, [""] * count, np.ones((count, 77), np.uint16),
-        {SIDE: [Group(np.arange(count), pixels)]}, np.zeros(count, np.int16),
+        {SIDE: [ShapeGroup(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
     _sleep_until(began + count / TRANSFORM_RATE)
     return Transformed(rows, chunk), TransformStats(count, count / TRANSFORM_RATE)

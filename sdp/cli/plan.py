@@ -165,11 +165,11 @@ def _memories(config: Any, work: Any) -> list[list[Any]]:
         from dataclasses import replace
 
         from sdp.hardware import GPUS
-        from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.plan.memory import TrainerGpus, each_phase, estimate, estimates
         from sdp.train.activations import activations
         from sdp.train.data.sources import embedded
 
-        place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+        place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
         return [
             [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
             for phase in each_phase(config)

@@ -218,7 +218,7 @@ class DedupConfig(Section):
     """After the download, find images with the content of a lower row; later stages leave them out."""
 
 
-class WorkersConfig(Section):
+class DownloadWorkersConfig(Section):
     """The size and placement of download workers."""
 
     cpus: Positive = key(4, le=1024)
@@ -242,7 +242,7 @@ class DownloadConfig(JobConfig):
     """The images dataset to write."""
     concurrency: Positive | None = key(None, le=10_000)
     """Download workers in the whole cluster; null starts as many as its CPUs can feed."""
-    workers: WorkersConfig = key(WorkersConfig)
+    workers: DownloadWorkersConfig = key(DownloadWorkersConfig)
     """The size and placement of download workers."""
     fetch: FetchConfig = key(FetchConfig)
     """HTTP requests for images."""

@@ -209,7 +209,7 @@ def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[
             return
         if "manifest_digest" not in upstream:
             return
-        storage = open_storage(upstream["uri"], options)
+        storage = open_storage(upstream["uri"], options or storage.options)
 
 
 def foreign_files(storage: Storage) -> list[str]:

@@ -26,7 +26,7 @@ from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.download import blocklists, messages, survey
 from sdp.download.duplicates import find_repeated, survey_source
 from sdp.download.figures import DownloadFigures
-from sdp.download.pipeline import Shape, placement, write_parts
+from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
 from sdp.download.worker import KIND, WorkerSettings
 from sdp.errors import DatasetError, UserError
@@ -112,13 +112,13 @@ def _write_pending(
         return [], DownloadFigures()
     cluster.connect()
     cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow="RAY_ADDRESS" in os.environ)
-    shape = Shape.of(config, len(pending))
+    shape = PoolShape.of(config, len(pending))
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)
     survey_to = _survey(settings, output, shape, lease)
     return write_parts(settings, output, pending, _rows_to_do(output, pending), shape, lease, survey_to)
 
 
-def _survey(settings: WorkerSettings, output: Output, shape: Shape, lease: Lease) -> int:
+def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: Lease) -> int:
     """Survey the source, unless that is done; return the address up to which the survey knows repeated URLs."""
     config, rows = settings.config, output.index.rows
     if not (config.hosts.count or config.dedup.urls):

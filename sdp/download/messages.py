@@ -21,7 +21,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
     rate = figures.done / elapsed_s
     eta = f"ETA {duration((total - figures.done) / rate)}" if rate and figures.done < total else ""
     parts = [
-        f"{figures.done:,} of {counted(total, 'row')}",
+        f"{min(figures.done, total):,} of {counted(total, 'row')}",  # a replaced worker's rows are counted twice
         f"{rate:,.0f}/s",
         f"{figures.written:,} written",
         f"{figures.failed:,} failed",
@@ -35,7 +35,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
 def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     """Emit the figures as metrics."""
     telemetry.show("sdp_job_rows", total, job="download")
-    telemetry.show("sdp_job_rows_done", figures.done, job="download")
+    telemetry.show("sdp_job_rows_done", min(figures.done, total), job="download")
     telemetry.reach("sdp_download_rows_total", figures.written, outcome=WRITTEN, reason="")
     for reason, count in figures.reasons.items():
         outcome = FILTERED if reason in FILTER_REASONS else FAILED

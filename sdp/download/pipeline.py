@@ -44,7 +44,7 @@ notices a lost node only after a few seconds, and each attempt to reach its acto
 
 
 @dataclass(frozen=True)
-class Shape:
+class PoolShape:
     """The number of workers and their size."""
 
     cpus: int
@@ -52,12 +52,12 @@ class Shape:
     workers: int
 
     @staticmethod
-    def of(config: DownloadConfig, pending: int) -> "Shape":
+    def of(config: DownloadConfig, pending: int) -> "PoolShape":
         """Return the shape for this many pending parts on the nodes that are alive."""
         nodes = [int(node["Resources"].get("CPU", 0)) for node in cluster.nodes_with(config.workers.node_labels)]
         cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
         workers = config.concurrency or sum(count // cpus for count in nodes)
-        return Shape(cpus, max(1, min(workers, pending)))
+        return PoolShape(cpus, max(1, min(workers, pending)))
 
 
 def placement(config: DownloadConfig) -> dict[str, Any]:
@@ -67,7 +67,13 @@ def placement(config: DownloadConfig) -> dict[str, Any]:
 
 
 def write_parts(
-    settings: WorkerSettings, output: Output, pending: list[Work], rows: int, shape: Shape, lease: Lease, survey_to: int
+    settings: WorkerSettings,
+    output: Output,
+    pending: list[Work],
+    rows: int,
+    shape: PoolShape,
+    lease: Lease,
+    survey_to: int,
 ) -> tuple[list[PartInfo], DownloadFigures]:
     """Write all pending parts, of `rows` rows in total; return their footers and the run's figures.
 
@@ -93,7 +99,7 @@ def write_parts(
 
 
 def _dataset(
-    settings: WorkerSettings, output: Output, pending: list[Work], shape: Shape, hub: Any, survey_to: int
+    settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any, survey_to: int
 ) -> ray.data.Dataset:
     config, ray_options = settings.config, placement(settings.config)
     at_once = config.workers.units_at_once

@@ -51,7 +51,7 @@ class UnitTask:
     """Addresses whose URL a lower one has."""
 
 
-class Unit:
+class UnitRun:
     """The state of a unit between its plan and its part."""
 
     def __init__(self, task: UnitTask, plan: RowPlan, source: DownloadSource) -> None:

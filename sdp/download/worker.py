@@ -22,7 +22,7 @@ from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.memory import Buffer
 from sdp.download.plan import RowToFetch, Rules, plan
 from sdp.download.turnstile import Courier, Gate, LocalGate, SharedGate
-from sdp.download.unit import Unit, UnitTask
+from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders, Piece
@@ -51,7 +51,7 @@ class WorkerSettings:
 
 
 class _Token(NamedTuple):
-    unit: Unit
+    unit: UnitRun
     wanted: RowToFetch
     attempts: int = 0
 
@@ -98,7 +98,7 @@ class DownloadWorker:
         if output.exists(task.work.name):
             return read_info(output, output.stat(task.work.name))
         planned = plan(task.table, task.rows, self._settings.rules, task.duplicates)
-        unit = Unit(task, planned, self._settings.rules.source)
+        unit = UnitRun(task, planned, self._settings.rules.source)
         with self._lock:
             for outcome in planned.refused:
                 self._figures.note(outcome)
@@ -167,12 +167,12 @@ class DownloadWorker:
         else:
             self._settle(unit, outcome, checked if checked.data else replace(checked, data=b"".join(data)))
 
-    def _settle(self, unit: Unit, outcome: Outcome, image: Checked | None = None) -> None:
+    def _settle(self, unit: UnitRun, outcome: Outcome, image: Checked | None = None) -> None:
         with self._lock:
             self._figures.note(outcome)
         unit.settle(outcome, image)
 
-    def _write(self, unit: Unit) -> PartInfo:
+    def _write(self, unit: UnitRun) -> PartInfo:
         """Publish the part; retry for minutes while the store is unavailable, rather than lose the unit."""
         task = unit.task
         for retry in range(_WRITE_TRIES):

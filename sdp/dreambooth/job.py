@@ -52,13 +52,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Summary:
+class DreamboothSummary:
     """The result of a run."""
 
     steps: tuple[Step, ...]
 
 
-def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
+def run(config: DreamboothConfig, *, dry_run: bool = False) -> DreamboothSummary:
     """Run the remaining steps, or print all steps in a dry run."""
     _check(config)
     if not dry_run:
@@ -67,7 +67,7 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
     parsed = [parse(step.job, step.config) for step in steps]  # errors appear before the first step starts
     if dry_run:
         say(table([(f"{n}. {s.job}", f"{s.title}: {s.config['output']['uri']}") for n, s in enumerate(steps, 1)]))
-        return Summary(steps)
+        return DreamboothSummary(steps)
     for number, (step, job_config) in enumerate(zip(steps, parsed, strict=True), 1):
         say(f"dreambooth: {number} of {len(steps)}: {step.title}")
         job: Callable[..., Any] = import_module(f"sdp.{step.job}.job").run
@@ -77,7 +77,7 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
             raise KeyboardInterrupt(signal_name)
     page = _report(config, steps)
     say(table(_next_steps(config, page)))
-    return Summary(steps)
+    return DreamboothSummary(steps)
 
 
 def keep_model(config: DreamboothConfig) -> DreamboothConfig:

@@ -24,7 +24,7 @@ class SourceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ShapeGroup:
     """Crops of one shape."""
 
     positions: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Chunk:
     rows: NDArray[np.int64]
     keys: list[str]
     tokens: NDArray[np.uint16]
-    crops: dict[int, list[Group]]
+    crops: dict[int, list[ShapeGroup]]
     """By resolution: one group, or one for each shape if crops keep their aspect ratio."""
     buckets: NDArray[np.int16]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Encoded:
     """A chunk's items after encoding."""
 
     chunk: Chunk
-    latents: dict[int, list[Group]]
+    latents: dict[int, list[ShapeGroup]]
     """By resolution."""
     text: NDArray[np.float16] | None
     good: NDArray[np.bool_]

@@ -4,12 +4,13 @@ Ray restarts what dies and runs it again without limit, so the limits are here.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from sdp.console import duration, say
 from sdp.encode.chunk import TransformStats
 from sdp.encode.placement import Placement
 from sdp.encode.work import TRIES
@@ -22,6 +23,8 @@ _DEATHS_EACH = 3
 """Deaths in a row that each worker of a stage may have."""
 _SLOWEST_S = 900.0
 """Time without a finished transform after which the cluster counts as having no room for one."""
+_STALLED_S, _LINES_S = 60.0, 30.0
+"""Time without a worker after which a line says so, and the time between such lines."""
 _STAGES = ("transform", "encode")
 
 
@@ -42,6 +45,8 @@ class State:
     """Transforms under way."""
     ready: int = 0
     """Transformed pieces that wait for an encoder."""
+    busy: bool = False
+    """True while a worker has a piece or an encoder loads."""
     transformed_stats: TransformStats = field(default_factory=TransformStats)
     """The sum of all transforms."""
     deaths: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
@@ -123,6 +128,7 @@ class Desk:
         """
         pieces: list[int] = []
         lost_encoder = False
+        self._loading = {worker for worker in self._loading if worker.node in alive}
         for worker in [worker for worker in {*self._held, *self._encoders.values()} if worker.node not in alive]:
             numbers = self._held.get(worker, [])
             lost_encoder |= worker.stage == "encode"
@@ -159,6 +165,7 @@ class Desk:
             encoders=len(self._encoders),
             transforms=sum(worker.stage == "transform" for worker in self._held),
             ready=len(self._ready),
+            busy=bool(self._loading) or any(self._held.values()),
             in_a_row=in_a_row,
             deaths=dict(self._deaths),
             last=dict(self._last),
@@ -197,3 +204,29 @@ def check_state(state: State, placement: Placement, transforms: int, waited_s: f
     if not state.transformed and waited_s > max(_SLOWEST_S, wait_s):
         place = f"{placement.transforms.progress(1)} for a transform"
         raise no_place("encode", place, max(_SLOWEST_S, wait_s), key="transform.node_labels")
+
+
+@dataclass(slots=True)
+class Stall:
+    """The time for which pieces have waited although no worker has one: the nodes of a stage are gone, or in use."""
+
+    notify: Callable[[str], None] = say
+    _since: float | None = None
+    _line_at: float = 0.0
+
+    def check(self, state: State, placement: Placement, now: float, *, waiting: bool) -> None:
+        """Name the missing place every half minute; raise an error once it has been missing for too long."""
+        if state.busy or not (waiting and state.started and state.transformed):
+            self._since = None
+            return
+        if self._since is None:
+            self._since, self._line_at = now, now + _STALLED_S
+        waited_s, wait_s = now - self._since, max(_STALLED_S, placement.start_timeout_s)
+        if now < self._line_at and waited_s <= wait_s:
+            return
+        self._line_at = now + _LINES_S
+        place, stage = (placement.encoders, "encoder") if state.ready else (placement.transforms, "transform")
+        if waited_s > wait_s:
+            key = None if state.ready else "transform.node_labels"
+            raise no_place("encode", f"{place.progress(1)} for {stage}s", wait_s, key=key)
+        self.notify(f"encode: no {stage} runs; waiting for {place.progress(1, duration(waited_s))}")

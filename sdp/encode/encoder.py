@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.device import DTYPES, Mark, choose_device, enter, new_stream, out_of_memory, record
-from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
 from sdp.errors import SdpError, one_line
 from sdp.model.family import encode_text, latent_shape
@@ -143,7 +143,7 @@ class Encoder(BatchEncoder):
                 finite[where] &= good.numpy()
         if text is not None:
             finite &= text[1].numpy()
-        values = {side: [Group(w, v.numpy()) for w, v, _ in groups] for side, groups in latents.items()}
+        values = {side: [ShapeGroup(w, v.numpy()) for w, v, _ in groups] for side, groups in latents.items()}
         return _keep_finite(chunk, values, None if text is None else text[0].numpy(), finite)
 
     def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
@@ -156,7 +156,7 @@ class Encoder(BatchEncoder):
         embedded: NDArray[np.float16] = values.numpy()
         return embedded
 
-    def _crops(self, side: int, chunk: Chunk, group: Group) -> tuple[Tensor, Tensor]:
+    def _crops(self, side: int, chunk: Chunk, group: ShapeGroup) -> tuple[Tensor, Tensor]:
         """Return latents of crops of one shape, and which are finite: valid on the host once the device is done."""
 
         def encode(pixels: Tensor, where: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -289,7 +289,7 @@ def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _keep_finite(
-    chunk: Chunk, latents: dict[int, list[Group]], text: NDArray[np.float16] | None, finite: NDArray[np.bool_]
+    chunk: Chunk, latents: dict[int, list[ShapeGroup]], text: NDArray[np.float16] | None, finite: NDArray[np.bool_]
 ) -> Encoded:
     """Return the encoded chunk, with rows that hold NaN or infinity recorded as failed."""
     failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite latents") for row in chunk.rows[~finite].tolist()]

@@ -27,9 +27,10 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
+from sdp.console import say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import Desk, State, WorkerId, check_state
+from sdp.encode.desk import Desk, Stall, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError, Unavailable, one_line
 
@@ -68,7 +69,9 @@ class _Sent:
 class Pipeline:
     """A running pipeline, for one driver thread. Use it as a context manager: it ends with the block."""
 
-    def __init__(self, stages: Stages, placement: Placement, piece_bytes: int) -> None:
+    def __init__(
+        self, stages: Stages, placement: Placement, piece_bytes: int, notify: Callable[[str], None] = say
+    ) -> None:
         """Build the dataset; `piece_bytes` is the size of a transformed piece in an object store."""
         self._placement, self._piece_bytes = placement, piece_bytes
         self._desk = cluster.start_beside_driver(Desk, max_concurrency=1000)
@@ -78,6 +81,7 @@ class Pipeline:
         self._numbers = itertools.count()
         self._sent: dict[int, _Sent] = {}
         self._room = self._most_transforms = 0
+        self._stall = Stall(notify)
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
 
@@ -129,7 +133,9 @@ class Pipeline:
         """Return the desk's state; raise the error that ends the run, if there is one."""
         state: State = ray.get(self._desk.state.remote())
         self._most_transforms = max(self._most_transforms, state.transforms)
-        check_state(state, self._placement, self._most_transforms, time.monotonic() - self._began)
+        now = time.monotonic()
+        check_state(state, self._placement, self._most_transforms, now - self._began)
+        self._stall.check(state, self._placement, now, waiting=bool(self._sent))
         return state
 
     def _send(self, sent: _Sent) -> None:

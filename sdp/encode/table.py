@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
-from sdp.encode.chunk import Encoded, Group
+from sdp.encode.chunk import Encoded, ShapeGroup
 from sdp.encode.transform import bucket_shapes
 from sdp.model.family import CHANNELS, TOKENS, caption_bytes, latent_shape
 
@@ -27,7 +27,7 @@ EMPTY_TEXT = "_text/empty.npy"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """The choices that decide the columns."""
 
     resolutions: tuple[int, ...]
@@ -38,7 +38,7 @@ class Shape:
     buckets: bool = False
 
 
-def schema(shape: Shape) -> pa.Schema:
+def schema(shape: RowShape) -> pa.Schema:
     """Return the columns, each with the meaning of its bytes in its metadata."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
     fields.append(pa.field("key", pa.string()))
@@ -48,18 +48,18 @@ def schema(shape: Shape) -> pa.Schema:
     return pa.schema([*fields, _text_field(shape)])
 
 
-def column(shape: Shape, side: int) -> str:
+def column(shape: RowShape, side: int) -> str:
     """Return the name of the column of a resolution's latents."""
     return f"latents_{side}" if shape.content == "sample" else f"moments_{side}"
 
 
-def bytes_per_row(shape: Shape) -> int:
+def bytes_per_row(shape: RowShape) -> int:
     """Estimate the size of a row, all columns together."""
     latents = sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
     return latents + caption_bytes(shape.text_width) + 40
 
 
-def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
+def rows_of(encoded: Encoded, shape: RowShape) -> pa.Table:
     """Return the rows of a chunk that are kept, in the dataset's columns."""
     chunk, good = encoded.chunk, encoded.good
     columns: dict[str, Any] = {"row": chunk.rows[good]}
@@ -93,7 +93,7 @@ def npy_bytes(values: NDArray[np.float16]) -> bytes:
     return sink.getvalue()
 
 
-def _latents_field(shape: Shape, side: int) -> pa.Field:
+def _latents_field(shape: RowShape, side: int) -> pa.Field:
     values = _values(shape, side)
     metadata = {
         "dtype": "float16",
@@ -111,7 +111,7 @@ def _latents_field(shape: Shape, side: int) -> pa.Field:
     return pa.field(column(shape, side), kind, nullable=False, metadata=metadata)
 
 
-def _text_field(shape: Shape) -> pa.Field:
+def _text_field(shape: RowShape) -> pa.Field:
     if shape.text_width is None:
         metadata = {"dtype": "uint16", "shape": json.dumps([TOKENS])}
         return pa.field("token_ids", pa.binary(2 * TOKENS), nullable=False, metadata=metadata)
@@ -119,7 +119,7 @@ def _text_field(shape: Shape) -> pa.Field:
     return pa.field("text_embedding", pa.binary(2 * TOKENS * shape.text_width), nullable=False, metadata=metadata)
 
 
-def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, side: int) -> pa.Array:
+def _latents(groups: Sequence[ShapeGroup], good: NDArray[np.bool_], shape: RowShape, side: int) -> pa.Array:
     if not shape.buckets:
         width = 2 * math.prod(_values(shape, side))
         return (
@@ -140,5 +140,5 @@ def _fixed_size_binary(values: NDArray[Any], width: int) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(items), [None, pa.py_buffer(items)])
 
 
-def _values(shape: Shape, width: int, height: int | None = None) -> tuple[int, int, int]:
+def _values(shape: RowShape, width: int, height: int | None = None) -> tuple[int, int, int]:
     return latent_shape(width, height, CHANNELS if shape.content == "sample" else 2 * CHANNELS)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
-from sdp.encode.chunk import Chunk, Group, SourceRow
+from sdp.encode.chunk import Chunk, ShapeGroup, SourceRow
 from sdp.encode.recipe import Recipe, place
 from sdp.imaging import (
     Box,
@@ -191,12 +191,12 @@ class _Item:
     crop: dict[int, Pixels]
 
 
-def _grouped(items: Sequence[_Item], side: int) -> list[Group]:
+def _grouped(items: Sequence[_Item], side: int) -> list[ShapeGroup]:
     """Stack crops of one shape in one array, which crosses the object store without copies."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for number, item in enumerate(items):
         by_shape.setdefault(item.crop[side].shape, []).append(number)
     return [
-        Group(np.array(positions, np.int64), np.stack([items[n].crop[side] for n in positions]))
+        ShapeGroup(np.array(positions, np.int64), np.stack([items[n].crop[side] for n in positions]))
         for _, positions in sorted(by_shape.items())
     ]

@@ -18,7 +18,7 @@ from sdp.encode import table
 from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.encode.recipe import EncoderSettings, Recipe
-from sdp.encode.table import Shape
+from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.model import load, sources
 from sdp.model.sources import ModelSource
@@ -64,7 +64,7 @@ class EncodeSpec(RowsSpec):
 
     model: ModelSource
     """Pinned by its digest, so that no worker encodes with another model."""
-    shape: Shape
+    shape: RowShape
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import counted, say, table
-from sdp.datasets import manifest
+from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
@@ -49,7 +49,8 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _feature_sets(plan, lease)
         if plan.reused is not None:
-            sets[REFERENCE] = FeatureSet(plan.reused)
+            taken_down = tombstones.load(plan.reused.storage, plan.options).rows.serialize()
+            sets[REFERENCE] = FeatureSet(plan.reused, taken_down)
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))

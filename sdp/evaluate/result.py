@@ -15,6 +15,7 @@ import sdp
 from sdp.config import EvaluateConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import iter_rows
+from sdp.errors import DatasetError
 from sdp.evaluate.layout import CLIP, FEATURES
 from sdp.evaluate.loss import LossSpec
 from sdp.evaluate.metrics import (
@@ -85,6 +86,12 @@ def distances(generated: FeatureSet, reference: FeatureSet, config: EvaluateConf
         moments_and_sample(features.features(), _MOST_HELD, features.dataset.manifest.counts.written, config.seed)
         for features in (generated, reference)
     )
+    for features, moments in ((generated, drawn), (reference, target)):
+        if moments is None or moments.count < 2:
+            raise DatasetError(
+                f"{features.dataset.storage.uri}: expected features of 2 pictures or more that are not taken down, got "
+                f"{moments.count if moments else 0}; add pictures"
+            )
     assert drawn is not None
     assert target is not None
     frechet = Frechet(target.gaussian())

@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class ReadResult(Generic[T]):
     """The result of waiting for a reading."""
 
     value: T | None
@@ -52,16 +52,16 @@ class ReaderThread(Generic[T]):
                 return self._asked
             return self._begun
 
-    def answer(self, ticket: int, until: float) -> Answer[T]:
+    def answer(self, ticket: int, until: float) -> ReadResult[T]:
         """Wait for a reading until `until` on the monotonic clock; it is late after that, or if the thread is stuck."""
         with self._changed:
             while self._done < ticket and not self._stopped:
                 overdue = until if self._busy_since is None else min(until, self._busy_since + self._patience_s)
                 left = overdue - time.monotonic()
                 if left <= 0:
-                    return Answer(None, late=True)
+                    return ReadResult(None, late=True)
                 self._changed.wait(left)
-            return Answer(self._value, late=self._done < ticket)
+            return ReadResult(self._value, late=self._done < ticket)
 
     @property
     def stuck(self) -> bool:

@@ -11,7 +11,7 @@ from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
 from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
-from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
+from sdp.plan.model import InstanceGroup, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, instances, reference
 from sdp.plan.speeds import Figure, Speeds, picture_flops, unet_flops
 
@@ -51,7 +51,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlannedJob:
     """A job: its images, its phases and the instances that do it."""
 
     phases: tuple[Phase, ...]
@@ -91,7 +91,7 @@ class Work:
     def name(self) -> str:
         return f"{self.mode}, {self.trainer_count} x {self.trainers.name}"
 
-    def on(self, trainers: Instance, count: int, mode: str, gpus: int | None = None) -> "Work":
+    def on(self, trainers: Instance, count: int, mode: str, gpus: int | None = None) -> "PlannedJob":
         """Return the same work on other trainers (by default on all their GPUs), with the encoders that they need."""
         gpus = gpus or count * (trainers.gpus // self.gpus_each)
         work = replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, mode=mode, encoder_gpus=None)
@@ -114,7 +114,7 @@ class Options:
 # --- from a configuration --------------------------------------------------------------------------------------------
 
 
-def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
+def work_of(config: JobConfig, prices: Prices, options: Options) -> PlannedJob:
     """Return the work that a configuration describes."""
     if isinstance(config, TrainConfig):
         return _training_work(config, prices, options)
@@ -123,7 +123,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
     instance, count = _encoders(encode.accelerator if encode else None, prices, options)
-    return Work(
+    return PlannedJob(
         tuple(Phase("", side, 0) for side in (config.resolutions if isinstance(config, ProcessConfig) else ())),
         rows,
         mode="offline",
@@ -138,7 +138,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     )
 
 
-def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Work:
+def _training_work(config: TrainConfig, prices: Prices, options: Options) -> PlannedJob:
     trainers, gpus = _trainers(config, prices, options)
     encoders, count = _encoders(config.encode.accelerator, prices, options)
     if options.drawing is not None and options.encoders is None:
@@ -152,7 +152,7 @@ def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Wor
             second.global_batch_size or data.global_batch_size or (second.batch_size or data.batch_size) * gpus
         )
         phases.append(Phase("phase 2", second.resolution or data.resolution, second.max_steps * global_batch))
-    return Work(
+    return PlannedJob(
         tuple(phases),
         rows=options.rows or config.limit or samples,
         rows_assumed=not (options.rows or config.limit),
@@ -226,7 +226,7 @@ def _group(option: str, text: str) -> tuple[Instance, int | None]:
 
 
 def speeds_of(
-    config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
+    config: JobConfig, work: PlannedJob, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
 ) -> Speeds:
     """Return the speeds to plan with: published ones, and `measured` ones by resolution on `gpu`.
 
@@ -239,7 +239,7 @@ def speeds_of(
 # --- from work to a plan ---------------------------------------------------------------------------------------------
 
 
-def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
+def plan(work: PlannedJob, speeds: Speeds, prices: Prices) -> Plan:
     """Return the stages of one way to do the work, with their time and cost."""
     stages = []
     if work.have == "nothing":
@@ -259,14 +259,14 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
     return Plan(work.name, tuple(stages))
 
 
-def _download(work: Work, prices: Prices) -> Stage:
+def _download(work: PlannedJob, prices: Prices) -> Stage:
     published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
     rate = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
     group = _price_group(instance, _HOSTS, 0, work, prices)
     return stage("download", work.rows, rate, [group], source=f"published, {published['source']}")
 
 
-def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage:
+def _draw(drawing: Drawing, work: PlannedJob, speeds: Speeds, prices: Prices) -> Stage:
     """Return the stage that draws pictures, at the operations per second that training reaches."""
     side = work.phases[0].resolution
     figure = speeds.train(str(work.trainers.gpu), side)
@@ -275,7 +275,7 @@ def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage
     return stage("draw", drawing.pictures, rate, [_trainer_group(work, prices)], source=source)
 
 
-def _process(work: Work, speeds: Speeds, prices: Prices) -> Stage:
+def _process(work: PlannedJob, speeds: Speeds, prices: Prices) -> Stage:
     """Return the stage that encodes every image once, at all resolutions."""
     figures = [speeds.encode(str(work.encoders.gpu), side) for side in sorted({p.resolution for p in work.phases})]
     count = work.encoder_gpus or _PROCESS_GPUS
@@ -284,7 +284,7 @@ def _process(work: Work, speeds: Speeds, prices: Prices) -> Stage:
     return stage("process", work.rows, rate, [_encoder_group(work, count, prices)], source=source)
 
 
-def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
+def _train(phase: Phase, work: PlannedJob, speeds: Speeds, prices: Prices) -> Stage:
     gpu = str(work.trainers.gpu)
     figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
@@ -300,7 +300,7 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
     return stage(phase.name, phase.samples, rate, groups, stretch=longer, limit=limit, source=source)
 
 
-def _storage(work: Work, hours: float, prices: Prices) -> Stage:
+def _storage(work: PlannedJob, hours: float, prices: Prices) -> Stage:
     """Return the cost of storing latents and checkpoints while the job runs."""
     sides = {phase.resolution for phase in work.phases}
     row_bytes = sum(_LATENT_BYTES * side**2 for side in sides) + _TOKEN_BYTES
@@ -315,7 +315,7 @@ def _egress(gigabytes: float, prices: Prices) -> Stage:
     return Stage("egress", 0, 0.0, 0.0, 0.0, gigabytes * prices.storage.egress_per_gb, source=f"{gigabytes:,.0f} GB")
 
 
-def captions(work: Work, own: Plan, prices: Prices) -> str:
+def captions(work: PlannedJob, own: Plan, prices: Prices) -> str:
     """Return the cost of an offline dataset's captions, as token ids and as embeddings."""
     text = float(reference()["flops"]["text"])
     shares = [(stage, text / unet_flops(side)) for side, stage in _training_stages(work, own)]
@@ -336,28 +336,28 @@ def captions(work: Work, own: Plan, prices: Prices) -> str:
     )
 
 
-def _training_stages(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
+def _training_stages(work: PlannedJob, own: Plan) -> Iterator[tuple[int, Stage]]:
     """Yield each phase's resolution and stage."""
     stages = {stage.name: stage for stage in own.stages}
     return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
-def _trainer_group(work: Work, prices: Prices) -> Group:
+def _trainer_group(work: PlannedJob, prices: Prices) -> InstanceGroup:
     return _price_group(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
 
 
-def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
+def _encoder_group(work: PlannedJob, gpus: int, prices: Prices) -> InstanceGroup:
     return _price_group(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
 
 
-def _price_group(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
+def _price_group(instance: Instance, count: int, gpus: int, work: PlannedJob, prices: Prices) -> InstanceGroup:
     """Return a group with its price. Only trainers must have one on these terms; others may be on demand instead."""
     own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
     terms = work.terms if instance is work.trainers or own else "on-demand"
-    return Group(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
+    return InstanceGroup(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
 
 
-def interruptions_of(work: Work, prices: Prices) -> Interruptions | None:
+def interruptions_of(work: PlannedJob, prices: Prices) -> Interruptions | None:
     """Return the trainers' interruptions on spot instances; None on other terms."""
     rate = prices.need(work.trainers.name, work.terms).interruptions_per_hour if work.trainer_gpus else None
     if not rate:
@@ -366,12 +366,12 @@ def interruptions_of(work: Work, prices: Prices) -> Interruptions | None:
     return Interruptions(1 / (rate * work.trainer_count), cost.checkpoint_s / 3600, cost.restart_s / 3600)
 
 
-def interval_h(work: Work, rate: float) -> float:
+def interval_h(work: PlannedJob, rate: float) -> float:
     """Return the hours from one checkpoint to the next."""
     return work.checkpoint_samples / rate / 3600
 
 
-def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Prices) -> Stage:
+def online(phase: Phase, work: PlannedJob, encoders: int, speeds: Speeds, prices: Prices) -> Stage:
     """Return a phase in online mode with this many encoders."""
     return _train(phase, replace(work, mode="online", encoder_gpus=encoders), speeds, prices)
 
@@ -379,13 +379,13 @@ def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Pric
 # --- alternatives ----------------------------------------------------------------------------------------------------
 
 
-def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
+def modes(work: PlannedJob, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plan of each mode on the same trainers. Only the configured mode has the configured encoders."""
     own = {work.mode: work}
     return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in work.modes]
 
 
-def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
+def others(work: PlannedJob, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans with the same number of trainers on other kinds of GPU, the cheapest first."""
     plans = [
         plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
@@ -397,7 +397,7 @@ def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     return sorted(plans, key=lambda candidate: candidate.cost)
 
 
-def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
+def in_time(work: PlannedJob, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
     """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
     if not work.trainer_gpus:
         counts = [work.encoder_gpus, *(count * work.encoders.gpus for count in range(1, MOST_INSTANCES + 1))]
@@ -412,7 +412,7 @@ def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Pl
     return min(plans, key=lambda candidate: candidate.cost, default=None)
 
 
-def _candidates(work: Work, prices: Prices, workers: int | None = None) -> Iterator[Instance]:
+def _candidates(work: PlannedJob, prices: Prices, workers: int | None = None) -> Iterator[Instance]:
     """Yield the cheapest instance of each GPU that can train, for this many `workers` or else per GPU."""
     for gpu in GPUS.values():
         if (

@@ -74,7 +74,7 @@ def known_activations(config: TrainConfig) -> Activations:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainerGpus:
     """The trainers' GPUs, and what they hold besides the U-Net."""
 
     gpu: Gpu
@@ -87,7 +87,7 @@ class Place:
     measure: Measure = known_activations
 
 
-def estimates(config: TrainConfig, place: Place) -> list[Memory]:
+def estimates(config: TrainConfig, place: TrainerGpus) -> list[Memory]:
     """Return the memory with the configured strategy, then with ddp and fsdp, without and with recomputation."""
     own = (config.strategy.kind, config.strategy.activation_checkpointing)
     kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
@@ -98,7 +98,7 @@ def estimates(config: TrainConfig, place: Place) -> list[Memory]:
     ]
 
 
-def estimate(config: TrainConfig, place: Place) -> Memory:
+def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     """Return the memory of the GPU that holds the U-Net, with the configured strategy."""
     strategy, networks = config.strategy, ["unet"]
     text_on_second_gpu = config.scaling.gpus_per_worker > 1
@@ -175,7 +175,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     if not gpus or family is None:
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
-    place = Place(gpu, config.scaling.most, embedded, family=family)
+    place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)
     own = lower_bound = estimate(config, place)
     if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
         lower_bound = estimate(_with_changes(config, activation_checkpointing=True), place)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class InstanceGroup:
     """Instances of one type that work together."""
 
     instance: str
@@ -28,7 +28,7 @@ class Stage:
     hours: float
     gpu_hours: float
     cost: float
-    groups: tuple[Group, ...] = ()
+    groups: tuple[InstanceGroup, ...] = ()
     limit: str = ""
     """The part that sets the rate: trainers or encoders."""
     source: str = ""
@@ -67,7 +67,7 @@ def stage(
     name: str,
     samples: float,
     rate: float,
-    groups: Sequence[Group],
+    groups: Sequence[InstanceGroup],
     *,
     stretch: float = 1.0,
     limit: str = "",

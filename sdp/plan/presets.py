@@ -4,7 +4,7 @@ from typing import Any
 
 from sdp.console import table
 from sdp.hardware import INSTANCES
-from sdp.plan.model import Group, Plan, stage
+from sdp.plan.model import InstanceGroup, Plan, stage
 from sdp.plan.prices import reference
 
 
@@ -12,8 +12,8 @@ def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
     """Return a plan for each row of a table, with the article's figures for it."""
     recorded = reference()["presets"][name]
 
-    def group(instance: str, count: int) -> Group:
-        return Group(instance, count, count * INSTANCES[instance].gpus, count * recorded["prices"][instance])
+    def group(instance: str, count: int) -> InstanceGroup:
+        return InstanceGroup(instance, count, count * INSTANCES[instance].gpus, count * recorded["prices"][instance])
 
     def plan(row: dict[str, Any]) -> Plan:
         stages = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sdp.config import TrainConfig
 from sdp.hardware import GPUS
 from sdp.model.family import SD2
-from sdp.plan.make import Work
+from sdp.plan.make import PlannedJob
 from sdp.plan.memory import each_phase, known_activations, trained_parameters
 from sdp.plan.prices import reference
 from sdp.plan.speeds import Speeds, unet_flops
@@ -26,7 +26,7 @@ class Roofline:
         return min(self.bounds, key=lambda name: self.bounds[name])
 
 
-def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
+def rooflines(config: TrainConfig, work: PlannedJob) -> Iterator[Roofline]:
     """Yield the bounds of each phase on the plan's trainers."""
     gpu, nodes = GPUS[str(work.trainers.gpu)], work.trainer_count
     parameters, weight_bytes = SD2.parameters["unet"], 4 if config.precision == "fp32" else 2
@@ -61,7 +61,7 @@ def fp8_share(config: TrainConfig) -> float:
     return sum(share for width, share in shares.items() if int(width) >= fp8.min_features)
 
 
-def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:
+def line(roofline: Roofline, work: PlannedJob, speeds: Speeds) -> str:
     """Return the bounds as text, with the share of the lowest one that the plan assumes."""
     bounds, limit = roofline.bounds, roofline.limit
     figure = speeds.train(str(work.trainers.gpu), roofline.resolution)

@@ -10,7 +10,7 @@ from sdp.console import table
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, INSTANCES
 from sdp.plan import make
-from sdp.plan.make import Work
+from sdp.plan.make import PlannedJob
 from sdp.plan.model import Plan, Stage, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
 from sdp.plan.roofline import fp8_share, line, rooflines
@@ -23,7 +23,7 @@ _HOPELESS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanReport:
     """Everything that `sdp plan` shows: the configured plan, its alternatives and what follows from them."""
 
     own: Plan
@@ -37,13 +37,13 @@ class Answer:
 
 def answer(
     config: JobConfig,
-    work: Work,
+    work: PlannedJob,
     speeds: Speeds,
     prices: Prices,
     *,
     deadline_h: float | None = None,
     budget: float | None = None,
-) -> Answer:
+) -> PlanReport:
     """Return the plan of the work, its alternatives and what follows from them."""
     own = make.plan(work, speeds, prices)
     trains = bool(work.trainer_gpus)
@@ -102,12 +102,12 @@ def answer(
         f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate
     )
     assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
-    return Answer(
+    return PlanReport(
         own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
     )
 
 
-def as_text(answer: Answer, prices: Prices) -> str:
+def as_text(answer: PlanReport, prices: Prices) -> str:
     """Return an answer for a person."""
     shown = list(answer.modes) or [answer.own]
     lines = [row for plan in shown for row in rows(plan, " *" * (plan.name == answer.own.name))]
@@ -119,7 +119,7 @@ def as_text(answer: Answer, prices: Prices) -> str:
     return "\n".join(parts)
 
 
-def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
+def as_json(answer: PlanReport, prices: Prices) -> dict[str, Any]:
     """Return an answer for programs."""
     return {
         "currency": prices.currency,
@@ -131,7 +131,7 @@ def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
     }
 
 
-def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
+def values(config: JobConfig, work: PlannedJob, own: Plan) -> dict[str, Any]:
     """Return values for charts/sdp-cluster: the plan's worker groups with GPUs, and the jobs placed on them."""
     groups: dict[str, Any] = {"a10g": None, "a100": None}
     jobs: dict[str, Any] = {"process": None, "train": None, "train-online": None, "generate": None}
@@ -219,7 +219,7 @@ def _brief(plan: Plan, prices: Prices) -> str:
     return f"{plan.name.partition(',')[0]} on {', '.join(groups)}: {figures} ({plan.basis})"
 
 
-def _encoders(work: Work, speeds: Speeds) -> str:
+def _encoders(work: PlannedJob, speeds: Speeds) -> str:
     gpu, encoder = str(work.trainers.gpu), str(work.encoders.gpu)
     parts = []
     for phase in work.phases:
@@ -233,7 +233,7 @@ def _encoders(work: Work, speeds: Speeds) -> str:
     return "; ".join(parts)
 
 
-def _prices(work: Work, own: Plan, modes: Sequence[Plan], prices: Prices) -> list[str]:
+def _prices(work: PlannedJob, own: Plan, modes: Sequence[Plan], prices: Prices) -> list[str]:
     names = dict.fromkeys(g.instance for plan in [own, *modes] for stage in plan.stages for g in stage.groups)
     lines = []
     for name in names:

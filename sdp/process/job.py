@@ -128,7 +128,7 @@ class _Unit:
     gathered: "dict[Piece, ObjectRef[pa.Table]]" = field(default_factory=dict)
 
 
-class Units:
+class OpenUnits:
     """The order of pieces, and the units whose pieces are all back. Independent of Ray."""
 
     def __init__(self, planned: Iterator[tuple[Work, list[Piece], Retry | None]]) -> None:
@@ -215,7 +215,7 @@ class _Run:
         self._stages: UnitStages = prepared.stages(with_tombstones(prepared))
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._done_before = output.done()
-        self._units = Units(self._plan_units(pending))
+        self._units = OpenUnits(self._plan_units(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
         self._stages_ref = ray.put(self._stages)

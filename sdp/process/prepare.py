@@ -17,7 +17,7 @@ from sdp.datasets.units import Work, part_name
 from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
-from sdp.encode.table import Shape, bytes_per_row
+from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
 from sdp.errors import UserError
 from sdp.model import family, sources
@@ -163,8 +163,8 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
     return Retry(rows, reasons)
 
 
-def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
-    return Shape(
+def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
+    return RowShape(
         resolutions=tuple(config.resolutions),
         scaling_factor=family.scaling_factor(model.path),
         content=config.encode.latents,
@@ -173,14 +173,14 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
     )
 
 
-def _unit_rows(target_bytes: int, shape: Shape, upstream: Dataset | None) -> int:
+def _unit_rows(target_bytes: int, shape: RowShape, upstream: Dataset | None) -> int:
     """Return the rows of a part of about the target size; whole units of upstream if it holds any."""
     rows = max(1, target_bytes // bytes_per_row(shape))
     upstream_rows = upstream.head.unit_rows if upstream else 1
     return rows - rows % upstream_rows if rows > upstream_rows else rows
 
 
-def _refuse_unfit(config: ProcessConfig, shape: Shape) -> None:
+def _refuse_unfit(config: ProcessConfig, shape: RowShape) -> None:
     if shape.scaling_factor == 1.0:
         raise UserError(
             f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: latents would be stored unscaled; "

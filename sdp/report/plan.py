@@ -9,10 +9,10 @@ from sdp.charts import Line
 from sdp.config import TrainConfig, parse_into
 from sdp.errors import SdpError
 from sdp.plan import make, show
-from sdp.plan.make import Options, Work
+from sdp.plan.make import Options, PlannedJob
 from sdp.plan.model import encoders_needed
 from sdp.plan.prices import Prices, load_prices
-from sdp.plan.show import HEADER, OTHERS, Answer, brief_rows, rows
+from sdp.plan.show import HEADER, OTHERS, PlanReport, brief_rows, rows
 from sdp.plan.speeds import Speeds
 from sdp.report.page import Block, Drawing, Section, Table, listing
 from sdp.storage import Storage
@@ -23,7 +23,7 @@ _RANGE = 1.6
 """End of the curves, as a multiple of the encoders that the trainers need."""
 
 
-def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> Section:
+def plan_section(answer: PlanReport, work: PlannedJob, speeds: Speeds, prices: Prices) -> Section:
     """Return the section of a plan."""
     shown = list(answer.modes) or [answer.own]
     blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for plan in shown for row in rows(plan)])]
@@ -50,7 +50,7 @@ def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
     return None
 
 
-def _encoders(phase: make.Phase, work: Work, speeds: Speeds, prices: Prices) -> list[Block]:
+def _encoders(phase: make.Phase, work: PlannedJob, speeds: Speeds, prices: Prices) -> list[Block]:
     """Return charts of online training by the number of encoders, compared with offline training."""
     trainer, encoder = str(work.trainers.gpu), str(work.encoders.gpu)
     most = speeds.train(trainer, phase.resolution).value * work.trainer_gpus

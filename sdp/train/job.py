@@ -30,7 +30,7 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
 from sdp.train.phases import finished_phases, phases_of, refuse_other_phases, total_state, with_remaining_budget
-from sdp.train.plan import DATASET_KINDS, Plan, make_plan
+from sdp.train.plan import DATASET_KINDS, TrainPlan, make_plan
 from sdp.train.prediction import with_prediction
 from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
@@ -132,7 +132,9 @@ def _pin_sources(config: TrainConfig, *, newest: bool) -> None:
         open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest, write=True)
 
 
-def _train_here(config: TrainConfig, plan: Plan, others: OtherPhases, folder: RunFolder, lease: Lease) -> TrainSummary:
+def _train_here(
+    config: TrainConfig, plan: TrainPlan, others: OtherPhases, folder: RunFolder, lease: Lease
+) -> TrainSummary:
     """Train in this process."""
     from sdp.train.assemble import assemble
 

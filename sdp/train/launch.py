@@ -43,7 +43,7 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.fp8 import refuse_cluster
 from sdp.train.limits import OtherPhases
 from sdp.train.network import network_error
-from sdp.train.plan import DATASET_KINDS, Plan
+from sdp.train.plan import DATASET_KINDS, TrainPlan
 from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
@@ -60,7 +60,9 @@ _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
 
-def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: RunFolder, lease: Lease) -> TrainSummary:
+def train_on_ray(
+    config: TrainConfig, plan: TrainPlan, others: OtherPhases, folder: RunFolder, lease: Lease
+) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
@@ -240,7 +242,7 @@ def _was_preempted(error: Exception) -> bool:
     return type(error).__name__ == "PreemptionError" or any(getattr(e, "preempted", False) for e in failures.values())
 
 
-def _images(config: TrainConfig, plan: Plan) -> ImagesDataset | None:
+def _images(config: TrainConfig, plan: TrainPlan) -> ImagesDataset | None:
     """Return the images to encode, if data.mode is online."""
     if config.data.mode != "online":
         return None
@@ -258,7 +260,7 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
 
 
 @contextmanager
-def _follow_attempt(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
+def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
     done = threading.Event()
 

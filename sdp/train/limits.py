@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sdp.config import TrainConfig
 from sdp.console import counted
 from sdp.model.checkpoints import TrainState
-from sdp.plan.model import Group, Stage, stage
+from sdp.plan.model import InstanceGroup, Stage, stage
 from sdp.plan.speeds import unet_flops
 
 
@@ -72,7 +72,7 @@ def forecast(
     last: int | None,
     batch: int,
     rate: float,
-    group: Group,
+    group: InstanceGroup,
     to_come: float = 0.0,
 ) -> Stage:
     """Return the hours, GPU-hours and cost of the rest of a job, as sdp plan computes them.

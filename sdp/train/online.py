@@ -251,7 +251,7 @@ class EncoderPool:
 
     async def status(self) -> tuple[dict[str, Any], list[str]]:
         """Return the present figures, and the changes since the last call."""
-        changes, self._changes = self._changes, []
+        changes = [self._changes.pop(0) for _ in range(len(self._changes))]  # other threads append
         figures = {
             "encoders": self._encoders,
             "encoders_busy": round(self._busy.share(time.monotonic()), 4) if self._open else 0.0,
@@ -301,7 +301,7 @@ class EncoderPool:
         piece_bytes = self._images.slice_rows * 3 * self._images.resolution**2
         fed: dict[int, _Request] = {}
         try:
-            with Pipeline(EncodeSlices(self._images), placement, piece_bytes) as pipeline:
+            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._changes.append) as pipeline:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:

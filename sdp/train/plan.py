@@ -43,7 +43,7 @@ TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainPlan:
     """The state of a run before a job begins or continues it."""
 
     run: str
@@ -91,7 +91,7 @@ class Plan:
         ]
 
 
-def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
+def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     """Check all that can be wrong, the cheapest first, and return the plan.
 
     A later phase, which has not `begun`, cannot be checked against the run that it starts from.
@@ -128,7 +128,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         *filter(None, [prediction_note(config) if begun else None, tight]),
         *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
     ]
-    return Plan(
+    return TrainPlan(
         run.storage.uri,
         rows,
         positions,

@@ -5,13 +5,13 @@ from typing import Any
 from sdp.console import clock, counted, duration, size, spent
 from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.stragglers import behind
-from sdp.train.plan import Plan
+from sdp.train.plan import TrainPlan
 
 NOTABLE = 0.1
 """A worker that is slower than the others by more than this share is named in the progress line."""
 
 
-def progress_line(line: dict[str, Any], plan: Plan) -> str:
+def progress_line(line: dict[str, Any], plan: TrainPlan) -> str:
     """Return the progress as one line, from a line of metrics.
 
     step 1,230 of 5,000 · epoch 0 41% · loss 0.1234 · 812 img/s (203 each) · lr 1.0e-04 · data 3% · ETA 1:02:03

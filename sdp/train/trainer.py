@@ -20,7 +20,7 @@ from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
-from sdp.plan.model import Group
+from sdp.plan.model import InstanceGroup
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport, Update
 from sdp.train.checkpoint import Checkpointer, read_state
@@ -401,13 +401,13 @@ class Trainer:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)
 
-    def resources(self) -> Group:
+    def resources(self) -> InstanceGroup:
         """Return the current trainers and encoders: their GPUs and their price per hour."""
         prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
         gpus: float = self.world.size * self.config.scaling.gpus_per_worker * (self.world.device.type == "cuda")
         gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
         per_hour = self.world.size * (prices.trainer_hour or 0.0) + encoders * (prices.encoder_hour or 0.0)
-        return Group("", self.world.size, gpus, per_hour)
+        return InstanceGroup("", self.world.size, gpus, per_hour)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""

@@ -1,6 +1,7 @@
 """The evaluate stage end to end: in one process, after a sudden end, and on a Ray of several nodes."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,21 @@ def test_a_reference_with_known_features_is_reused(
     assert not (tmp_path / "out" / "reference").exists()
     with pytest.raises(DatasetError, match=r"reference\.uri: .* has features of another network .*features\.digest"):
         job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": inputs / "clip"}}))
+
+
+def test_rows_taken_down_from_a_reused_reference_do_not_count(
+    inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    shutil.copytree(done[0] / "reference", tmp_path / "reference")
+    config = evaluate_config(
+        tmp_path / "out", **settings_for(inputs, reference={"uri": tmp_path / "reference"}, clip={})
+    )
+    storage = open_storage(str(tmp_path / "reference"))
+    tombstones.add(storage, [Takedown("row", "7")])
+    assert job.run(config).figures["fid"]["reference"] == 29
+    tombstones.add(storage, [Takedown("row", str(row)) for row in range(29)])
+    with pytest.raises(DatasetError, match="expected features of 2 pictures or more that are not taken down, got 1"):
+        job.run(config)
 
 
 def test_one_network_for_both_scores_encodes_pictures_once(

@@ -19,7 +19,7 @@ from sdp.download.columns import plain, readable
 from sdp.download.image import Checked
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
-from sdp.download.unit import Unit, UnitTask
+from sdp.download.unit import UnitRun, UnitTask
 
 TEXTS = [
     pa.string(),
@@ -50,7 +50,7 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     (table,) = iter_units([count], [FileSlice(str(path), 0, 0, count)], rules.columns())
     rows = np.arange(count)
     planned = plan(table, rows, rules)
-    unit = Unit(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
+    unit = UnitRun(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
     for wanted in planned.to_fetch:
         unit.settle(Outcome(wanted.row, WRITTEN), STORED)
     sink = io.BytesIO()

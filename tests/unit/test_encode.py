@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
 from sdp.encode.pipeline import Occupancy
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
@@ -31,7 +31,7 @@ def chunk_of(rows: list[int], side: int = 32, pixels: NDArray[np.uint8] | None =
         rows=np.array(rows),
         keys=[str(row) for row in rows],
         tokens=tokens,
-        crops={side: [Group(np.arange(len(rows)), pixels)]},
+        crops={side: [ShapeGroup(np.arange(len(rows)), pixels)]},
         buckets=np.zeros(len(rows), np.int16),
     )
 
@@ -169,7 +169,7 @@ def test_groups_of_several_shapes_are_each_encoded_as_themselves() -> None:
     tall = np.random.default_rng(1).integers(0, 256, (1, 64, 16, 3), np.uint8)
     chunk = chunk_of([1, 2, 3])
     chunk.crops.clear()
-    chunk.crops[32] = [Group(np.array([0, 2]), wide), Group(np.array([1]), tall)]
+    chunk.crops[32] = [ShapeGroup(np.array([0, 2]), wide), ShapeGroup(np.array([1]), tall)]
     encoded = encoder_of()(chunk)
     assert [group.values.shape for group in encoded.latents[32]] == [(2, 4, 2, 8), (1, 4, 8, 2)]
     assert [group.positions.tolist() for group in encoded.latents[32]] == [[0, 2], [1]]

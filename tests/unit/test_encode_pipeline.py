@@ -12,7 +12,7 @@ import pytest
 from sdp import cluster, waiting
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import Desk, State, WorkerId, check_state
+from sdp.encode.desk import Desk, Stall, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
 
@@ -218,6 +218,48 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
         check_state(state, placement, 0, patience_s + 1)
     assert str(refused.value).startswith(says)
     assert "the cluster has nothing; let the cluster grow" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ready", "missing", "error"),
+    [
+        (3, "no encoder runs; waiting for 1 CPU (0 of 1 ready, 1:00)", "encode.wait_s: no node offered 1 CPU"),
+        (0, "no transform runs; waiting for 1 CPU (0 of 1 ready, 1:00)", "transform.node_labels: no node offered"),
+    ],
+)
+def test_pieces_that_nothing_works_on_are_reported_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch, ready: int, missing: str, error: str
+) -> None:
+    monkeypatch.setattr(cluster, "nodes_with", lambda _: [])
+    monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
+    lines: list[str] = []
+    stall, placement = Stall(lines.append), replace(PLACEMENT, start_timeout_s=100.0)
+    idle = State(started=True, transformed=True, ready=ready)
+    for now, state, pieces in [(0, idle, 1), (50, replace(idle, busy=True), 1), (59, idle, 1), (99, idle, 0)]:
+        stall.check(state, placement, now, waiting=bool(pieces))  # work in between, then no pieces: nothing to report
+    for now in range(100, 201):
+        stall.check(idle, placement, now, waiting=True)
+    assert [line.partition("; ")[0] for line in lines] == [f"encode: {missing.partition('; ')[0]}"] * 2
+    assert lines[0] == f"encode: {missing}"
+    with pytest.raises(UserError, match=error):
+        stall.check(idle, placement, 201, waiting=True)
+
+
+def test_the_desk_knows_whether_anybody_works() -> None:
+    async def script(desk: Desk) -> None:
+        assert not (await desk.state()).busy
+        await desk.load(ENCODER, "actor")
+        assert (await desk.state()).busy, "an encoder loads"
+        await desk.start(ENCODER, "actor")
+        assert not (await desk.state()).busy
+        await desk.begin(ENCODER, 1)
+        assert (await desk.state()).busy
+        await desk.stranded({"other node"})
+        assert not (await desk.state()).busy, "its node is gone"
+        await desk.load(OTHER, "other actor")
+        await desk.stranded(set())
+
+    assert not at_desk(script).busy
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -8,21 +8,21 @@ import pyarrow as pa
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
-from sdp.encode.chunk import Chunk, Encoded, Group
-from sdp.encode.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
+from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
+from sdp.encode.table import LAYOUT, RowShape, assemble, bytes_per_row, rows_of, schema
 from sdp.encode.transform import bucket_shapes
 
-SHAPE = Shape((64, 128), scaling_factor=0.18215)
+SHAPE = RowShape((64, 128), scaling_factor=0.18215)
 
 
-def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = None) -> Encoded:
+def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None = None) -> Encoded:
     """Return latents that contain their row's number."""
     count = len(rows)
     latents = {}
     for side in shape.resolutions:
         channels = 4 * (1 if shape.content == "sample" else 2)
         values = np.zeros((count, channels, side // 8, side // 8), np.float16) + np.array(rows)[:, None, None, None]
-        latents[side] = [Group(np.arange(count), values.astype(np.float16))]
+        latents[side] = [ShapeGroup(np.arange(count), values.astype(np.float16))]
     tokens = np.array(rows, np.uint16)[:, None] + np.arange(77, dtype=np.uint16)
     chunk = Chunk(
         np.array(rows, np.int64),
@@ -50,7 +50,7 @@ def test_the_columns_say_their_shape_dtype_and_scaling() -> None:
 
 
 def test_at_256_px_a_row_has_the_documented_size() -> None:
-    shape = Shape((256,), 0.18215)
+    shape = RowShape((256,), 0.18215)
     assert schema(shape).field("latents_256").type == pa.binary(8192)
     assert 8192 + 154 <= bytes_per_row(shape) <= 8400
 
@@ -73,14 +73,14 @@ def test_items_that_went_wrong_are_left_out_of_every_column() -> None:
 
 
 def test_moments_have_a_column_of_their_own_name() -> None:
-    shape = Shape((64,), 0.18215, content="moments")
+    shape = RowShape((64,), 0.18215, content="moments")
     table = rows_of(encoded_of([1], shape), shape)
     assert "moments_64" in table.column_names
     assert len(table["moments_64"][0].as_py()) == 2 * 8 * 8 * 8
 
 
 def test_embeddings_take_the_place_of_token_ids() -> None:
-    shape = Shape((64,), 0.18215, text_width=16)
+    shape = RowShape((64,), 0.18215, text_width=16)
     table = rows_of(encoded_of([1, 3], shape), shape)
     assert "token_ids" not in table.column_names
     assert np.all(np.frombuffer(table["text_embedding"][1].as_py(), np.float16) == 3)
@@ -88,14 +88,14 @@ def test_embeddings_take_the_place_of_token_ids() -> None:
 
 
 def test_bucketed_latents_find_their_shape_by_the_bucket() -> None:
-    shape = Shape((64,), 0.18215, buckets=True)
+    shape = RowShape((64,), 0.18215, buckets=True)
     shapes = bucket_shapes(64)
     rows, buckets = [3, 4, 5], [0, 4, 0]
     groups = []
     for bucket in (0, 4):
         where = np.array([n for n, b in enumerate(buckets) if b == bucket])
         wide, tall = shapes[bucket]
-        groups.append(Group(where, np.full((len(where), 4, tall // 8, wide // 8), bucket + 1, np.float16)))
+        groups.append(ShapeGroup(where, np.full((len(where), 4, tall // 8, wide // 8), bucket + 1, np.float16)))
     plain = encoded_of(rows, shape)
     chunk = Chunk(plain.chunk.rows, plain.chunk.keys, plain.chunk.tokens, {}, np.array(buckets, np.int16))
     table = rows_of(Encoded(chunk, {64: groups}, None, np.array([True, True, False]), []), shape)
@@ -142,6 +142,6 @@ def test_training_reads_what_is_written_here() -> None:
     for name in ("latents_64", "token_ids"):
         column, _ = _describe_field(schema(SHAPE).field(name), "here")
         assert column.width == schema(SHAPE).field(name).type.byte_width
-    column, stored = _describe_field(schema(Shape((64,), 0.18215, buckets=True)).field("latents_64"), "here")
+    column, stored = _describe_field(schema(RowShape((64,), 0.18215, buckets=True)).field("latents_64"), "here")
     assert column.shape in stored.shapes
     assert len(stored.shapes) == 9

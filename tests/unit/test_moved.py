@@ -109,6 +109,8 @@ def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> N
     shutil.move(tmp_path / "a", tmp_path / "b")
     latents = open_storage(str(tmp_path / "b/latents"))
     assert [dataset.uri for dataset in lineage(latents)] == [str(tmp_path / "b/latents"), str(tmp_path / "b/images")]
+    patient = latents.with_options(timeout_s=7.0)
+    assert [dataset.options.timeout_s for dataset in lineage(patient)] == [7.0, 7.0], "one endpoint serves them all"
     assert begin_latents(tmp_path / "b").pending() == []
     shutil.rmtree(tmp_path / "b/images")
     shutil.move(here / "images", tmp_path / "b/images")  # as large, and another one

@@ -17,8 +17,8 @@ from sdp.errors import ConfigError, UserError
 from sdp.hardware import GPUS, INSTANCES
 from sdp.model.checkpoints import TrainState
 from sdp.plan import make, show
-from sdp.plan.make import Options, Work
-from sdp.plan.model import Group, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
+from sdp.plan.make import Options, PlannedJob
+from sdp.plan.model import InstanceGroup, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
 from sdp.plan.presets import computed, preset
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.roofline import Roofline, line, rooflines
@@ -35,7 +35,7 @@ SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_ste
 FAST = ["strategy.kind=fsdp", "strategy.compile=true"]
 
 
-def work(*settings: str, job: str = "train", **options: object) -> Work:
+def work(*settings: str, job: str = "train", **options: object) -> PlannedJob:
     return make.work_of(draft(job, None, settings).config, PRICES, Options(**options))  # type: ignore[arg-type]
 
 
@@ -171,7 +171,7 @@ def test_interruptions_lengthen_a_run_as_a_simulation_of_them_does() -> None:
 
 
 def test_hours_of_gpus_and_money_follow_from_the_groups() -> None:
-    made = stage("train", 3600 * 100, 10, [Group("a", 2, 16, 50.0), Group("b", 5, 5, 6.0)], stretch=1.5)
+    made = stage("train", 3600 * 100, 10, [InstanceGroup("a", 2, 16, 50.0), InstanceGroup("b", 5, 5, 6.0)], stretch=1.5)
     assert (made.hours, made.gpu_hours, made.cost) == (15.0, 315.0, 840.0)
 
 
@@ -291,7 +291,7 @@ def rest(
     config = draft("train", None, [f"{name}={value}" for name, value in limits.items()]).config
     assert isinstance(config, TrainConfig)
     state = TrainState(step=100, samples=1000, seconds=hours * 3600, cost=cost)
-    return forecast(config, state, last, 10, 20.0, Group("", 4, 4, per_hour), to_come)
+    return forecast(config, state, last, 10, 20.0, InstanceGroup("", 4, 4, per_hour), to_come)
 
 
 def test_the_rest_of_a_run_has_the_hours_and_cost_of_a_plan() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sdp.datasets.units import Unit, Work
 from sdp.encode.reading import Piece, RowGroup
-from sdp.process.job import Units
+from sdp.process.job import OpenUnits
 from sdp.process.prepare import Retry
 
 Row = tuple[int, int]
@@ -31,19 +31,19 @@ def pieces_of(unit: Work, sizes: list[int]) -> list[Piece]:
     return pieces
 
 
-def units_of(sizes: list[list[int]]) -> Units:
+def units_of(sizes: list[list[int]]) -> OpenUnits:
     def planned() -> Iterator[tuple[Work, list[Piece], Retry | None]]:
         for number, size in enumerate(sizes):
             yield work(number), pieces_of(work(number), size), None
 
-    return Units(planned())
+    return OpenUnits(planned())
 
 
 def rows_in(piece: Piece) -> list[Row]:
     return [(piece.work.unit.number, row) for row in range(piece.skip, piece.skip + piece.take)]
 
 
-def gather(units: Units, piece: Piece | None, rows: Any) -> None:
+def gather(units: OpenUnits, piece: Piece | None, rows: Any) -> None:
     assert piece is not None
     units.gather(piece, rows)
 

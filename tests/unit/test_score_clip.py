@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from sdp.encode.chunk import Chunk, Group
+from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import ModelError
 from sdp.model import networks
@@ -45,7 +45,7 @@ def chunk_of(clip: FeatureNetwork, view: View, captions: list[str]) -> Chunk:
     present = [number for number, caption in enumerate(captions) if caption]
     tokens[present] = tokenize(load_tokenizer(clip.path, ""), [captions[number] for number in present])
     rows = np.arange(len(captions))
-    crops = {view.side: [Group(rows, pixels)], HASH: [Group(rows, np.zeros((len(captions), 8), np.uint8))]}
+    crops = {view.side: [ShapeGroup(rows, pixels)], HASH: [ShapeGroup(rows, np.zeros((len(captions), 8), np.uint8))]}
     return Chunk(rows, [f"k{row}" for row in rows], tokens, crops, np.zeros(len(captions), np.int16))
 
 

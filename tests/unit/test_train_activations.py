@@ -16,7 +16,17 @@ from sdp.errors import ConfigError
 from sdp.hardware import GIB, GPUS
 from sdp.model.family import SD1, SD2, TOKENS, blocks, encode_text, unet_class
 from sdp.model.lora import add_lora
-from sdp.plan.memory import Memory, Place, as_text, each_phase, encoders, estimate, estimates, fit, known_activations
+from sdp.plan.memory import (
+    Memory,
+    TrainerGpus,
+    as_text,
+    each_phase,
+    encoders,
+    estimate,
+    estimates,
+    fit,
+    known_activations,
+)
 from sdp.plan.prices import reference
 from sdp.train.activations import _Attention, _autocast, _counting, _default_dtype, activations
 
@@ -34,7 +44,7 @@ def train(*settings: str) -> TrainConfig:
 
 
 def rows(gpu: str, *settings: str, workers: int = 8, embedded: bool = False) -> list[Memory]:
-    return estimates(train(*settings), Place(GPUS[gpu], workers, embedded))
+    return estimates(train(*settings), TrainerGpus(GPUS[gpu], workers, embedded))
 
 
 @pytest.mark.timeout(300)
@@ -54,7 +64,7 @@ def test_what_is_recorded_of_activations_is_what_fake_tensors_and_another_progra
 
 
 def test_averages_in_8_bits_take_a_quarter_of_their_memory() -> None:
-    place = Place(GPUS["A10G"], 1, False)
+    place = TrainerGpus(GPUS["A10G"], 1, False)
     full, eight = (estimate(train(f"optimizer.kind={kind}"), place).parts for kind in ("adamw", "adamw_8bit"))
     assert eight["optimizer"] == pytest.approx(1.76e9, rel=0.01), "865.9 million values twice, and their scales"
     assert {**full, "optimizer": eight["optimizer"]} == eight
@@ -121,7 +131,7 @@ def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_i
     assert "text encoder" in alone.parts
     assert "text encoder" not in both.parts
     assert both.per_sample - alone.per_sample == pytest.approx(73e6, rel=0.01)
-    place = Place(GPUS["A100-80G"], 8, embedded=False, family=SD1)
+    place = TrainerGpus(GPUS["A100-80G"], 8, embedded=False, family=SD1)
     smaller = estimate(train("model.train_text_encoder=true"), place)
     assert smaller.per_sample - alone.per_sample == pytest.approx(73e6 * 12 * 768 / (23 * 1024), rel=0.01)
     apart = rows("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")[0]
@@ -186,7 +196,7 @@ def _doubled() -> dict[str, Any]:
 
 def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -> None:
     within = train(*A100, "data.batch_size=72")
-    own = estimate(within, Place(GPUS["A100-40G"], 8, embedded=False))
+    own = estimate(within, TrainerGpus(GPUS["A100-40G"], 8, embedded=False))
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
     assert f"; {own.largest_batch} would be safe;" in (fit(within, SD2, embedded=False) or "")
     assert fit(train(*A100, f"data.batch_size={own.largest_batch}"), SD2, embedded=False) is None

@@ -104,9 +104,9 @@ def test_a_dataset_that_has_changed_begins_another_pass_so_that_no_pass_takes_a_
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_workers_share_spans_evenly(lengths: list[int], world: int) -> None:
-    from sdp.train.data.mixture import Span
+    from sdp.train.data.mixture import MixtureSpan
 
-    spans = [Span(n, 0, 5, 5 + length) for n, length in enumerate(lengths)]
+    spans = [MixtureSpan(n, 0, 5, 5 + length) for n, length in enumerate(lengths)]
     shares = [shares_of(spans, rank, world) for rank in range(world)]
     rows = [(span.dataset, row) for share in shares for span, at, to in share for row in range(at, to)]
     assert rows == [(n, row) for n, length in enumerate(lengths) for row in range(length)]

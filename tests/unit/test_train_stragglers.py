@@ -6,7 +6,7 @@ import pytest
 
 from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.stragglers import behind, slowest
-from sdp.train.plan import Plan
+from sdp.train.plan import TrainPlan
 from sdp.train.progress import progress_line
 
 
@@ -33,7 +33,7 @@ LINE: dict[str, Any] = {
     "final_cost": 15.625, "left_s": 1885.0, "finish_time": 1_795_392_000, "mfu": 0.421, "memory_peak": 61_000_000_000,
     "slowest": {"rank": 3, "host": "node-7", "seconds": 0.2, "others": 0.16, "part": "data"},
 }  # fmt: skip
-PLAN = Plan("run", 10_000, 10_000, 406, TrainState(0), None, 5000, None)
+PLAN = TrainPlan("run", 10_000, 10_000, 406, TrainState(0), None, 5000, None)
 
 
 def test_the_progress_names_a_worker_that_is_well_behind_and_the_share_of_time_that_data_takes() -> None:

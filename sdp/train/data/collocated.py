@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sdp.encode.chunk import Group
+from sdp.encode.chunk import ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed, encode_slice, transform_slice
@@ -77,7 +77,7 @@ class _SliceSampler:
 def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Transformed:
     """Return a transformed slice whose pixels are converted by `change`."""
     crops = {
-        side: [Group(group.positions, change(group.values)) for group in groups]
+        side: [ShapeGroup(group.positions, change(group.values)) for group in groups]
         for side, groups in transformed.chunk.crops.items()
     }
     return replace(transformed, chunk=replace(transformed.chunk, crops=crops))

@@ -18,7 +18,7 @@ from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.columns import Column
 from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
-from sdp.train.data.mixture import Mixture, Span, shares_of
+from sdp.train.data.mixture import Mixture, MixtureSpan, shares_of
 from sdp.train.data.order import EpochOrder, Lane, LaneRange, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Rows, batch_of
@@ -106,7 +106,7 @@ class DirectReader(Reader):
             finally:
                 passes.close()
 
-    def _share(self, passes: "Passes", spans: list[Span]) -> list[tuple[Span, list[LaneRange]]]:
+    def _share(self, passes: "Passes", spans: list[MixtureSpan]) -> list[tuple[MixtureSpan, list[LaneRange]]]:
         """Return this worker's share of some spans."""
         if not self.mixed:
             return [

@@ -21,7 +21,7 @@ from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.pictures import open_pictures, scores_of
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import EncoderSettings, Recipe
-from sdp.encode.table import Shape
+from sdp.encode.table import RowShape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError, ModelError
 from sdp.model import family
@@ -229,7 +229,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe.of(config.transform, (side,), config.seed),
         settings=EncoderSettings.of(config.encode, config.seed, "moments", {side: batch}),
-        shape=Shape((side,), scaling_factor, "moments", width),
+        shape=RowShape((side,), scaling_factor, "moments", width),
         columns=columns,
         storage=config.storage.options(),
         output=dataset.storage,

@@ -20,7 +20,7 @@ _PATTERN = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MixtureSpan:
     """Consecutive positions in the order of one dataset."""
 
     dataset: int
@@ -46,13 +46,13 @@ class Mixture:
         rounds, nth = divmod(self.sizes[0] - 1, int(self._counts[-1, 0]))
         return rounds * len(self._pattern) + int(np.flatnonzero(self._pattern == 0)[nth]) + 1
 
-    def spans(self, epoch: int, start: int, stop: int, places: Sequence[Place] = ()) -> list[Span]:
+    def spans(self, epoch: int, start: int, stop: int, places: Sequence[Place] = ()) -> list[MixtureSpan]:
         """Return positions [start, stop) of an epoch as spans of the datasets.
 
         `places` is where the datasets were when the epoch began; without it they are taken as unchanged since epoch 0.
         """
         if len(self.sizes) == 1:
-            return [Span(0, epoch, start, min(stop, self.rows))]
+            return [MixtureSpan(0, epoch, start, min(stop, self.rows))]
         begins, ends = self._upto(start), self._upto(min(stop, self.rows))
         spans = []
         for dataset, (first, consumed, size) in enumerate(self._places(epoch, places)):
@@ -60,7 +60,7 @@ class Mixture:
             while at < last:
                 passes, position = divmod(at, size)
                 count = min(last - at, size - position)
-                spans.append(Span(dataset, first + passes, position, position + count))
+                spans.append(MixtureSpan(dataset, first + passes, position, position + count))
                 at += count
         return spans
 
@@ -105,7 +105,7 @@ class Mixture:
         return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(belongs, axis=0)])
 
 
-def shares_of(spans: Sequence[Span], rank: int, world: int) -> list[tuple[Span, int, int]]:
+def shares_of(spans: Sequence[MixtureSpan], rank: int, world: int) -> list[tuple[MixtureSpan, int, int]]:
     """Return one worker's share of some spans: for each span, the first of its rows and the end.
 
     All shares but the last have the same size.
