@@ -1,6 +1,7 @@
 """Throughput of online mode's pool of encoders, on a local Ray of several nodes, with real payloads.
 
     python -m scripts.bench.online_pool [--encoders 1,2,3,4,5,6,7,8] [--seconds 30] [--picture docs/pictures/online.svg]
+    python -m scripts.bench.online_pool --encoders 4 --pace 0.5    everything at half the speed: half the bytes a second
 
 The pool, the trainers' readers, Ray's five raylets and all bytes are real: for each image 196,608 bytes of pixels go
 from a transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer
@@ -47,6 +48,8 @@ from sdp.train.data.weights import RowWeights
 
 SIDE = 256
 TRANSFORM_RATE, ENCODER_RATE, TRAINER_RATE = 250.0, 102.0, 184.0
+_pace = 1.0
+"""This process's share of these rates."""
 TEXT_WIDTH = 1024
 TRAINERS = 2
 GROUP_ROWS = sized(254, 26)
@@ -63,12 +66,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
     parser.add_argument("--seconds", type=float, default=sized(30.0, 2.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
+    parser.add_argument("--pace", type=float, default=1.0, help="factor on the rates of all workers")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.encoders.split(",")]
     results: list[dict[str, float]] = []
+    put_sleepers(options.pace)
     with tempfile.TemporaryDirectory(prefix="sdp-bench-online-") as folder:
-        cluster = start_cluster()
+        cluster = start_cluster(options.pace)
         try:
             images = make_images(folder, options.text)
             header = ("encoders", "min(encoders, trainers)", "at the trainers", "share", "encoders busy")
@@ -108,9 +113,12 @@ def picture(results: Sequence[dict[str, float]]) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg">{look}{rest}\n'
 
 
-def start_cluster() -> Any:
+def start_cluster(pace: float) -> Any:
     """Start a head without work, a CPU node, two nodes of four simulated A10G and one of two A100."""
     from ray.cluster_utils import Cluster
+
+    def begin_worker() -> None:  # Ray refuses functools.partial
+        put_sleepers(pace)
 
     store = 700_000_000
     head = {"num_cpus": 0, "object_store_memory": 200_000_000, "include_dashboard": False}
@@ -119,14 +127,16 @@ def start_cluster() -> Any:
     for kind, gpus in (*sized((("A10G", 4), ("A10G", 4)), (("A10G", 1),)), ("A100", TRAINERS)):
         labels = {"ray.io/accelerator-type": kind}
         cluster.add_node(num_cpus=gpus, num_gpus=gpus, labels=labels, object_store_memory=store)
-    environment = {**worker_environment(), "worker_process_setup_hook": put_sleepers}
+    environment = {**worker_environment(), "worker_process_setup_hook": begin_worker}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
     cluster.wait_for_nodes()
     return cluster
 
 
-def put_sleepers() -> None:
+def put_sleepers(pace: float) -> None:
     """Replace the work of a worker process by functions that sleep and return bytes of the right size."""
+    global _pace
+    _pace = pace
     online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
 
 
@@ -139,7 +149,7 @@ def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformS
         rows, [""] * count, np.ones((count, 77), np.uint16),
         {SIDE: [ShapeGroup(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
-    _sleep_until(began + count / TRANSFORM_RATE)
+    _sleep_until(began + count / (_pace * TRANSFORM_RATE))
     return Transformed(rows, chunk), TransformStats(count, count / TRANSFORM_RATE)
 
 
@@ -156,7 +166,7 @@ def encode(images: ImagesDataset, busy: threading.Lock, made: Transformed) -> En
     with busy:
         began = time.monotonic()
         assert made.chunk.crops[SIDE][0].values[-1, -1, -1, -1] == 0  # the bytes have arrived
-        _sleep_until(began + count / ENCODER_RATE)
+        _sleep_until(began + count / (_pace * ENCODER_RATE))
     return EncodedSlice(made.rows, np.ones(count, np.float32), moments, np.ones((count, text.width), np.uint8), ())
 
 
@@ -211,7 +221,7 @@ class SleepingTrainers:
             self._together.wait()
             # If its data came in time, a step begins when the previous one ended.
             now = time.monotonic()
-            last = (last if now - last < 0.05 else now) + BATCH / TRAINER_RATE
+            last = (last if now - last < 0.05 else now) + BATCH / (_pace * TRAINER_RATE)
             _sleep_until(last)
             self._ended.append(last)
 
@@ -268,7 +278,7 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
 
 def possible(encoders: int) -> float:
     """Return the images per second of the slower side."""
-    return min(encoders * ENCODER_RATE, TRAINERS * TRAINER_RATE)
+    return _pace * min(encoders * ENCODER_RATE, TRAINERS * TRAINER_RATE)
 
 
 def _rate(trainers: Any, seconds: float) -> float:

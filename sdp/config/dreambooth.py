@@ -24,7 +24,7 @@ class SubjectSource(SourceConfig):
     uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/my-cat")
     """A folder of pictures of the subject."""
     caption: Name = key(REQUIRED, shapes_output=True, example="a photo of unqtkn cat")
-    """What the pictures show, with a rare word as the subject's name."""
+    """A caption for the pictures, with a rare word as the subject's name."""
 
 
 class PriorConfig(Section):

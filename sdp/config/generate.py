@@ -48,7 +48,7 @@ class SamplerConfig(Section):
     guidance_scale: float = key(7.5, shapes_output=True, ge=1, le=50)
     """Weight of the prompt (classifier-free guidance); 1 means no guidance."""
     negative_prompt: str = key("", shapes_output=True)
-    """What the pictures should not show."""
+    """Text that guidance steers away from."""
 
 
 class GeneratorConfig(WorkersConfig):

@@ -233,8 +233,8 @@ class StrategyConfig(Section):
     kind: Literal["ddp", "fsdp"] = key("ddp")
     """Keep the whole state on each GPU (ddp) or a shard of it (fsdp)."""
     shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key("shard_grad_op")
-    """What fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as well
-    (full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid)."""
+    """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as
+    well (full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid)."""
     half_gradients: bool = key(False)
     """Exchange gradients in bf16 with ddp: half the bytes, rounded sums. fsdp always sums in fp32."""
     compile: bool = key(False)
