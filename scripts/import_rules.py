@@ -16,7 +16,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {
         "errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it.",
         "backoff": "The pause before a retry.",
-        "leaving": "The end of a process at once, with what it has started.",
+        "leaving": "Ends this process and its children at once.",
     },
     {
         "console": "Progress, tables, and figures as people read them.",
@@ -27,11 +27,11 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "lease": "One writer per output.",
         "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
         "device": "The device that a process computes on; threads, streams and events that stay on it.",
-        "ray_loss": "The one line that a job prints when it loses Ray: a raylet, the head, its driver.",
+        "ray_loss": "Prints one line when a job loses its raylet or Ray's head.",
         "cluster": "Connecting to Ray, and placing work by accelerator.",
         "waiting": "Waiting for places on a cluster that may have to grow, and saying what is missing.",
         "pool": "A pool of equal workers on Ray Data, for generate and evaluate.",
-        "telemetry": "The names, units and labels of all metrics, and where they go.",
+        "telemetry": "The names, units and labels of the jobs' metrics, and where they go.",
         "charts": "Curves as SVG, and jinja2 templates.",
     },
     {
@@ -46,14 +46,14 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
         "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `launch.py` runs it on Ray Train.",
         "generate": "`sdp generate`: pictures for prompts.",
-        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, held-out loss.",
+        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, similarity, held-out loss.",
         "plan": "`sdp plan`: hours and money of a job before it runs.",
         "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
         "exporter": "NVML to Prometheus.",
     },
     {
         "dreambooth": "`sdp dreambooth`: the other jobs one after another.",
-        "report": "`sdp inspect` and `sdp report`: what lies at an address, as text and as one HTML page.",
+        "report": "`sdp inspect` and `sdp report`: what lies at a URI, as text and as one HTML page.",
         "demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both.",
         "supervisor": "Runs a job's command again, within bounds.",
     },
@@ -89,8 +89,7 @@ RAY_FILES = frozenset(
         "sdp/telemetry/ray_metrics.py",
     }
 )
-"""Other files that may import ray. A stage has one, which runs its plain functions on a cluster; train has two, because
-trainers and encoders are placed separately."""
+"""Other files that may import ray: few of each stage, which run its plain functions on a cluster."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sdp import console, ray_loss
 from sdp.config import WorkersConfig
@@ -20,6 +20,9 @@ from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import cleanups, kill_descendants
 
 _REACH_S = 10.0
+_START_S = 180.0
+"""The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
+_REMEDY = "; see the logs in /tmp/ray/session_latest/logs, and run the same command again"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
@@ -43,6 +46,8 @@ def connect(**local: Any) -> dict[str, float]:
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         # Ray's core prints harmless notices as errors to this terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        # A driver would wait for workers that Ray starts early, and for ever if one of them is killed.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # A driver that waits for Ray handles a signal only after so long; the default is a second.
         os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
         for name in _NOISY_LOGGERS:
@@ -59,8 +64,9 @@ def connect(**local: Any) -> dict[str, float]:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
         log_handlers = logging.getLogger().handlers[:]
+        ray_loss.expect(local=is_local())
         try:
-            with stderr:
+            with stderr, time_limit(_START_S, f"Ray did not start within {console.duration(_START_S)}{_REMEDY}"):
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, stderr.text) from error
@@ -71,6 +77,29 @@ def connect(**local: Any) -> dict[str, float]:
             signal.signal(signal.SIGTERM, handler)
     ray_loss.watch(local=is_local())
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, message: str) -> Iterator[None]:
+    """End the process if the block, which may hang inside Ray, takes longer."""
+    timer = threading.Timer(seconds, give_up, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def give_up(message: str) -> NoReturn:
+    """End this process, whose main thread may hang inside Ray, with an error line and exit code 1."""
+    for cleanup in reversed(tuple(cleanups)):
+        with contextlib.suppress(Exception):
+            cleanup()
+    console.say(message if console.as_json() else f"sdp: {message}", level="error")
+    ray_loss.stand_down()
+    kill()
+    os._exit(1)
 
 
 def is_local() -> bool:

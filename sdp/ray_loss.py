@@ -44,14 +44,13 @@ class _Watch:
     def __init__(self, job: str) -> None:
         self.job = job
         self._pipe: int | None = None
+        self._looks = False
         self._printer: subprocess.Popen[bytes]
         self._over = threading.Event()
         self._lock = threading.Lock()
 
-    def begin(self, *, local: bool) -> None:
-        """Watch this driver's Ray, until `end`."""
-        import ray
-
+    def expect(self, *, local: bool) -> None:
+        """Have a line printed if this process ends before `end`: Ray's core also ends a driver that is connecting."""
         if self._pipe is not None:
             return
         logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
@@ -71,6 +70,14 @@ class _Watch:
         )
         os.close(standard_input)
         atexit.register(self.end)  # before Ray's own, which ends the raylet in order
+
+    def begin(self, *, local: bool) -> None:
+        """Watch this driver's Ray, until `end`."""
+        import ray
+
+        if self._looks:
+            return
+        self._looks = True
         context = ray.get_runtime_context()
         raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
         threading.Thread(target=self._look, args=(raylet, gcs, local), name="sdp-ray-loss", daemon=True).start()
@@ -162,11 +169,24 @@ def unwrapped(error: BaseException) -> SdpError | None:
     return None
 
 
+def expect(*, local: bool) -> None:
+    """Have a line printed if Ray ends this driver while it connects, if it runs an `explained` job."""
+    if _watch is not None:
+        _watch.expect(local=local)
+
+
 def watch(*, local: bool) -> None:
     """Watch the Ray that this driver has just connected to, its own or a cluster's, if it runs an `explained` job."""
     _hush()
     if _watch is not None:
+        _watch.expect(local=local)
         _watch.begin(local=local)
+
+
+def stand_down() -> None:
+    """End the watch: this process is about to end for another reason, which it has printed."""
+    if _watch is not None:
+        _watch.end()
 
 
 def _hush() -> None:

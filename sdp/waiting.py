@@ -8,6 +8,8 @@ All places are requested at once, by placement groups: an autoscaler adds nodes 
 of what both need, and the groups end with the driver, however it ends.
 """
 
+import math
+import os
 import threading
 import time
 from collections import Counter
@@ -21,11 +23,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from sdp import cluster
 from sdp.config import WorkersConfig
 from sdp.console import duration, say
-from sdp.errors import UserError
+from sdp.errors import RESTARTED, SdpError, UserError
 
 _POLL_S = 0.2
 _FIRST_LINE_S = 5.0
 _LINES_S = 30.0
+_STALLED_S, _SLOW_S = 60.0, 600.0
+"""Time without progress after which lines say so: while nobody works or a place is missing, and otherwise."""
 _SETTLE_S = 60.0
 """Time without a change after which fewer workers than the maximum suffice, although more may still come."""
 
@@ -148,9 +152,44 @@ def wait_for(
             request.__exit__()
 
 
-def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
-    """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
-    return UserError(
+@dataclass(slots=True)
+class Stall:
+    """Time without progress of workers that had places; a lost node may have taken them."""
+
+    job: str
+    places: Sequence[Place]
+    """One of each kind of worker."""
+    wait_s: float = math.inf
+    """The limit on waiting for a place that no node offers."""
+    notify: Callable[[str], None] = say
+    _progress: object = None
+    _since: float = -math.inf
+    _line_at: float = -math.inf
+
+    def check(self, progress: object, now: float, detail: str = "", *, busy: bool = True) -> None:
+        """Name what is missing, each half minute while `progress` stays the same; raise an error after `wait_s`."""
+        if progress != self._progress:
+            self._progress, self._since, self._line_at = progress, now, now + _STALLED_S
+        if now < self._line_at:
+            return
+        self._line_at, waited_s = now + _LINES_S, now - self._since
+        missing = [place for place in self.places if not place.capacity]
+        needed = " and ".join(place.progress(1) for place in missing)
+        if missing and waited_s > self.wait_s:
+            # Not the user's fault: there was room before. So the supervisor may run the job again.
+            raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
+        if missing:
+            self.notify(f"{self.job}: no progress for {duration(waited_s)}; waiting for {needed}")
+        elif not busy or waited_s > _SLOW_S:
+            self.notify(f"{self.job}: no progress for {duration(waited_s)}{f' ({detail})' if detail else ''}")
+
+
+def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> SdpError:
+    """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name.
+
+    A job that the supervisor has restarted had places before, so it may be restarted again.
+    """
+    return (SdpError if RESTARTED in os.environ else UserError)(
         f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has {_offer()}"
         f"{_autoscaler()}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )

@@ -1,16 +1,15 @@
 """The pipeline's bookkeeping: which worker holds which piece, which piece killed its worker, and when to give up.
 
-Ray restarts what dies and runs it again without limit, so the limits are here.
+Ray is told to restart whatever dies, so the limits are here.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from sdp.console import duration, say
 from sdp.encode.chunk import TransformStats
 from sdp.encode.placement import Placement
 from sdp.encode.work import TRIES
@@ -23,8 +22,6 @@ _DEATHS_EACH = 3
 """Deaths in a row that each worker of a stage may have."""
 _SLOWEST_S = 900.0
 """Time without a finished transform after which the cluster counts as having no room for one."""
-_STALLED_S, _LINES_S = 60.0, 30.0
-"""Time without a worker after which a line says so, and the time between such lines."""
 _STAGES = ("transform", "encode")
 
 
@@ -45,8 +42,12 @@ class State:
     """Transforms under way."""
     ready: int = 0
     """Transformed pieces that wait for an encoder."""
-    busy: bool = False
-    """True while a worker has a piece or an encoder loads."""
+    encoding: int = 0
+    """Pieces at encoders."""
+    loading: int = 0
+    """Encoders that load."""
+    events: int = 0
+    """Grows with whatever a worker reports."""
     transformed_stats: TransformStats = field(default_factory=TransformStats)
     """The sum of all transforms."""
     deaths: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
@@ -74,7 +75,8 @@ class Desk:
         self._reasons: dict[int, str] = {}
         self._encoders: dict[str, WorkerId] = {}
         """By actor, which outlives its processes."""
-        self._loading: set[WorkerId] = set()
+        self._loading: dict[str, WorkerId] = {}
+        self._events = 0
         self._ready: set[int] = set()
         self._in_a_row, self._deaths, self._last = dict(State().in_a_row), dict(State().deaths), dict(State().last)
         self._state = State()
@@ -90,6 +92,7 @@ class Desk:
 
     async def begin(self, worker: WorkerId, number: int) -> str | None:
         """Record that a worker begins a piece; return a reason if the piece has killed too often to be tried again."""
+        self._events += 1
         before = self._worker_of.get(number)
         if before is not None and number in self._held.get(before, ()):
             self._record_death(before, self._held[before][0], "its worker died each time")
@@ -102,6 +105,7 @@ class Desk:
 
     async def end(self, worker: WorkerId, number: int, stats: TransformStats | None = None) -> None:
         """Record that a worker has succeeded with a piece."""
+        self._events += 1
         stage, pieces = worker.stage, self._held.get(worker, [])
         if number in pieces:
             pieces.remove(number)
@@ -118,7 +122,7 @@ class Desk:
 
     async def fail(self, worker: WorkerId, number: int | None, reason: str) -> None:
         """Record that a worker fails at a piece, or as it starts."""
-        self._loading.discard(worker)
+        self._events += 1
         self._record_death(worker, number, reason)
 
     async def stranded(self, alive: set[str]) -> list[int]:
@@ -128,23 +132,29 @@ class Desk:
         """
         pieces: list[int] = []
         lost_encoder = False
-        self._loading = {worker for worker in self._loading if worker.node in alive}
-        for worker in [worker for worker in {*self._held, *self._encoders.values()} if worker.node not in alive]:
+        workers = {*self._held, *self._encoders.values(), *self._loading.values()}
+        for worker in [worker for worker in workers if worker.node not in alive]:
             numbers = self._held.get(worker, [])
             lost_encoder |= worker.stage == "encode"
             pieces += numbers
             self._record_death(worker, numbers[0] if numbers else None, "its node is gone")
-        return [*pieces, *self._ready] if lost_encoder else []
+        if not lost_encoder:
+            return []
+        pieces += self._ready
+        self._ready.clear()
+        return pieces
 
     async def load(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder begins to load; if its actor had a process before, that process has died."""
-        if (before := self._encoders.get(actor)) is not None:
+        self._events += 1
+        if (before := self._loading.get(actor) or self._encoders.get(actor)) is not None:
             self._record_death(before, next(iter(self._held.get(before, ())), None), "its process ended")
-        self._loading.add(worker)
+        self._loading[actor] = worker
 
     async def start(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder has loaded."""
-        self._loading.clear()
+        self._events += 1
+        self._loading.pop(actor, None)
         self._encoders[actor] = worker
         self._state = replace(self._state, started=True)
 
@@ -158,22 +168,24 @@ class Desk:
 
     async def state(self) -> State:
         """Return the present state."""
-        # An encoder whose process dies while it loads reports nothing: it stays in `_loading`.
-        in_a_row = {**self._in_a_row, "encode": self._in_a_row["encode"] + len(self._loading)}
         return replace(
             self._state,
             encoders=len(self._encoders),
             transforms=sum(worker.stage == "transform" for worker in self._held),
             ready=len(self._ready),
-            busy=bool(self._loading) or any(self._held.values()),
-            in_a_row=in_a_row,
+            encoding=sum(len(pieces) for worker, pieces in self._held.items() if worker.stage == "encode"),
+            loading=len(self._loading),
+            events=self._events,
+            in_a_row=dict(self._in_a_row),
             deaths=dict(self._deaths),
             last=dict(self._last),
         )
 
     def _record_death(self, worker: WorkerId, number: int | None, reason: str) -> None:
         self._held.pop(worker, None)
-        self._encoders = {actor: encoder for actor, encoder in self._encoders.items() if encoder != worker}
+        for actors in (self._encoders, self._loading):
+            for actor in [actor for actor, encoder in actors.items() if encoder == worker]:
+                del actors[actor]
         self._in_a_row[worker.stage] += 1
         self._deaths[worker.stage] += 1
         self._last[worker.stage] = reason
@@ -182,8 +194,11 @@ class Desk:
             self._reasons[number] = reason
 
 
-def check_state(state: State, placement: Placement, transforms: int, waited_s: float) -> None:
-    """Raise the error that ends the run, if there is one: a final error, endless deaths, or places that never came."""
+def check_state(state: State, placement: Placement, transforms: int, waited_s: float, *, fed: bool = True) -> None:
+    """Raise the error that ends the run, if there is one: a final error, endless deaths, or places that never came.
+
+    `transforms` is the most that have run at once, `waited_s` the time since the first piece was fed, if one was.
+    """
     if state.error is not None:
         raise state.error
     deaths = state.in_a_row["transform"]
@@ -199,34 +214,8 @@ def check_state(state: State, placement: Placement, transforms: int, waited_s: f
             "see their logs with `ray logs`"
         )
     wait_s = placement.start_timeout_s
-    if not state.started and waited_s > wait_s:
+    if not (state.started or state.loading) and waited_s > wait_s:
         raise no_place("encode", placement.encoders.progress(placement.least), wait_s)
-    if not state.transformed and waited_s > max(_SLOWEST_S, wait_s):
+    if fed and not (state.transformed or state.transforms) and waited_s > max(_SLOWEST_S, wait_s):
         place = f"{placement.transforms.progress(1)} for a transform"
         raise no_place("encode", place, max(_SLOWEST_S, wait_s), key="transform.node_labels")
-
-
-@dataclass(slots=True)
-class Stall:
-    """The time for which pieces have waited although no worker has one: the nodes of a stage are gone, or in use."""
-
-    notify: Callable[[str], None] = say
-    _since: float | None = None
-    _line_at: float = 0.0
-
-    def check(self, state: State, placement: Placement, now: float, *, waiting: bool) -> None:
-        """Name the missing place every half minute; raise an error once it has been missing for too long."""
-        if state.busy or not (waiting and state.started and state.transformed):
-            self._since = None
-            return
-        if self._since is None:
-            self._since, self._line_at = now, now + _STALLED_S
-        waited_s, wait_s = now - self._since, max(_STALLED_S, placement.start_timeout_s)
-        if now < self._line_at and waited_s <= wait_s:
-            return
-        self._line_at = now + _LINES_S
-        place, stage = (placement.encoders, "encoder") if state.ready else (placement.transforms, "transform")
-        if waited_s > wait_s:
-            key = None if state.ready else "transform.node_labels"
-            raise no_place("encode", f"{place.progress(1)} for {stage}s", wait_s, key=key)
-        self.notify(f"encode: no {stage} runs; waiting for {place.progress(1, duration(waited_s))}")

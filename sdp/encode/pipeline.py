@@ -27,12 +27,13 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
-from sdp.console import say
+from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import Desk, Stall, State, WorkerId, check_state
+from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError, Unavailable, one_line
+from sdp.waiting import Stall
 
 _STORAGE_RETRIES = 3
 """Retries of a storage that does not answer."""
@@ -59,13 +60,6 @@ Result = tuple[Any, Note, "ObjectRef[pa.Table]"]
 """A piece's key, the note on it, and a reference to its rows."""
 
 
-@dataclass(slots=True, eq=False)
-class _Sent:
-    key: Any
-    item: Any
-    done: bool = False
-
-
 class Pipeline:
     """A running pipeline, for one driver thread. Use it as a context manager: it ends with the block."""
 
@@ -79,9 +73,10 @@ class Pipeline:
         self._began, self._fed = time.monotonic(), False
         self._checked_nodes = -math.inf
         self._numbers = itertools.count()
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, tuple[Any, Any]] = {}
+        """The key and item of each piece without a result, by number."""
         self._room = self._most_transforms = 0
-        self._stall = Stall(notify)
+        self._stall = Stall("encode", placement.places, placement.start_timeout_s, notify)
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
 
@@ -108,7 +103,7 @@ class Pipeline:
         """Send an item into the pipeline; its result is returned with the key, which is not sent."""
         if not self._fed:
             self._fed, self._began = True, time.monotonic()
-        self._send(_Sent(key, item))
+        self._send(key, item)
 
     def results(self, timeout_s: float) -> Iterator[Result]:
         """Wait up to `timeout_s` for a result, then yield every result that is ready."""
@@ -121,27 +116,32 @@ class Pipeline:
                     raise SdpError(f"encode: Ray Data failed ({line}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
-                    sent = self._sent.pop(note.number)
                     if note.error is not None:
                         raise note.error
-                    if not sent.done:  # a piece may have been sent twice
-                        sent.done = True
-                        yield sent.key, note, rows
+                    if note.number in self._sent:  # otherwise it was sent again, under another number
+                        yield self._sent.pop(note.number)[0], note, rows
                 result = self._results.get_nowait()
 
     def state(self) -> State:
         """Return the desk's state; raise the error that ends the run, if there is one."""
+        self._check_nodes()
         state: State = ray.get(self._desk.state.remote())
         self._most_transforms = max(self._most_transforms, state.transforms)
         now = time.monotonic()
-        check_state(state, self._placement, self._most_transforms, now - self._began)
-        self._stall.check(state, self._placement, now, waiting=bool(self._sent))
+        check_state(state, self._placement, self._most_transforms, now - self._began, fed=self._fed)
+        self._stall.check(
+            state.events if self._sent else now,
+            now,
+            f"{counted(state.transforms, 'transform')} under way, {counted(state.ready, 'piece')} ready, "
+            f"{state.encoding} at {counted(state.encoders, 'encoder')}, {state.loading} loading",
+            busy=bool(state.transforms or state.encoding or state.loading),
+        )
         return state
 
-    def _send(self, sent: _Sent) -> None:
+    def _send(self, key: Any, item: Any) -> None:
         number = next(self._numbers)
-        self._sent[number] = sent
-        self._desk.feed.remote([pack(number, sent.item)])
+        self._sent[number] = key, item
+        self._desk.feed.remote([pack(number, item)])
 
     def _check_nodes(self) -> None:
         """Find out how many pieces the cluster has room for, and send again those that a lost node held."""
@@ -154,8 +154,8 @@ class Pipeline:
         useful = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
         self._room = max(min(fits, useful), 2 * self._placement.most + 1)
         for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
-            if number in self._sent and not self._sent[number].done:
-                self._send(self._sent[number])
+            if number in self._sent:
+                self._send(*self._sent.pop(number))
 
     def _run(self, dataset: Any) -> None:
         try:

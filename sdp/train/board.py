@@ -34,12 +34,13 @@ class Board:
         self._lease_lost: str | None = None
         self._workers: list[str] = []
         """The workers of the newest attempt, once they train."""
-        self._training = False
+        self._training = self._begun = False
         self._failures_before = 0
         """The number of failures when the newest attempt began."""
 
     def begin(self, rank: int) -> WorkerReport:
         """Record that a worker starts; worker 0 begins a new attempt. Return the report of earlier attempts."""
+        self._begun = True
         if rank == 0:
             report = self._report
             if report.resizing:
@@ -90,14 +91,14 @@ class Board:
         """Record that another job holds the run's lease."""
         self._lease_lost = message
 
-    def progress(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Return the newest line of metrics, and new messages for the user."""
+    def progress(self) -> tuple[dict[str, Any] | None, list[str], bool]:
+        """Return the newest line of metrics, new messages for the user, and whether a worker of the attempt runs."""
         messages, self._messages = self._messages, []
-        return self._line, messages
+        return self._line, messages, self._begun
 
     def report(self) -> WorkerReport:
         """Return the report after an attempt, and discard the attempt's line of metrics."""
-        self._line, self._training = None, False
+        self._line, self._training, self._begun = None, False, False
         return self._report
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -24,7 +24,7 @@ from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse_into
-from sdp.console import Progress, counted, say
+from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
@@ -51,6 +51,9 @@ from sdp.train.world import World, choose_device
 from sdp.waiting import Place, Request, place_of, wait_for
 
 _POLL_S = 1.0
+_LINES_S, _BEGIN_S = 60.0, 300.0
+"""Time without a running trainer after which lines say so, and after which Ray has lost what starts them."""
+_AGAIN = "run the same command again, it continues from the newest checkpoint"
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
 _SETTLE_S = 60.0
@@ -76,21 +79,23 @@ def train_on_ray(
         return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
 
     images = _images(config, plan)
-    workers = room(*([] if images is None else _placement(config, resources).places))
+    encoders = [] if images is None else _placement(config, resources).places
+    workers = room(*encoders)
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # On this driver's node, so that the loss of another node does not end the job.
     board = cluster.start_beside_driver(Board)
-    pool = None
-    if images is not None:
-        requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)
-        pool = online.start_pool(images, _placement(config, resources), requests)
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "others": others}
+    pool: Any = None
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "others": others}
     failures = 0
     try:
         while True:
-            with _follow_attempt(board, lease, plan, replace(trainers, least=0, most=scaling.most - workers)):
-                error = _attempt(loop_config, trainers, workers)
+            if images is not None and pool is None:
+                requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)
+                pool = online.start_pool(images, _placement(config, resources), requests)
+            more = replace(trainers, least=0, most=scaling.most - workers)
+            with _follow_attempt(board, pool, lease, plan, more):
+                error = _attempt({**loop_config, "pool": pool}, trainers, workers)
             report: WorkerReport = ray.get(board.report.remote())
             failures += error is not None and not _was_preempted(error)
             if report.fatal is not None or failures > config.max_failures:
@@ -98,8 +103,12 @@ def train_on_ray(
                 raise report.fatal or SdpError(_gave_up(config, report, error)) from error
             if error is None and not report.resizing:
                 break
+            lost_encoders = pool is not None and ray.get(pool.has_failed.remote())
+            if lost_encoders:
+                ray.kill(pool)
+                pool = None
             try:
-                workers = room()
+                workers = room(*(encoders if lost_encoders else ()))
             except UserError as missing:
                 raise SdpError(str(missing)) from missing  # not the user's fault: there was room before
     finally:
@@ -259,26 +268,68 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
     return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
 
 
+@dataclass
+class _Start:
+    """The time for which an attempt's trainers have had places, but have not run."""
+
+    began: float = field(default_factory=time.monotonic)
+    line_after_s: float = _LINES_S
+
+    def check(self, *, begun: bool) -> None:
+        """Say that none runs, each minute; end the job after five, since Ray has lost what starts them."""
+        waited_s = 0.0 if begun else time.monotonic() - self.began
+        if waited_s > _BEGIN_S:
+            cluster.give_up(f"train: no trainer ran within {duration(_BEGIN_S)}; {_AGAIN}")
+        if waited_s > self.line_after_s:
+            self.line_after_s += _LINES_S
+            say(f"train: all trainers have places, but none runs yet ({duration(waited_s)})")
+
+
+@dataclass
+class _Stalls:
+    """The pool's lines about encoders that do not come."""
+
+    pool: Any
+    _answer: Any = None
+
+    def take(self) -> list[str]:
+        """Return the lines of the latest answer, and ask again; never wait."""
+        if self.pool is None or (self._answer is not None and not ray.wait([self._answer], timeout=0)[0]):
+            return []
+        lines = [] if self._answer is None else ray.get(self._answer)
+        self._answer = self.pool.stalls.remote()
+        return lines
+
+
 @contextmanager
-def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
+def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
     done = threading.Event()
 
     def follow() -> None:
         lost = resizing = False
         ready, changed, request = 0, time.monotonic(), None
+        start, stalls = _Start(), _Stalls(pool)
         with Progress("train") as progress, ExitStack() as stack:
             while not done.wait(_POLL_S):
                 try:
-                    line, messages = ray.get(board.progress.remote(), timeout=10)
+                    if not lost:
+                        lease.check()
+                except LeaseLost as error:
+                    lost = True
+                    board.lose_lease.remote(str(error))
+                try:
+                    line, messages, begun = ray.get(board.progress.remote(), timeout=10)
                     if line is not None and request is None:  # the present trainers have their places
                         request = stack.enter_context(Request(more, [1] * more.most))
                     if request is not None and ready != (ready := request.ready):
                         changed = time.monotonic()
+                    messages += stalls.take()
                 except ray.exceptions.RayError:
                     continue  # the cluster is busy or ending, which the main thread notices
                 for message in messages:
                     say(f"train: {message}")
+                start.check(begun=begun)
                 if line is not None:
                     progress.update(progress_line(line, plan))
                 settled = ready == more.most or time.monotonic() - changed > _SETTLE_S
@@ -287,12 +338,6 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
                     more_trainers = counted(ready, "more trainer")
                     say(f"train: there is room for {more_trainers}: saving a checkpoint to continue with them")
                     board.stop.remote(RESIZE)
-                try:
-                    if not lost:
-                        lease.check()
-                except LeaseLost as error:
-                    lost = True
-                    board.lose_lease.remote(str(error))
 
     def stop(name: str) -> None:
         request, training = board.stop.remote(name), True

@@ -227,6 +227,7 @@ class EncoderPool:
         self._warm_busy_s = 0.0
         self._busy = BusyShare(_RECENT_S)
         self._changes: list[str] = []
+        self._stalls: list[str] = []
 
     # --- calls from trainers -----------------------------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ class EncoderPool:
 
     async def status(self) -> tuple[dict[str, Any], list[str]]:
         """Return the present figures, and the changes since the last call."""
-        changes = [self._changes.pop(0) for _ in range(len(self._changes))]  # other threads append
+        changes = _taken(self._changes)
         figures = {
             "encoders": self._encoders,
             "encoders_busy": round(self._busy.share(time.monotonic()), 4) if self._open else 0.0,
@@ -259,6 +260,14 @@ class EncoderPool:
             "encoder_deaths": self._deaths,
         }
         return figures, changes
+
+    async def stalls(self) -> list[str]:
+        """Return the lines since the last call about encoders that do not come."""
+        return _taken(self._stalls)
+
+    async def has_failed(self) -> bool:
+        """Return whether this pool answers every request with an error."""
+        return self._error is not None
 
     async def _encoded(self, data_slice: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]]":
         request = _Request(turn, next(self._numbers), data_slice)
@@ -301,7 +310,7 @@ class EncoderPool:
         piece_bytes = self._images.slice_rows * 3 * self._images.resolution**2
         fed: dict[int, _Request] = {}
         try:
-            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._changes.append) as pipeline:
+            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._stalls.append) as pipeline:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:
@@ -356,3 +365,8 @@ class EncoderPool:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop only has a weak reference
         task.add_done_callback(self._tasks.discard)
+
+
+def _taken(lines: list[str]) -> list[str]:
+    """Remove and return all lines; other threads may append some meanwhile."""
+    return [lines.pop(0) for _ in range(len(lines))]

@@ -155,7 +155,7 @@ class RayCluster:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._cluster: Cluster | None = None
-        self._has_head = False
+        self.has_head = False
 
     @property
     def address(self) -> str:
@@ -167,7 +167,7 @@ class RayCluster:
         self._cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **_STORE}
         )
-        self._has_head = True
+        self.has_head = True
         for _ in range(2):
             self._cluster.add_node(num_cpus=2, **_STORE)
 
@@ -176,7 +176,7 @@ class RayCluster:
         assert self._cluster is not None
         if target == "gcs":
             self._cluster.head_node.kill_gcs_server(check_alive=False)
-            self._has_head = False
+            self.has_head = False
             return True
         nodes = list(self._cluster.worker_nodes)
         if not nodes:
@@ -187,7 +187,7 @@ class RayCluster:
 
     def mend(self) -> None:
         """Start a new cluster if the head is lost."""
-        if not self._has_head:
+        if not self.has_head:
             self.stop()
             self.start()
 
@@ -319,7 +319,8 @@ class Chaos:
                     kills.pop(0)  # there is none of them
                 time.sleep(0.02)  # kills come by the clock
             code = job.returncode
-            if code in (0, 2):  # as after a RayJob's end, which a person has to mend
+            headless = cluster is not None and not cluster.has_head  # and the next submission has another one
+            if code == 0 or (code == 2 and not headless):  # as after a RayJob's end, which a person has to mend
                 break
             # What a pod's end takes with it; on a cluster, what Ray's job manager ends with the entrypoint.
             end_all(mark, None if cluster is None else "driver")

@@ -97,8 +97,8 @@ def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
     with Pipeline(Toy(), placement(), 1) as pipeline:
         for number in range(3):
             pipeline.feed(number, number)
-        for sent in list(pipeline._sent.values()):  # as where an encoder's node has gone
-            pipeline._send(sent)
+        for number in list(pipeline._sent):  # as where an encoder's node has gone
+            pipeline._send(*pipeline._sent.pop(number))
         pipeline.feed("last", 3)
         assert sorted(str(key) for key, _, _ in collect(pipeline, 4)) == ["0", "1", "2", "last"]
 

@@ -64,3 +64,32 @@ def test_output_is_held_and_passed_on_except_known_lines() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines() == ["another line", "third"]
+
+
+def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
+    """As where Ray waits for a worker that was killed; its call holds the main thread, which no signal ends."""
+    script = (
+        "import threading, ray\n"
+        "from sdp import cluster\n"
+        "cluster._START_S = 0.5\n"
+        "ray.init = lambda **_: threading.Event().wait()\n"
+        "cluster.connect()\n"
+    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert program.returncode == 1
+    assert program.stderr.startswith("sdp: Ray did not start within 0.5 s; see the logs in /tmp/ray/session_latest")
+
+
+def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
+    """As where the raylet dies meanwhile. Ray's core then ends the process, whose stderr is being captured."""
+    script = (
+        "import os, ray\n"
+        "from sdp import cluster, ray_loss\n"
+        "ray.init = lambda **_: os._exit(1)\n"
+        "with ray_loss.explained('train'):\n"
+        "    cluster.connect()\n"
+    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert program.returncode == 1
+    assert program.stderr.startswith("sdp: train: the driver was killed, or Ray's core ended it (see /tmp/ray/")
+    assert program.stderr.count("\n") == 1

@@ -12,7 +12,7 @@ import pytest
 from sdp import cluster, waiting
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import Desk, Stall, State, WorkerId, check_state
+from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
 
@@ -161,7 +161,7 @@ def test_encoders_that_never_start_are_retried_a_few_times_and_reported_in_one_l
 
 def test_encoders_that_die_while_loading_are_counted() -> None:
     async def script(desk: Desk) -> None:
-        for number in range(10):
+        for number in range(11):
             await desk.load(WorkerId("encode", "node", str(number)), "actor")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
@@ -220,46 +220,30 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     assert "the cluster has nothing; let the cluster grow" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("ready", "missing", "error"),
-    [
-        (3, "no encoder runs; waiting for 1 CPU (0 of 1 ready, 1:00)", "encode.wait_s: no node offered 1 CPU"),
-        (0, "no transform runs; waiting for 1 CPU (0 of 1 ready, 1:00)", "transform.node_labels: no node offered"),
-    ],
-)
-def test_pieces_that_nothing_works_on_are_reported_and_then_given_up(
-    monkeypatch: pytest.MonkeyPatch, ready: int, missing: str, error: str
-) -> None:
-    monkeypatch.setattr(cluster, "nodes_with", lambda _: [])
-    monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
-    lines: list[str] = []
-    stall, placement = Stall(lines.append), replace(PLACEMENT, start_timeout_s=100.0)
-    idle = State(started=True, transformed=True, ready=ready)
-    for now, state, pieces in [(0, idle, 1), (50, replace(idle, busy=True), 1), (59, idle, 1), (99, idle, 0)]:
-        stall.check(state, placement, now, waiting=bool(pieces))  # work in between, then no pieces: nothing to report
-    for now in range(100, 201):
-        stall.check(idle, placement, now, waiting=True)
-    assert [line.partition("; ")[0] for line in lines] == [f"encode: {missing.partition('; ')[0]}"] * 2
-    assert lines[0] == f"encode: {missing}"
-    with pytest.raises(UserError, match=error):
-        stall.check(idle, placement, 201, waiting=True)
+def test_an_encoder_that_loads_for_long_and_a_first_transform_that_takes_long_are_waited_for() -> None:
+    check_state(State(loading=1), PLACEMENT, 0, 1e6, fed=False)
+    check_state(State(started=True, transforms=3), PLACEMENT, 3, 1e6)
+    check_state(State(started=True), PLACEMENT, 0, 1e6, fed=False)  # nobody has fed it yet
 
 
-def test_the_desk_knows_whether_anybody_works() -> None:
+def test_the_desk_counts_what_happens_and_who_works() -> None:
     async def script(desk: Desk) -> None:
-        assert not (await desk.state()).busy
         await desk.load(ENCODER, "actor")
-        assert (await desk.state()).busy, "an encoder loads"
-        await desk.start(ENCODER, "actor")
-        assert not (await desk.state()).busy
-        await desk.begin(ENCODER, 1)
-        assert (await desk.state()).busy
-        await desk.stranded({"other node"})
-        assert not (await desk.state()).busy, "its node is gone"
         await desk.load(OTHER, "other actor")
-        await desk.stranded(set())
+        await desk.start(OTHER, "other actor")
+        state = await desk.state()
+        assert (state.loading, state.encoders) == (1, 1), "the first still loads"
+        await desk.start(ENCODER, "actor")
+        await desk.begin(ENCODER, 1)
+        before, state = state, await desk.state()
+        assert (state.loading, state.encoding, state.encoders) == (0, 1, 2)
+        assert state.events > before.events
+        assert (await desk.state()).events == state.events
+        await desk.load(WorkerId("encode", "node", "two"), "actor")
+        await desk.stranded({"other node"})
 
-    assert not at_desk(script).busy
+    state = at_desk(script)
+    assert (state.loading, state.encoding, state.encoders, state.deaths["encode"]) == (0, 0, 1, 2)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> Non
     board.ended(f"asked to stop: {RESIZE}")
     report = board.report()
     assert (report.resizing, report.attempts) == (True, 1)
-    assert board.progress() == (None, [])
+    assert board.progress() == (None, [], False)
     report = board.begin(0)
     assert (report.resizing, report.attempts, report.failures) == (False, 1, [])
     assert board.requests() == (None, None)

@@ -1,0 +1,67 @@
+"""The lines and errors of a job whose workers have no places."""
+
+import pytest
+
+from sdp import cluster, waiting
+from sdp.errors import RESTARTED, SdpError, UserError
+from sdp.waiting import Place, Stall, no_place
+
+GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The kinds of nodes that the cluster has."""
+    kinds = {"gpu", "cpu"}
+    node = {"Resources": {"GPU": 1, "CPU": 1}}
+    monkeypatch.setattr(cluster, "nodes_with", lambda labels: [node] if labels.get("kind") in kinds else [])
+    monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
+    return kinds
+
+
+def lines_of(stall: Stall, seconds: range, *, busy: bool = False, working: bool = False) -> list[str]:
+    """Return the lines of a stall that is checked each second; while `working`, there is progress each second."""
+    lines: list[str] = []
+    stall.notify = lines.append
+    for now in seconds:
+        stall.check(now if working else "the same", now, "1 piece ready", busy=busy)
+    return lines
+
+
+def test_a_missing_place_is_named_each_half_minute_and_ends_the_job_after_the_limit(kinds: set[str]) -> None:
+    kinds.remove("cpu")
+    stall = Stall("encode", [GPU, CPU], wait_s=100.0)
+    needed = "waiting for 1 CPU with {kind: cpu} (0 of 1 ready)"
+    assert lines_of(stall, range(100), busy=True) == [
+        f"encode: no progress for 1:00; {needed}",
+        f"encode: no progress for 1:30; {needed}",
+    ]
+    with pytest.raises(SdpError, match=r"encode\.wait_s: no node offered 1 CPU with {kind: cpu}") as raised:
+        lines_of(stall, range(100, 125))
+    assert not isinstance(raised.value, UserError)
+
+
+def test_without_progress_a_job_with_all_its_places_goes_on_and_says_who_works(kinds: set[str]) -> None:
+    assert kinds
+    assert lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(100)) == [
+        "encode: no progress for 1:00 (1 piece ready)",
+        "encode: no progress for 1:30 (1 piece ready)",
+    ]
+    assert len(lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(631), busy=True)) == 1, "slow work is no stall"
+
+
+def test_progress_begins_the_time_anew(kinds: set[str]) -> None:
+    kinds.clear()
+    stall = Stall("encode", [GPU, CPU], wait_s=100.0)
+    assert lines_of(stall, range(1000), working=True) == []
+    assert lines_of(stall, range(1000, 1060)) == []
+    assert len(lines_of(stall, range(1060, 1062))) == 1
+
+
+def test_only_a_job_that_never_had_its_places_is_the_users_to_fix(
+    kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kinds
+    assert isinstance(no_place("encode", "1 GPU", 60.0), UserError)
+    monkeypatch.setenv(RESTARTED, "1")
+    assert not isinstance(no_place("encode", "1 GPU", 60.0), UserError)
