@@ -23,6 +23,8 @@ _REACH_S = 10.0
 _START_S = 180.0
 """The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
 _REMEDY = "; see the logs in /tmp/ray/session_latest/logs, and run the same command again"
+_HEAD = "node:__internal_head__"
+"""The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
@@ -76,7 +78,11 @@ def connect(**local: Any) -> dict[str, float]:
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
     ray_loss.watch(local=is_local())
-    return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+    if _HEAD not in resources:
+        # Ray Train and Ray Data wait for ever for a place on the head's node.
+        raise SdpError("Ray's head has lost its raylet, so its node is gone; restart the head")
+    return {name: float(count) for name, count in resources.items()}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ left.
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -48,6 +49,8 @@ SUBMISSIONS = 4
 LONGEST_S = 600.0
 LEFT_S = 90.0
 """By then every process of an ended job is gone: Ray's agents take 60 s to give up on a GCS that is gone too."""
+HEADLESS_S = 5.0
+"""Time for the job to say that the head's raylet was lost, before its container is gone too."""
 METER_S = 0.5
 _STORE = {"object_store_memory": 150_000_000}
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -155,7 +158,17 @@ class RayCluster:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._cluster: Cluster | None = None
-        self.has_head = False
+        self._has_gcs = False
+
+    @property
+    def has_head(self) -> bool:
+        """True while the head's processes live. In a pod, the end of either ends the head's container, and all jobs."""
+        return self._has_gcs and self.has_head_raylet
+
+    @property
+    def has_head_raylet(self) -> bool:
+        assert self._cluster is not None
+        return "raylet" not in {kind for kind, _ in self._cluster.head_node.dead_processes()}
 
     @property
     def address(self) -> str:
@@ -167,7 +180,7 @@ class RayCluster:
         self._cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **_STORE}
         )
-        self.has_head = True
+        self._has_gcs = True
         for _ in range(2):
             self._cluster.add_node(num_cpus=2, **_STORE)
 
@@ -176,7 +189,7 @@ class RayCluster:
         assert self._cluster is not None
         if target == "gcs":
             self._cluster.head_node.kill_gcs_server(check_alive=False)
-            self.has_head = False
+            self._has_gcs = False
             return True
         nodes = list(self._cluster.worker_nodes)
         if not nodes:
@@ -308,7 +321,12 @@ class Chaos:
                 cluster.mend()
             job = start_job(done.stage, self._folder, output, log, cluster.address if cluster else None, mark)
             done.submissions += 1
+            headless_at = math.inf
             while job.poll() is None:
+                if cluster is not None and not cluster.has_head_raylet:
+                    headless_at = min(headless_at, time.monotonic())
+                if time.monotonic() - headless_at > HEADLESS_S:
+                    end_all(mark)  # the head's container ends, and with it the job
                 elapsed = time.monotonic() - began
                 if elapsed > LONGEST_S:
                     end_all(mark)
