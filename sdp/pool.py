@@ -27,6 +27,8 @@ from sdp.lease import Lease
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sdp.waiting import Place
+
 Task = TypeVar("Task")
 Made = TypeVar("Made")
 _Task = TypeVar("_Task", contravariant=True)
@@ -133,12 +135,16 @@ class WorkerPool:
         """Join the cluster, refuse what could never start there, and wait for the places of the fewest workers."""
         if self.is_local:
             return
-        from sdp.waiting import place_of, wait_for
+        from sdp.waiting import wait_for
 
         cluster.connect()
-        grows = "RAY_ADDRESS" in os.environ
-        fewest = replace(place_of("scaling", self.scaling, grows=grows, more=_MORE), most=self.scaling.least)
-        wait_for(self.job, [fewest], self.scaling.wait_s, grows=grows)
+        fewest = replace(self._place(), most=self.scaling.least)
+        wait_for(self.job, [fewest], self.scaling.wait_s, grows="RAY_ADDRESS" in os.environ)
+
+    def _place(self) -> "Place":
+        from sdp.waiting import place_of
+
+        return place_of("scaling", self.scaling, grows="RAY_ADDRESS" in os.environ, more=_MORE)
 
     def run(
         self,
@@ -164,14 +170,19 @@ class WorkerPool:
             return
         from ray.exceptions import RayError
 
+        from sdp.waiting import Stall, watched
+
+        made = 0
         try:
-            for row in self._dataset(make_worker, tasks).iter_rows():
-                result: Made | SdpError
-                result, worker_name, seconds = pickle.loads(row["made"])
-                self.gpu_s[worker_name] = seconds
-                if isinstance(result, SdpError):
-                    raise result
-                yield result
+            with watched(Stall(self.job, [self._place()]), lambda: made):
+                for row in self._dataset(make_worker, tasks).iter_rows():
+                    result: Made | SdpError
+                    result, worker_name, seconds = pickle.loads(row["made"])
+                    made += 1
+                    self.gpu_s[worker_name] = seconds
+                    if isinstance(result, SdpError):
+                        raise result
+                    yield result
         except RayError as error:
             raise self._explain(error) from error
 

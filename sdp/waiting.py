@@ -13,11 +13,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from sdp import cluster
@@ -182,6 +184,25 @@ class Stall:
             self.notify(f"{self.job}: no progress for {duration(waited_s)}; waiting for {needed}")
         elif not busy or waited_s > _SLOW_S:
             self.notify(f"{self.job}: no progress for {duration(waited_s)}{f' ({detail})' if detail else ''}")
+
+
+@contextmanager
+def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
+    """Check a stall from a thread while the block, which waits for Ray, runs."""
+    end = threading.Event()
+
+    def watch() -> None:
+        while not end.wait(_STALLED_S / 10):
+            with suppress(RayError):  # Ray is lost, which the block notices
+                stall.check(progress(), time.monotonic())
+
+    thread = threading.Thread(target=watch, name="sdp-stall", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> SdpError:

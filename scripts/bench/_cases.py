@@ -1,6 +1,6 @@
 """Sizes of benchmarks, and cases that run in processes of their own.
 
-A case hands its figures back in a file rather than on standard output, where any library may print.
+A case hands its figures back in a file, or on a standard output that no library can reach.
 """
 
 import json
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 TIMEOUT_S = 1800.0
 
@@ -42,6 +42,14 @@ def main(report: Callable[[], int], cases: Mapping[str, Callable[[Path], Any]]) 
     case, folder = sys.argv[1], Path(sys.argv[2])
     _file(folder, case).write_text(json.dumps(cases[case](folder)), encoding="utf-8")
     return 0
+
+
+def take_stdout() -> TextIO:
+    """Return standard output, and send whatever else writes there, such as a library, to standard error."""
+    sys.stdout.flush()
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return output
 
 
 def _file(folder: Path, case: str) -> Path:

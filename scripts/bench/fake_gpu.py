@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+from scripts.bench._cases import take_stdout
 from scripts.bench._fake_cuda import environment
 from sdp.console import size, table
 
@@ -144,8 +145,9 @@ def as_text(reports: dict[str, dict[str, Any]], batch: int, resolution: int, **_
 
 def worker(cases: Sequence[dict[str, Any]]) -> int:
     """Print a report of each case."""
+    output = take_stdout()
     for case in cases:
-        print(json.dumps(report_of(case)), flush=True)
+        print(json.dumps(report_of(case)), file=output, flush=True)
     return 0
 
 

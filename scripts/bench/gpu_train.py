@@ -23,6 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from scripts.bench._cases import take_stdout
 from scripts.bench._training import make_model, make_trainer
 from sdp.console import size, table
 
@@ -161,7 +162,7 @@ def _case(case: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if any(codes):
         raise SystemExit(f"gpu_train: {case}: failed with exit codes {codes}")
-    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(output)
     return figures
 
 
@@ -188,6 +189,7 @@ class Done(Exception):
 
 def worker(case: dict[str, Any]) -> int:
     """Train; print the figures on rank 0."""
+    output = take_stdout()
     import torch
     import torch.distributed as dist
 
@@ -208,7 +210,7 @@ def worker(case: dict[str, Any]) -> int:
     except torch.OutOfMemoryError:
         os._exit(OUT_OF_MEMORY)  # the others hang in a collective
     if world.is_main:
-        print(json.dumps(figures), flush=True)
+        print(json.dumps(figures), file=output, flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return 0

@@ -33,8 +33,8 @@ SIZES = sized((2_000, 20_000, 200_000), (10, 20, 40))
 """Units."""
 RESUME_S, UNIT_S, MEMORY_MB = 120.0, 0.05, 4096.0
 """The goals at the largest size: what a resumed job may take to find its work, a unit's share, a driver's memory."""
-NOT_DRAWN = ("inspect", "audit", "ledger")
-"""Cases like `manifest` or too quick to matter: a picture has six colours."""
+NOT_DRAWN = ("inspect", "report", "audit", "ledger", "epoch", "retry", "politeness")
+"""Cases like `manifest`, or without surprises: a picture has six colours."""
 LINEAR = 1.15
 """Exponents up to here count as linear, since small sizes have a fixed part and large ones leave the caches."""
 _COLORS = (
@@ -222,6 +222,15 @@ def inspect(folder: Path, units: int) -> dict[str, float]:
     return {}
 
 
+def report_on(folder: Path, units: int) -> dict[str, float]:
+    """Gather what a report shows of a dataset, with its pictures."""
+    from sdp.report.sections import gather
+
+    (section,) = gather([str(folder)])
+    assert f"{units:,}" in str(section)
+    return {}
+
+
 def audit(folder: Path, units: int) -> dict[str, float]:
     """Trace one address."""
     from sdp.datasets.audit import audit as trace
@@ -403,6 +412,7 @@ CASES = {
     "manifest": Case("read all footers, write the manifest", finish, make_parts),
     "inspect": Case("describe a complete dataset", inspect, make_manifest),
     "retry": Case("order a retry of the failed rows of all parts", retry, make_failures),
+    "report": Case("report on a complete dataset", report_on, make_manifest),
     "audit": Case("trace one address", audit, make_manifest),
     "ledger": Case("merge eight ledgers of an epoch", ledger, a_size=UNIT_ROWS, of="rows"),
     "epoch": Case("plan an epoch", epoch, a_size=UNIT_ROWS, of="rows"),

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
+from scripts.bench._cases import take_stdout
 from sdp.console import table
 
 TIMEOUT_S = 3600
@@ -158,7 +159,7 @@ def _measure(options: argparse.Namespace, case: Case, work: str) -> float | None
     if done.returncode:
         print(f"  {asdict(case)}: exit code {done.returncode}\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
         return None
-    return float(done.stdout.splitlines()[-1])
+    return float(done.stdout)
 
 
 def settings_of(options: argparse.Namespace, case: Case, run: str) -> list[str]:
@@ -206,9 +207,10 @@ def _case(argument: dict[str, Any]) -> None:
             runtime_env={"env_vars": {"NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none"}},
             log_to_driver=False,
         )
-    config = load("train", None, argument["settings"])
+    config, output = load("train", None, argument["settings"]), take_stdout()
     job.run(config)
-    print(rate_of(RunFolder(open_storage(config.output.uri, config.storage.options())).metrics(), argument["warm"]))
+    metrics = RunFolder(open_storage(config.output.uri, config.storage.options())).metrics()
+    print(rate_of(metrics, argument["warm"]), file=output, flush=True)
 
 
 if __name__ == "__main__":

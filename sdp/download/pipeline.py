@@ -35,6 +35,7 @@ from sdp.errors import SdpError
 from sdp.lease import Lease
 from sdp.storage import Storage, StorageOptions
 from sdp.telemetry import Telemetry
+from sdp.waiting import Place, Stall
 
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
@@ -84,7 +85,8 @@ def write_parts(
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
-    with _progress(hub, rows, emit):
+    stall = Stall("download", [Place("workers", {"CPU": shape.cpus}, 1, 1, dict(settings.config.workers.node_labels))])
+    with _progress(hub, rows, emit, stall):
         for row in parts.iter_rows():
             lease.check()
             result: PartInfo | SdpError = pickle.loads(row["info"])
@@ -217,8 +219,8 @@ class Hub:
 
 
 @contextmanager
-def _progress(hub: Any, rows: int, emit: Telemetry) -> Iterator[None]:
-    """Update the progress line and the metrics from a thread while the pipeline runs."""
+def _progress(hub: Any, rows: int, emit: Telemetry, stall: Stall) -> Iterator[None]:
+    """Update the progress line and the metrics from a thread while the pipeline runs, and say if it stalls."""
     end = threading.Event()
 
     def show() -> None:
@@ -228,6 +230,7 @@ def _progress(hub: Any, rows: int, emit: Telemetry) -> Iterator[None]:
                 ended = end.wait(_PROGRESS_S)
                 try:
                     figures: DownloadFigures = ray.get(hub.total.remote(), timeout=2 if ended else 10)
+                    stall.check((figures.requests, figures.done), time.monotonic())
                 except RayError:  # the hub restarts, or the pipeline raises the error
                     continue
                 progress.update(messages.progress_line(figures, rows, time.monotonic() - began))

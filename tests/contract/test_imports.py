@@ -208,3 +208,12 @@ def test_the_base_install_holds_nothing_of(package: str) -> None:
 def test_the_worker_s_packages_can_be_imported_where_they_are_installed() -> None:
     done = import_alone("ray", "worker")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["sdp.download.pipeline", "sdp.encode.pipeline", "sdp.train.online", "sdp.pool"])
+def test_workers_that_compute_no_tensors_load_neither_torch_nor_diffusers(module: str) -> None:
+    """Transforms, download workers, the pool and the desk: torch costs a process two seconds and 200 MB."""
+    heavy = "{'torch', 'diffusers', 'transformers'}"
+    script = f"import sys, {module}; sys.exit(' '.join({heavy} & sys.modules.keys()) or None)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

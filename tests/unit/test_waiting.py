@@ -1,10 +1,12 @@
 """The lines and errors of a job whose workers have no places."""
 
+import threading
+
 import pytest
 
 from sdp import cluster, waiting
 from sdp.errors import RESTARTED, SdpError, UserError
-from sdp.waiting import Place, Stall, no_place
+from sdp.waiting import Place, Stall, no_place, watched
 
 GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
 
@@ -65,3 +67,11 @@ def test_only_a_job_that_never_had_its_places_is_the_users_to_fix(
     assert isinstance(no_place("encode", "1 GPU", 60.0), UserError)
     monkeypatch.setenv(RESTARTED, "1")
     assert not isinstance(no_place("encode", "1 GPU", 60.0), UserError)
+
+
+def test_a_block_that_only_waits_is_watched_from_a_thread(kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
+    kinds.clear()
+    said = threading.Event()
+    with watched(Stall("generate", [GPU], notify=lambda _: said.set()), lambda: 0):
+        assert said.wait(20)
