@@ -21,7 +21,7 @@ from sdp.console import as_json, formatted, say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import raylet_command
 
-_LOOK_S = 2.0
+_LOOK_S, _PRINT_S = 2.0, 5.0
 _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -129,6 +129,10 @@ class _Watch:
         with self._lock:
             if not self._over.is_set():
                 self._tell(lost)
+                assert self._pipe is not None
+                os.close(self._pipe)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._printer.wait(_PRINT_S)  # its line comes before the supervisor's
                 os._exit(1)
 
     def _tell(self, word: str) -> None:

@@ -19,5 +19,7 @@ def _faults(lines: list[str]) -> Iterator[str]:
             yield "a traceback"
         if not line.startswith("sdp: ") and any(notice in line for notice in _NOTICES):
             yield f"a notice of Ray's: {line[:120]}"
-        if _ENDED.match(line) and not lines[max(0, number - 1)].startswith("sdp: "):
+        # A driver that Ray's core has ended leaves its last line to another process, which may come second.
+        around = lines[max(0, number - 1)], *lines[number + 1 : number + 2]
+        if _ENDED.match(line) and not any(one.startswith("sdp: ") for one in around):
             yield f"no reason before {line!r}"
