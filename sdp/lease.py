@@ -29,6 +29,8 @@ from sdp.leaving import cleanups
 from sdp.storage import Storage
 
 FOLDER = "_lease"
+TTL_S = 90.0
+"""A store that is gone for a minute does not end a job; a newcomer on another node waits for so long."""
 _LONGEST_TTL_S = 3600.0
 """The longest valid time to live. A record with a longer one is damaged, and watched for the newcomer's own time."""
 _NAME = re.compile(r"_lease/(\d{1,10})\.json", re.ASCII)
@@ -121,7 +123,7 @@ class Lease:
         cls,
         storage: Storage,
         holder: str = "sdp",
-        ttl_s: float = 30.0,
+        ttl_s: float = TTL_S,
         clock: Callable[[], float] = monotonic,
     ) -> "Lease":
         """Acquire the lease of an output, after watching its holder for at most that one's time to live.
