@@ -198,6 +198,14 @@ class RayCluster:
         self._cluster.add_node(num_cpus=2, **_STORE)
         return True
 
+    def replace_lost_nodes(self) -> None:
+        """Replace nodes whose raylet has ended, as with one of its agents: Kubernetes would restart the container."""
+        assert self._cluster is not None
+        for node in list(self._cluster.worker_nodes):
+            if "raylet" in {kind for kind, _ in node.dead_processes()}:
+                self._cluster.remove_node(node, allow_graceful=False)
+                self._cluster.add_node(num_cpus=2, **_STORE)
+
     def mend(self) -> None:
         """Start a new cluster if the head is lost."""
         if not self.has_head:
@@ -325,6 +333,8 @@ class Chaos:
             while job.poll() is None:
                 if cluster is not None and not cluster.has_head_raylet:
                     headless_at = min(headless_at, time.monotonic())
+                elif cluster is not None and cluster.has_head:
+                    cluster.replace_lost_nodes()
                 if time.monotonic() - headless_at > HEADLESS_S:
                     end_all(mark)  # the head's container ends, and with it the job
                 elapsed = time.monotonic() - began

@@ -45,9 +45,10 @@ def test_a_missing_place_is_named_each_half_minute_and_ends_the_job_after_the_li
 
 def test_without_progress_a_job_with_all_its_places_goes_on_and_says_who_works(kinds: set[str]) -> None:
     assert kinds
+    needed = "1 GPU with {kind: gpu} (ready, but in use) and 1 CPU with {kind: cpu} (ready, but in use)"
     assert lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(100)) == [
-        "encode: no progress for 1:00 (1 piece ready)",
-        "encode: no progress for 1:30 (1 piece ready)",
+        f"encode: no progress for 1:00 (1 piece ready); needs {needed}",
+        f"encode: no progress for 1:30 (1 piece ready); needs {needed}",
     ]
     assert len(lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(631), busy=True)) == 1, "slow work is no stall"
 
