@@ -183,8 +183,9 @@ class Stall:
         if missing:
             self.notify(f"{self.job}: no progress for {duration(waited_s)}; waiting for {needed}")
         elif not busy or waited_s > _SLOW_S:
+            detail = f" ({detail})" if detail else ""
             needed = " and ".join(place.progress(1) for place in self.places)
-            self.notify(f"{self.job}: no progress for {duration(waited_s)}{f' ({detail})' if detail else ''}; needs {needed}")
+            self.notify(f"{self.job}: no progress for {duration(waited_s)}{detail}; needs {needed}")
 
 
 @contextmanager
