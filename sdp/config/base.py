@@ -226,7 +226,8 @@ class WorkersConfig(Section):
     cluster, set true or false."""
 
     wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
-    """Seconds to wait for places on the cluster while it grows; then the job fails and names what did not come."""
+    """Seconds to wait for places on the cluster, at the start and after all its nodes were lost; then the job fails and
+    names what did not come."""
 
     @property
     def gpu_each(self) -> bool | None:
