@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import faulthandler
 import logging
 import os
 import secrets
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sdp import console, ray_loss
@@ -22,7 +24,6 @@ from sdp.leaving import cleanups, kill_descendants
 _REACH_S = 10.0
 _START_S = 180.0
 """The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
-_REMEDY = "; see the logs in /tmp/ray/session_latest/logs, and run the same command again"
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
@@ -66,9 +67,9 @@ def connect(**local: Any) -> dict[str, float]:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
         log_handlers = logging.getLogger().handlers[:]
-        ray_loss.expect(local=is_local())
+        ray_loss.expect(local=is_local(), limit_s=_START_S)
         try:
-            with stderr, time_limit(_START_S, f"Ray did not start within {console.duration(_START_S)}{_REMEDY}"):
+            with stderr, _time_limit(_START_S):
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, stderr.text) from error
@@ -86,15 +87,14 @@ def connect(**local: Any) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, message: str) -> Iterator[None]:
-    """End the process if the block, which may hang inside Ray, takes longer."""
-    timer = threading.Timer(seconds, give_up, [message])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _time_limit(seconds: float) -> Iterator[None]:
+    """End the process with exit code 1 if the block takes longer, even if it holds Python's lock in native code."""
+    with Path(os.devnull).open("w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def give_up(message: str) -> NoReturn:
@@ -252,6 +252,8 @@ class _CapturedStderr:
         cleanups.append(self._restore)
 
     def _restore(self) -> None:
+        if self._restore not in cleanups:  # `give_up` has called it
+            return
         cleanups.remove(self._restore)
         sys.stderr.flush()
         os.dup2(self._terminal, 2)

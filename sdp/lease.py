@@ -29,7 +29,7 @@ from sdp.leaving import cleanups
 from sdp.storage import Storage
 
 FOLDER = "_lease"
-TTL_S = 90.0
+TTL_S = 120.0
 """A store that is gone for a minute does not end a job; a newcomer on another node waits for so long."""
 _LONGEST_TTL_S = 3600.0
 """The longest valid time to live. A record with a longer one is damaged, and watched for the newcomer's own time."""

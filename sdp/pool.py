@@ -174,7 +174,7 @@ class WorkerPool:
 
         made = 0
         try:
-            with watched(Stall(self.job, [self._place()]), lambda: made):
+            with watched(Stall(self.job, [self._place()], self.scaling.wait_s), lambda: made):
                 for row in self._dataset(make_worker, tasks).iter_rows():
                     result: Made | SdpError
                     result, worker_name, seconds = pickle.loads(row["made"])

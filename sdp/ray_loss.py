@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sdp.console import as_json, formatted, say
+from sdp.console import as_json, duration, formatted, say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import raylet_command
 
@@ -29,7 +29,7 @@ _REMEDY = "run the same command again, it continues"
 _PRINT_LAST_LINE = """
 line=$1
 while read -r word; do
-  case $word in over) exit ;; raylet) line=$2 ;; gcs) line=$3 ;; esac
+  case $word in over) exit ;; up) line=$2 ;; raylet) line=$3 ;; gcs) line=$4 ;; esac
 done
 printf '%s\\n' "$line" >&2
 """
@@ -49,13 +49,15 @@ class _Watch:
         self._over = threading.Event()
         self._lock = threading.Lock()
 
-    def expect(self, *, local: bool) -> None:
+    def expect(self, *, local: bool, limit_s: float) -> None:
         """Have a line printed if this process ends before `end`: Ray's core also ends a driver that is connecting."""
         if self._pipe is not None:
             return
         logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
         lines = [
-            f"{self.job}: the driver was killed, or Ray's core ended it ({logs}); {_REMEDY}",
+            f"{self.job}: Ray did not start within {duration(limit_s)}, or ended the driver meanwhile ({logs}); "
+            f"{_REMEDY}",
+            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {_REMEDY}",
             f"{self.job}: Ray's raylet on this node was lost ({logs}); {_REMEDY}",
             f"{self.job}: Ray's head (GCS) was lost ({logs}); {_REMEDY}",
         ]
@@ -78,6 +80,7 @@ class _Watch:
         if self._looks:
             return
         self._looks = True
+        self._tell("up")
         context = ray.get_runtime_context()
         raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
         threading.Thread(target=self._look, args=(raylet, gcs, local), name="sdp-ray-loss", daemon=True).start()
@@ -173,17 +176,17 @@ def unwrapped(error: BaseException) -> SdpError | None:
     return None
 
 
-def expect(*, local: bool) -> None:
+def expect(*, local: bool, limit_s: float) -> None:
     """Have a line printed if Ray ends this driver while it connects, if it runs an `explained` job."""
     if _watch is not None:
-        _watch.expect(local=local)
+        _watch.expect(local=local, limit_s=limit_s)
 
 
 def watch(*, local: bool) -> None:
     """Watch the Ray that this driver has just connected to, its own or a cluster's, if it runs an `explained` job."""
     _hush()
     if _watch is not None:
-        _watch.expect(local=local)
+        _watch.expect(local=local, limit_s=0.0)
         _watch.begin(local=local)
 
 

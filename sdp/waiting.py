@@ -9,12 +9,11 @@ of what both need, and the groups end with the driver, however it ends.
 """
 
 import math
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from sdp import cluster
 from sdp.config import WorkersConfig
 from sdp.console import duration, say
-from sdp.errors import RESTARTED, SdpError, UserError
+from sdp.errors import SdpError, UserError
 
 _POLL_S = 0.2
 _FIRST_LINE_S = 5.0
@@ -177,26 +176,31 @@ class Stall:
         self._line_at, waited_s = now + _LINES_S, now - self._since
         missing = [place for place in self.places if not place.capacity]
         needed = " and ".join(place.progress(1) for place in missing)
-        if missing and waited_s > self.wait_s:
+        if missing and not busy and waited_s > self.wait_s:
             # Not the user's fault: there was room before. So the supervisor may run the job again.
             raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
         if missing:
             self.notify(f"{self.job}: no progress for {duration(waited_s)}; waiting for {needed}")
         elif not busy or waited_s > _SLOW_S:
-            detail = f" ({detail})" if detail else ""
-            needed = " and ".join(place.progress(1) for place in self.places)
-            self.notify(f"{self.job}: no progress for {duration(waited_s)}{detail}; needs {needed}")
+            line = f"{self.job}: no progress for {duration(waited_s)}{f' ({detail})' if detail else ''}"
+            if not busy and self.places:
+                line += f"; needs {' and '.join(place.progress(1) for place in self.places)}"
+            self.notify(line)
 
 
 @contextmanager
 def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
-    """Check a stall from a thread while the block, which waits for Ray, runs."""
+    """Check a stall from a thread while the block, which waits for Ray, runs; end the process where it raises."""
     end = threading.Event()
 
     def watch() -> None:
         while not end.wait(_STALLED_S / 10):
-            with suppress(RayError):  # Ray is lost, which the block notices
+            try:
                 stall.check(progress(), time.monotonic())
+            except RayError:  # Ray is lost, which the block notices
+                continue
+            except SdpError as error:
+                cluster.give_up(str(error))
 
     thread = threading.Thread(target=watch, name="sdp-stall", daemon=True)
     thread.start()
@@ -207,12 +211,9 @@ def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> SdpError:
-    """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name.
-
-    A job that the supervisor has restarted had places before, so it may be restarted again.
-    """
-    return (SdpError if RESTARTED in os.environ else UserError)(
+def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
+    """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
+    return UserError(
         f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has {_offer()}"
         f"{_autoscaler()}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )

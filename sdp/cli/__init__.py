@@ -132,6 +132,8 @@ def _end_at_once(number: int) -> None:
     for cleanup in reversed(tuple(cleanups)):
         with suppress(Exception):
             cleanup()
+    if (ray_loss := sys.modules.get("sdp.ray_loss")) is not None:
+        ray_loss.stand_down()
     _leave([_stopped(signal.Signals(number).name, sys.argv[1:], [])])
 
 

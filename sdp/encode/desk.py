@@ -161,6 +161,7 @@ class Desk:
     async def leave(self, actor: str) -> None:
         """Record that an encoder ends as planned."""
         self._encoders.pop(actor, None)
+        self._loading.pop(actor, None)
 
     async def stop(self, error: SdpError) -> None:
         """Record an error that no retry would fix."""
@@ -214,8 +215,8 @@ def check_state(state: State, placement: Placement, transforms: int, waited_s: f
             "see their logs with `ray logs`"
         )
     wait_s = placement.start_timeout_s
-    if not (state.started or state.loading) and waited_s > wait_s:
+    if not (state.started or state.loading or state.deaths["encode"]) and waited_s > wait_s:
         raise no_place("encode", placement.encoders.progress(placement.least), wait_s)
-    if fed and not (state.transformed or state.transforms) and waited_s > max(_SLOWEST_S, wait_s):
+    if fed and not (state.transformed or transforms) and waited_s > max(_SLOWEST_S, wait_s):
         place = f"{placement.transforms.progress(1)} for a transform"
         raise no_place("encode", place, max(_SLOWEST_S, wait_s), key="transform.node_labels")

@@ -60,6 +60,13 @@ Result = tuple[Any, Note, "ObjectRef[pa.Table]"]
 """A piece's key, the note on it, and a reference to its rows."""
 
 
+@dataclass(slots=True, eq=False)
+class _Sent:
+    key: Any
+    item: Any
+    numbers: list[int] = field(default_factory=list)
+
+
 class Pipeline:
     """A running pipeline, for one driver thread. Use it as a context manager: it ends with the block."""
 
@@ -73,10 +80,10 @@ class Pipeline:
         self._began, self._fed = time.monotonic(), False
         self._checked_nodes = -math.inf
         self._numbers = itertools.count()
-        self._sent: dict[int, tuple[Any, Any]] = {}
-        """The key and item of each piece without a result, by number."""
+        self._sent: dict[int, _Sent] = {}
+        """The pieces without a result, by number; one that was sent again has several."""
         self._room = self._most_transforms = 0
-        self._stall = Stall("encode", placement.places, placement.start_timeout_s, notify)
+        self._stall = Stall("encode", placement.places, notify=notify)
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
 
@@ -103,7 +110,7 @@ class Pipeline:
         """Send an item into the pipeline; its result is returned with the key, which is not sent."""
         if not self._fed:
             self._fed, self._began = True, time.monotonic()
-        self._send(key, item)
+        self._send(_Sent(key, item))
 
     def results(self, timeout_s: float) -> Iterator[Result]:
         """Wait up to `timeout_s` for a result, then yield every result that is ready."""
@@ -118,8 +125,11 @@ class Pipeline:
                     note, rows = result
                     if note.error is not None:
                         raise note.error
-                    if note.number in self._sent:  # otherwise it was sent again, under another number
-                        yield self._sent.pop(note.number)[0], note, rows
+                    if note.number in self._sent:  # otherwise it had a result under another number
+                        sent = self._sent[note.number]
+                        for number in sent.numbers:
+                            del self._sent[number]
+                        yield sent.key, note, rows
                 result = self._results.get_nowait()
 
     def state(self) -> State:
@@ -129,6 +139,7 @@ class Pipeline:
         self._most_transforms = max(self._most_transforms, state.transforms)
         now = time.monotonic()
         check_state(state, self._placement, self._most_transforms, now - self._began, fed=self._fed)
+        self._stall.wait_s = self._placement.start_timeout_s if state.started and state.transformed else math.inf
         self._stall.check(
             state.events if self._sent else now,
             now,
@@ -138,10 +149,11 @@ class Pipeline:
         )
         return state
 
-    def _send(self, key: Any, item: Any) -> None:
+    def _send(self, sent: _Sent) -> None:
         number = next(self._numbers)
-        self._sent[number] = key, item
-        self._desk.feed.remote([pack(number, item)])
+        sent.numbers.append(number)
+        self._sent[number] = sent
+        self._desk.feed.remote([pack(number, sent.item)])
 
     def _check_nodes(self) -> None:
         """Find out how many pieces the cluster has room for, and send again those that a lost node held."""
@@ -155,7 +167,7 @@ class Pipeline:
         self._room = max(min(fits, useful), 2 * self._placement.most + 1)
         for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
             if number in self._sent:
-                self._send(*self._sent.pop(number))
+                self._send(self._sent[number])
 
     def _run(self, dataset: Any) -> None:
         try:

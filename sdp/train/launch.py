@@ -103,7 +103,7 @@ def train_on_ray(
                 raise report.fatal or SdpError(_gave_up(config, report, error)) from error
             if error is None and not report.resizing:
                 break
-            lost_encoders = pool is not None and ray.get(pool.has_failed.remote())
+            lost_encoders = pool is not None and _has_failed(pool)
             if lost_encoders:
                 ray.kill(pool)
                 pool = None
@@ -296,9 +296,10 @@ class _Stalls:
         """Return the lines of the latest answer, and ask again; never wait."""
         if self.pool is None or (self._answer is not None and not ray.wait([self._answer], timeout=0)[0]):
             return []
-        lines = [] if self._answer is None else ray.get(self._answer)
-        self._answer = self.pool.stalls.remote()
-        return lines
+        answer, self._answer = self._answer, self.pool.stalls.remote()
+        with suppress(ray.exceptions.RayError):  # the pool restarts
+            return [] if answer is None else ray.get(answer)
+        return []
 
 
 @contextmanager
@@ -324,10 +325,9 @@ def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: 
                         request = stack.enter_context(Request(more, [1] * more.most))
                     if request is not None and ready != (ready := request.ready):
                         changed = time.monotonic()
-                    messages += stalls.take()
                 except ray.exceptions.RayError:
                     continue  # the cluster is busy or ending, which the main thread notices
-                for message in messages:
+                for message in [*messages, *stalls.take()]:
                     say(f"train: {message}")
                 start.check(begun=begun)
                 if line is not None:
@@ -354,6 +354,14 @@ def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: 
     finally:
         done.set()
         thread.join(timeout=30)
+
+
+def _has_failed(pool: Any) -> bool:
+    """Return whether a pool of encoders answers with errors, or not at all."""
+    try:
+        return bool(ray.get(pool.has_failed.remote(), timeout=10))
+    except ray.exceptions.RayError:
+        return True
 
 
 def _gave_up(config: TrainConfig, report: WorkerReport, error: Exception | None) -> str:

@@ -168,7 +168,8 @@ class RayCluster:
     @property
     def has_head_raylet(self) -> bool:
         assert self._cluster is not None
-        return "raylet" not in {kind for kind, _ in self._cluster.head_node.dead_processes()}
+        # Without a GCS the raylet ends after a minute; by then the job must have ended by itself.
+        return not self._has_gcs or "raylet" not in {kind for kind, _ in self._cluster.head_node.dead_processes()}
 
     @property
     def address(self) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 _ENDED = re.compile(r"supervisor: the job (failed with exit code \d+|was killed by signal (?!9\b)\d+)")
+_LATE = "ended the driver"
 _NOTICES = ("Lease ID", "(raylet)", "RAY_", "core_worker", "ray::", "*** SIG", "Fatal Python error", "StackTrace")
 """Texts of Ray's own notices."""
 
@@ -20,6 +21,6 @@ def _faults(lines: list[str]) -> Iterator[str]:
         if not line.startswith("sdp: ") and any(notice in line for notice in _NOTICES):
             yield f"a notice of Ray's: {line[:120]}"
         # A driver that Ray's core has ended leaves its last line to another process, which may come second.
-        around = lines[max(0, number - 1)], *lines[number + 1 : number + 2]
-        if _ENDED.match(line) and not any(one.startswith("sdp: ") for one in around):
+        before, after = lines[max(0, number - 1)], "".join(lines[number + 1 : number + 2])
+        if _ENDED.match(line) and not (before.startswith("sdp: ") or _LATE in after):
             yield f"no reason before {line!r}"

@@ -97,10 +97,11 @@ def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
     with Pipeline(Toy(), placement(), 1) as pipeline:
         for number in range(3):
             pipeline.feed(number, number)
-        for number in list(pipeline._sent):  # as where an encoder's node has gone
-            pipeline._send(*pipeline._sent.pop(number))
+        for sent in list(pipeline._sent.values()):  # as where an encoder's node has gone
+            pipeline._send(sent)
         pipeline.feed("last", 3)
         assert sorted(str(key) for key, _, _ in collect(pipeline, 4)) == ["0", "1", "2", "last"]
+        assert not pipeline._sent
 
 
 def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_back() -> None:

@@ -12,7 +12,6 @@ from ray.cluster_utils import Cluster
 
 from sdp import waiting
 from sdp.datasets import parts
-from sdp.encode import pipeline
 from sdp.errors import SdpError, UserError
 from sdp.process import job
 from tests.kit import accounted
@@ -140,7 +139,6 @@ def test_if_the_only_encoders_node_goes_the_job_names_what_is_missing_and_ends(
 ) -> None:
     monkeypatch.setattr(waiting, "_STALLED_S", 1.0)
     monkeypatch.setattr(waiting, "_LINES_S", 1.0)
-    monkeypatch.setattr(pipeline, "Stall", lambda job, places, _, notify: waiting.Stall(job, places, 12.0, notify))
     make_images(tmp_path, rows=300, unit_rows=50)
     doomed = nodes.add_node(
         num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "V100"}, object_store_memory=STORE
@@ -151,7 +149,7 @@ def test_if_the_only_encoders_node_goes_the_job_names_what_is_missing_and_ends(
         lambda: parts_folder.exists() and any(parts_folder.iterdir()),
         lambda _: nodes.remove_node(doomed, allow_graceful=False),
     )
-    settings = ("encode.accelerator=V100", "output.rows_per_file=25", "encode.batch_size=1")
+    settings = ("encode.accelerator=V100", "output.rows_per_file=25", "encode.batch_size=1", "encode.wait_s=20")
     with pytest.raises(SdpError, match=r"^encode\.wait_s: no node offered 1 V100 GPU \(0 of 1 ready\)") as raised:
         job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
     remover.join()

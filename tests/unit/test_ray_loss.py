@@ -56,7 +56,7 @@ WAIT = "threading.Event().wait(30)"
     [
         ("pass", 0, ""),
         ("sys.exit(3)", 3, ""),
-        ("os._exit(1)", 1, "sdp: process: the driver was killed, or Ray's core ended it"),
+        ("os._exit(1)", 1, "sdp: process: the driver was killed, or Ray's core ended the driver"),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "sdp: process: the driver was killed"),
         (f"raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on this node was lost"),
         (f"gcs.close(); {WAIT}", 1, "sdp: process: Ray's head (GCS) was lost"),
