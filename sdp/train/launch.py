@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,6 +21,7 @@ import torch
 from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
+from ray.util.placement_group import placement_group_table
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse_into
@@ -270,19 +271,33 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
 
 @dataclass
 class _Start:
-    """The time for which an attempt's trainers have had places, but have not run."""
+    """The time for which no trainer of an attempt runs."""
 
-    began: float = field(default_factory=time.monotonic)
+    began: float
+    placed: float = 0.0
+    """The last time that places were missing: another job may have taken them meanwhile."""
     line_after_s: float = _LINES_S
 
-    def check(self, *, begun: bool) -> None:
-        """Say that none runs, each minute; end the job after five, since Ray has lost what starts them."""
-        waited_s = 0.0 if begun else time.monotonic() - self.began
-        if waited_s > _BEGIN_S:
+    def check(self, now: float, *, begun: bool) -> None:
+        """Say each minute that none runs; end the job if Ray has lost what starts them."""
+        if begun:
+            return
+        missing = _places_are_missing()
+        self.placed = now if missing else self.placed or self.began
+        if now - self.placed > _BEGIN_S:
             cluster.give_up(f"train: no trainer ran within {duration(_BEGIN_S)}; {_AGAIN}")
-        if waited_s > self.line_after_s:
+        if now - self.began > self.line_after_s:
             self.line_after_s += _LINES_S
-            say(f"train: all trainers have places, but none runs yet ({duration(waited_s)})")
+            reason = "their places are in use" if missing else "all have places"
+            say(f"train: no trainer runs yet ({duration(now - self.began)}); {reason}")
+
+
+def _places_are_missing() -> bool:
+    """Return whether workers wait for places; True also where Ray does not answer, which others notice."""
+    try:
+        return any(group.get("state") == "PENDING" for group in placement_group_table().values())
+    except ray.exceptions.RayError:
+        return True
 
 
 @dataclass
@@ -310,7 +325,7 @@ def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: 
     def follow() -> None:
         lost = resizing = False
         ready, changed, request = 0, time.monotonic(), None
-        start, stalls = _Start(), _Stalls(pool)
+        start, stalls = _Start(time.monotonic()), _Stalls(pool)
         with Progress("train") as progress, ExitStack() as stack:
             while not done.wait(_POLL_S):
                 try:
@@ -329,7 +344,7 @@ def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: 
                     continue  # the cluster is busy or ending, which the main thread notices
                 for message in [*messages, *stalls.take()]:
                     say(f"train: {message}")
-                start.check(begun=begun)
+                start.check(time.monotonic(), begun=begun)
                 if line is not None:
                     progress.update(progress_line(line, plan))
                 settled = ready == more.most or time.monotonic() - changed > _SETTLE_S
