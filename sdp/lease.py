@@ -1,7 +1,7 @@
 """A lease that lets one job write an output.
 
-The holder has created `_lease/<generation>.json` (a create-only write, so one job wins) and rewrites it every third of
-its time to live. Wall clocks are not trusted: a newcomer watches the newest generation by its own clock, and creates
+The holder has created `_lease/<generation>.json` (a create-only write, so one job wins) and rewrites it several times
+in its time to live. Wall clocks are not trusted: a newcomer watches the newest generation by its own clock, and creates
 the next one if the record does not change during its time to live. A holder counts that time from before its last
 successful heartbeat, so it knows that the lease is lost no later than another job may take over.
 """
@@ -31,6 +31,8 @@ from sdp.storage import Storage
 FOLDER = "_lease"
 TTL_S = 120.0
 """A store that is gone for a minute does not end a job; a newcomer on another node waits for so long."""
+_BEAT_S = 10.0
+"""The longest time between heartbeats, and so until a holder notices that another job has taken over."""
 _LONGEST_TTL_S = 3600.0
 """The longest valid time to live. A record with a longer one is damaged, and watched for the newcomer's own time."""
 _NAME = re.compile(r"_lease/(\d{1,10})\.json", re.ASCII)
@@ -192,7 +194,7 @@ class Lease:
     def _keep(self) -> None:
         """Write heartbeats until the lease is released or lost."""
         ttl = self._record.ttl_s
-        pause = ttl / 3
+        pause = regular = min(ttl / 3, _BEAT_S)
         while not self._end.wait(pause) and not self._lost:
             begun = self._clock()
             try:
@@ -206,12 +208,12 @@ class Lease:
             except SdpError as error:
                 log.warning("a heartbeat of the lease failed: %s", error)
                 self._lost = self._lost or self._expired()
-                pause = ttl / 10  # the storage may be back before the lease is lost
+                pause = min(ttl / 10, _BEAT_S)  # the storage may be back before the lease is lost
             else:
                 # A lease that was lost during the write stays lost.
                 self._lost = self._lost or self._expired()
                 self._alive_at = begun
-                pause = ttl / 3
+                pause = regular
 
     def _write(self, record: Record) -> bool:
         """Write our record; False where the output was deleted and another job's record has taken its place."""

@@ -31,15 +31,15 @@ def raylet_command(pid: int) -> bytes:
     return command if command.partition(b"\0")[0].endswith(b"raylet/raylet") else b""
 
 
-def kill_descendants(meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Stop all processes below this one, call `meanwhile`, and kill them; without /proc, do nothing. Then exit.
+def kill_descendants(meanwhile: Callable[[], None] = lambda: None, root: int | None = None) -> None:
+    """Stop all processes below this one, or below `root`, call `meanwhile`, and kill them; without /proc, do nothing.
 
-    Ray's own shutdown waits for seconds, and where its raylet alone is killed, its agents stay for a minute. A raylet's
-    death makes Ray's core end this process, so it is killed last.
+    Exit then. Ray's own shutdown waits for seconds, and where its raylet alone is killed, its agents stay for a minute.
+    A raylet's death makes Ray's core end this process, so it is killed last.
     """
     stopped: list[int] = []
     # Stopped first, so that none starts another or acts on the end of the others.
-    while started := [pid for pid in _descendants() if pid not in stopped]:
+    while started := [pid for pid in _descendants(root or os.getpid()) if pid not in stopped]:
         _send(signal.SIGSTOP, started)
         stopped += started
     with suppress(Exception):
@@ -53,7 +53,7 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-def _descendants() -> list[int]:
+def _descendants(root: int) -> list[int]:
     """Return the pids of all descendants, each after its parent."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -61,7 +61,7 @@ def _descendants() -> list[int]:
             # The name in parentheses may contain anything.
             parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    pids = [os.getpid()]
+    pids = [root]
     for pid in pids:
         pids += children.get(pid, [])
     return pids[1:]

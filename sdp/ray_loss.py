@@ -44,7 +44,7 @@ class _Watch:
     def __init__(self, job: str) -> None:
         self.job = job
         self._pipe: int | None = None
-        self._looks = False
+        self.looks = False
         self._printer: subprocess.Popen[bytes]
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -77,9 +77,9 @@ class _Watch:
         """Watch this driver's Ray, until `end`."""
         import ray
 
-        if self._looks:
+        if self.looks:
             return
-        self._looks = True
+        self.looks = True
         self._tell("up")
         context = ray.get_runtime_context()
         raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
@@ -188,6 +188,12 @@ def watch(*, local: bool) -> None:
     if _watch is not None:
         _watch.expect(local=local, limit_s=0.0)
         _watch.begin(local=local)
+
+
+def signalled() -> None:
+    """Print nothing about a driver that was asked to end while it connects: its Ray has got the signal, too."""
+    if _watch is not None and not _watch.looks:
+        _watch.end()
 
 
 def stand_down() -> None:

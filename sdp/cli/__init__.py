@@ -121,6 +121,8 @@ def prepare_process() -> None:
 def _watch(numbers: int) -> None:
     """End the command if the main thread has not handled a signal soon, as while a library's code starts Ray."""
     while number := os.read(numbers, 1):
+        if (ray_loss := sys.modules.get("sdp.ray_loss")) is not None:
+            ray_loss.signalled()
         # Training handles signals itself: it may be in the middle of a long step.
         unhandled = signal.getsignal(number[0]) is _interrupt and not seen.wait(_UNHANDLED_S)
         if unhandled and _ending.acquire(blocking=False):

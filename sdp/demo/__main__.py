@@ -25,6 +25,7 @@ from sdp.demo import subject
 from sdp.demo.server import serve
 from sdp.demo.shapes import dominant_shape_color, write_metadata
 from sdp.errors import SdpError, UserError
+from sdp.leaving import kill_descendants
 
 IMAGES = 1000
 SIDE = 64
@@ -182,6 +183,8 @@ def _call(command: Sequence[str]) -> int:
     finally:
         if process.poll() is None:
             # Every stage resumes after a kill, and a graceful stop can take half a minute.
+            os.kill(process.pid, signal.SIGSTOP)
+            kill_descendants(root=process.pid)  # some have sessions of their own
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
