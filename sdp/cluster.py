@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from sdp import console, ray_loss
 from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
-from sdp.leaving import cleanups, kill_descendants
+from sdp.leaving import clean_up, cleanups, kill_descendants
 
 _REACH_S = 10.0
 _START_S = 180.0
@@ -99,11 +99,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def give_up(message: str) -> NoReturn:
     """End this process, whose main thread may hang inside Ray, with an error line and exit code 1."""
-    for cleanup in reversed(tuple(cleanups)):
-        with contextlib.suppress(Exception):
-            cleanup()
+    clean_up()
     console.say(message if console.as_json() else f"sdp: {message}", level="error")
-    ray_loss.stand_down()
     kill()
     os._exit(1)
 

@@ -15,6 +15,13 @@ signals: list[str] = []
 """Names of the signals that were handled. Ray raises another KeyboardInterrupt in place of a handler's."""
 
 
+def clean_up() -> None:
+    """Call the cleanups, whatever some of them raise."""
+    for cleanup in reversed(tuple(cleanups)):
+        with suppress(Exception):
+            cleanup()
+
+
 def note_signal(number: int) -> str:
     """Record that a handler runs; return the signal's name."""
     seen.set()

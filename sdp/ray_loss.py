@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sdp.console import as_json, duration, formatted, say
 from sdp.errors import SdpError, one_line
-from sdp.leaving import raylet_command
+from sdp.leaving import cleanups, raylet_command
 
 _LOOK_S, _PRINT_S = 2.0, 5.0
 _PATIENCE_S = 45.0
@@ -71,6 +71,7 @@ class _Watch:
             start_new_session=True,
         )
         os.close(standard_input)
+        cleanups.append(self.end)
         atexit.register(self.end)  # before Ray's own, which ends the raylet in order
 
     def begin(self, *, local: bool) -> None:
@@ -94,6 +95,8 @@ class _Watch:
                 os.close(self._pipe)
                 self._pipe = None
                 self._printer.wait()
+        if self.end in cleanups:
+            cleanups.remove(self.end)
         atexit.unregister(self.end)
 
     def _look(self, raylet: int | None, gcs: str, local: bool) -> None:
@@ -193,12 +196,6 @@ def watch(*, local: bool) -> None:
 def signalled() -> None:
     """Print nothing about a driver that was asked to end while it connects: its Ray has got the signal, too."""
     if _watch is not None and not _watch.looks:
-        _watch.end()
-
-
-def stand_down() -> None:
-    """End the watch: this process is about to end for another reason, which it has printed."""
-    if _watch is not None:
         _watch.end()
 
 

@@ -15,7 +15,7 @@ from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
 from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
-from sdp.leaving import cleanups, note_signal, seen, signals
+from sdp.leaving import clean_up, note_signal, seen, signals
 
 __all__ = ["COMMANDS", "JOBS", "main"]
 
@@ -131,11 +131,7 @@ def _watch(numbers: int) -> None:
 
 def _end_at_once(number: int) -> None:
     """Print which signal ended the command, and end the process without unwinding its stack."""
-    for cleanup in reversed(tuple(cleanups)):
-        with suppress(Exception):
-            cleanup()
-    if (ray_loss := sys.modules.get("sdp.ray_loss")) is not None:
-        ray_loss.stand_down()
+    clean_up()
     _leave([_stopped(signal.Signals(number).name, sys.argv[1:], [])])
 
 

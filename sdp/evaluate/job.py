@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import counted, say, table
-from sdp.datasets import manifest, tombstones
+from sdp.datasets import manifest
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossWorker
-from sdp.evaluate.prepare import EvaluatePlan, PictureSet, pinned, prepare
+from sdp.evaluate.prepare import EvaluatePlan, PictureSet, pinned, prepare, taken_down
 from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
@@ -49,8 +49,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _feature_sets(plan, lease)
         if plan.reused is not None:
-            taken_down = tombstones.load(plan.reused.storage, plan.options).rows.serialize()
-            sets[REFERENCE] = FeatureSet(plan.reused, taken_down)
+            sets[REFERENCE] = FeatureSet(plan.reused, taken_down(plan.reused, plan.options))
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))

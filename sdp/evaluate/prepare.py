@@ -37,10 +37,13 @@ class PictureSet:
     def taken_down(self, options: StorageOptions) -> bytes:
         """Return the addresses that are taken down now, as a serialised bitmap."""
         dataset = self.pictures.dataset
-        if dataset is None:
-            return b""
-        rows: bytes = tombstones.load(dataset.storage, options).rows.serialize()
-        return rows
+        return b"" if dataset is None else taken_down(dataset, options)
+
+
+def taken_down(dataset: Dataset, options: StorageOptions) -> bytes:
+    """Return the addresses of a dataset that are taken down now, as a serialised bitmap."""
+    rows: bytes = tombstones.load(dataset.storage, options).rows.serialize()
+    return rows
 
 
 @dataclass(frozen=True)
