@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,19 +190,29 @@ class Stall:
 
 @contextmanager
 def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
-    """Check a stall from a thread while the block, which waits for Ray, runs; end the process where it raises."""
+    """Check a stall while the block, which waits for Ray, runs; end the process where it raises."""
+
+    def check() -> None:
+        try:
+            stall.check(progress(), time.monotonic())
+        except SdpError as error:
+            cluster.give_up(str(error))
+
+    with repeating(check, _STALLED_S / 10):
+        yield
+
+
+@contextmanager
+def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call a function at intervals from a thread while the block runs, whatever Ray does meanwhile."""
     end = threading.Event()
 
-    def watch() -> None:
-        while not end.wait(_STALLED_S / 10):
-            try:
-                stall.check(progress(), time.monotonic())
-            except RayError:  # Ray is lost, which the block notices
-                continue
-            except SdpError as error:
-                cluster.give_up(str(error))
+    def run() -> None:
+        while not end.wait(every_s):
+            with suppress(RayError):  # Ray is lost, which the block notices, or an actor restarts
+                call()
 
-    thread = threading.Thread(target=watch, name="sdp-stall", daemon=True)
+    thread = threading.Thread(target=run, name="sdp-repeating", daemon=True)
     thread.start()
     try:
         yield

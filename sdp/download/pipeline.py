@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -35,7 +35,7 @@ from sdp.errors import SdpError
 from sdp.lease import Lease
 from sdp.storage import Storage, StorageOptions
 from sdp.telemetry import Telemetry
-from sdp.waiting import Place, Stall
+from sdp.waiting import Place, Stall, repeating
 
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
@@ -220,26 +220,19 @@ class Hub:
 
 @contextmanager
 def _progress(hub: Any, rows: int, emit: Telemetry, stall: Stall) -> Iterator[None]:
-    """Update the progress line and the metrics from a thread while the pipeline runs, and say if it stalls."""
-    end = threading.Event()
+    """Update the progress line and the metrics while the pipeline runs and once more at its end; say if it stalls."""
+    began = time.monotonic()
 
-    def show() -> None:
-        began, ended = time.monotonic(), False
-        with Progress("download") as progress:
-            while not ended:  # the last round, after the end, shows the final figures
-                ended = end.wait(_PROGRESS_S)
-                try:
-                    figures: DownloadFigures = ray.get(hub.total.remote(), timeout=2 if ended else 10)
-                    stall.check((figures.requests, figures.done), time.monotonic())
-                except RayError:  # the hub restarts, or the pipeline raises the error
-                    continue
-                progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
-                messages.emit(emit, figures, rows)
+    def show(timeout_s: float = 10.0) -> None:
+        figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
+        stall.check((figures.requests, figures.done), time.monotonic())
+        progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
+        messages.emit(emit, figures, rows)
 
-    thread = threading.Thread(target=show, name="sdp-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+    with Progress("download") as progress:
+        try:
+            with repeating(show, _PROGRESS_S):
+                yield
+        finally:
+            with suppress(RayError):
+                show(2.0)

@@ -1,4 +1,4 @@
-"""Damaged datasets and runs: one file is changed, and its readers must refuse it in one line, or read it."""
+"""Damaged sources, datasets and runs: one file is changed, and its readers must refuse it in one line, or read it."""
 
 import json
 import os
@@ -14,8 +14,16 @@ from typing import Any
 
 from sdp.cli import COMMANDS
 from sdp.cli.command import CommandParser
+from sdp.config import parse
+from sdp.datasets.output import Head, open_output
+from sdp.datasets.source import freeze_source
+from sdp.download.plan import Rules, plan
+from sdp.download.spans import read_span, spans
 from sdp.errors import SdpError
 from sdp.model.checkpoints import find_checkpoint, read_weights
+from sdp.process.prepare import begin, prepare
+from sdp.storage import list_source, open_storage
+from tests.process_kit import config_of, make_images, write_plain
 from tests.training import config, tiny_inputs, train
 
 _MOST_S = 60
@@ -46,9 +54,11 @@ class Reading:
 
 
 def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
-    """Make a dataset and a run in a folder; damage a file of theirs and read them, `count` times."""
+    """Make sources, datasets and a run in a folder; damage a file of theirs and read them, `count` times."""
     root = tiny_inputs(folder)
     train(config(root, max_steps=2, checkpoint__every_steps=1))
+    make_images(root, 40)
+    write_plain(root / "plain", 40)
 
     def inspect(damaged: Path) -> None:
         command = next(command for command in COMMANDS if command.name == "inspect")
@@ -63,7 +73,31 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
     def resume(damaged: Path) -> None:
         train(config(root, max_steps=3, checkpoint__every_steps=1, output__uri=str(damaged)))
 
+    def fresh() -> Path:
+        shutil.rmtree(root / "fresh", ignore_errors=True)
+        return root / "fresh"
+
+    def download(damaged: Path) -> None:
+        uris = {"source": {"uri": str(damaged)}, "output": {"uri": str(root / "fresh")}}
+        settings = parse("download", uris)
+        rules = Rules(settings.source, settings.filters)
+        output = open_output(open_storage(str(fresh())), Head("images", 10, False, {}))
+        output = freeze_source(output, list_source(str(damaged)), rules.columns())
+        for span in spans(output.index, output.pending(), workers=1):
+            for task in read_span(span, rules.columns(), output.storage):
+                plan(task.table, task.rows, rules)
+
+    def process(damaged: Path) -> None:
+        prepared = prepare(config_of(damaged, fresh(), root / "model"))
+        output, stages = begin(prepared, only_failed=False), prepared.stages(prepared.spec)
+        planner = prepared.pictures.planner(output, 16, prepared.options)
+        for piece in [piece for work in output.pending() for piece in planner(work)]:
+            stages.transform((piece, None))
+
     readers: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
+        ("metadata", "download", download),
+        ("images", "process", process),
+        ("plain", "process", process),
         ("latents", "inspect", inspect),
         ("latents", "train", train_on),
         ("run", "resume", resume),

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.config import TrainConfig
 from sdp.encode.placement import Placement
-from sdp.errors import LeaseLost
+from sdp.errors import LeaseLost, SdpError
 from sdp.storage import open_storage
 from sdp.train.data.images import Slice
 from sdp.train.driver import TrainSummary
@@ -36,10 +36,14 @@ pytestmark = pytest.mark.timeout(900)  # a minute each; many processes start, so
 ROWS = 120
 DEADLINE_S = 600
 BAD, KILLER = 13, 37
+SPOILT = "spoilt"
 
 
 def prepare_worker(traces: str) -> None:
-    """Prepare a worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
+    """Prepare a worker process: pictures that end in DEADLY kill their transform, and encoders leave notes.
+
+    A file named SPOILT lets one encoder fail for good.
+    """
     from sdp.encode import transform
     from sdp.train.data import images
 
@@ -51,6 +55,9 @@ def prepare_worker(traces: str) -> None:
         return read_header(data, *rest)
 
     def noted(settings: Any, device: str | None = None) -> Any:
+        if (spoilt := folder / SPOILT).exists():
+            spoilt.unlink()
+            raise SdpError("no encoder today")
         node = ray.get_runtime_context().get_node_id()
         (folder / f"encoder-{os.getpid()}-{node}").touch()
         return load_encoder(settings, device)
@@ -172,11 +179,12 @@ def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_a
     assert folder.metrics()[-1]["encoders"] == 2
 
 
-def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
+def test_a_failed_pool_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
     tmp_path: Path, traces: Path, nodes: Cluster
 ) -> None:
     for note in traces.iterdir():
         note.unlink()
+    (traces / SPOILT).touch()
     root = spoilt_images(tmp_path, {BAD: b"no picture"})
     store, labels = 150_000_000, {"ray.io/accelerator-type": "A10G"}
     extra = nodes.add_node(num_cpus=2, num_gpus=1, labels=labels, object_store_memory=store)
@@ -192,7 +200,7 @@ def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
         os.kill(encoder_pids(traces)[0], signal.SIGKILL)
 
     def kill_trainer() -> None:
-        event = next(event for event in folder.events() if event["event"] == "training")
+        event = [event for event in folder.events() if event["event"] in ("training", "recovered")][-1]
         trainers.extend(int(worker.rpartition(" ")[2]) for worker in event["workers"])
         os.kill(trainers[1], signal.SIGKILL)
 
@@ -201,7 +209,7 @@ def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
     for blow in blows:
         blow.join(timeout=1)
         assert not blow.is_alive()
-    assert summary.recoveries == 1
+    assert summary.recoveries == 2, "a new pool after the first failed, and new trainers after one was killed"
     rows = sorted([*GOOD, KILLER])  # no killer here
     assert all(trained_on(summary, epoch) == rows for epoch in range(3))
     assert summary.state.samples == 3 * len(rows)

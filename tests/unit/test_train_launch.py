@@ -1,6 +1,11 @@
-"""The wait for the first trainer of an attempt."""
+"""The wait for the first trainer of an attempt, and for encoders."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from sdp import cluster
 from sdp.train import launch
@@ -41,3 +46,20 @@ def test_trainers_whose_places_were_taken_meanwhile_are_waited_for(
     start.check(5000, begun=True)
     with pytest.raises(SystemExit):
         start.check(5000, begun=False)
+
+
+def test_lines_about_encoders_are_asked_for_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [["one"], RayActorError(), ["two"], []]
+    asked, ready = itertools.count(), [True, True, True, False]
+
+    def get(reference: int) -> Any:
+        if isinstance(answers[reference], RayActorError):
+            raise answers[reference]
+        return answers[reference]
+
+    monkeypatch.setattr(launch.ray, "get", get)
+    monkeypatch.setattr(launch.ray, "wait", lambda references, timeout: ([r for r in references if ready[r]], timeout))
+    stalls = launch._Stalls(SimpleNamespace(stalls=SimpleNamespace(remote=lambda: next(asked))))
+    taken = [stalls.take() for _ in range(6)]
+    assert taken == [[], ["one"], [], ["two"], [], []]
+    assert next(asked) == 4, "the last one has not been answered"
