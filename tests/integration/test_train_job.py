@@ -36,9 +36,30 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with one_node(cpus=4):
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file, for whose existence the next group of trainers loses one while it connects them."""
+    return tmp_path_factory.mktemp("fragile") / "next"
+
+
+@pytest.fixture(scope="module")
+def cluster(fragile: Path) -> Iterator[None]:
+    path = str(fragile)
+    with one_node(cpus=4, setup=lambda: lose_one_while_they_connect(Path(path))):
         yield
+
+
+def lose_one_while_they_connect(fragile: Path) -> None:
+    from ray.train.torch.config import _TorchBackend
+
+    connect = _TorchBackend.on_start
+
+    def on_start(self: Any, worker_group: Any, backend_config: Any) -> None:
+        connect(self, worker_group, backend_config)
+        if fragile.exists():
+            fragile.unlink()
+            worker_group.execute_single(1, os._exit, 1)
+
+    _TorchBackend.on_start = on_start  # type: ignore[method-assign]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -64,6 +85,14 @@ def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
 
     second = run(how)  # there is nothing left to do, and it says so without starting a worker
     assert (second.state, second.reason) == (summary.state, "max_epochs: 1 pass over the data")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_trainers_that_lose_one_while_they_connect_leave_their_places_to_the_next(root: Path, fragile: Path) -> None:
+    fragile.touch()
+    summary = run(config(root, max_steps=2, scaling__num_workers=3, scaling__wait_s=30))
+    assert summary.state.step == 2
+    assert not fragile.exists()
 
 
 @pytest.mark.usefixtures("cluster")
