@@ -30,7 +30,7 @@ test: venv ## fetch the programs that the tests use, and run the tests (TESTS=te
 	@$(RUN) -m scripts.tools fetch
 	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
-fuzz: venv ## read damaged images, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
+fuzz: venv ## read damaged images, sources, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
 	@$(RUN) -m tests.fuzz --images $(IMAGES) --files $(FILES) --seed $(SEED)
 
 chaos: venv ## kill jobs at random times and compare what they write with undisturbed runs (ROUNDS=100, SEED=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "scripts" / "bench"
-TIMEOUT_S = 3600
+TIMEOUT_S = 4 * 3600
 
 
 def benchmarks(folder: Path) -> dict[str, str]:

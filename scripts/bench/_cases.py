@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-TIMEOUT_S = 1800.0
+TIMEOUT_S = 7200.0
 
 SMALL = "SDP_BENCH_SMALL"
 """The environment variable that asks for the smallest sizes: does a benchmark still run?"""

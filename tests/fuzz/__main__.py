@@ -1,4 +1,4 @@
-"""Read damaged images, datasets and checkpoints, and count the results: `make fuzz IMAGES=10000 FILES=500 SEED=1`.
+"""Read damaged images, sources, datasets and checkpoints; count the results: `make fuzz IMAGES=10000 FILES=500 SEED=1`.
 
 An image goes through the sandbox as in a job. The result must be pixels of the requested shape or one of the account's
 reasons, and its decoder must survive. A damaged dataset or checkpoint must be read, or refused in one line. Images that
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print a table, and keep what broke."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--files", type=int, default=500, help="readings of damaged datasets and checkpoints")
+    parser.add_argument("--files", type=int, default=500, help="readings of damaged sources, datasets and checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     broken = [*_fuzz_images(options.images, options.seed), *_fuzz_files(options.files, options.seed)]
