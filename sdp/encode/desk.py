@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from sdp.encode.blocks import pack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.placement import Placement
 from sdp.encode.work import TRIES
@@ -67,7 +68,9 @@ class Desk:
     """An asynchronous actor beside the driver that hands out pieces and records who holds them."""
 
     def __init__(self) -> None:
-        self._ahead: asyncio.Queue[pa.Table | None] = asyncio.Queue()
+        self._pieces: dict[int, pa.Table | None] = {}
+        """The pieces that no transform has begun, by number; at the end None."""
+        self._handed_out, self._more = 0, asyncio.Event()
         self._held: dict[WorkerId, list[int]] = {}
         """Pieces of each worker, oldest first: only the oldest can have killed it."""
         self._worker_of: dict[int, WorkerId] = {}
@@ -81,14 +84,18 @@ class Desk:
         self._in_a_row, self._deaths, self._last = dict(State().in_a_row), dict(State().deaths), dict(State().last)
         self._state = State()
 
-    async def feed(self, pieces: list[pa.Table | None]) -> None:
-        """Accept further pieces; None ends them."""
-        for piece in pieces:
-            self._ahead.put_nowait(piece)
+    async def feed(self, number: int, piece: pa.Table | None) -> None:
+        """Accept a piece, in any order; None ends them."""
+        self._pieces[number] = piece
+        self._more.set()
+        self._more = asyncio.Event()
 
-    async def next(self) -> pa.Table | None:
-        """Wait for the next piece and return it."""
-        return await self._ahead.get()
+    async def piece(self, number: int) -> pa.Table | None:
+        """Wait for a piece and return it; without its content if a transform has begun it."""
+        while number not in self._pieces and number >= self._handed_out:
+            await self._more.wait()
+        self._handed_out = max(self._handed_out, number + 1)
+        return self._pieces[number] if number in self._pieces else pack(number, None)
 
     async def begin(self, worker: WorkerId, number: int) -> str | None:
         """Record that a worker begins a piece; return a reason if the piece has killed too often to be tried again."""
@@ -99,6 +106,7 @@ class Desk:
         self._ready.discard(number)
         if self._deaths_of.get(number, 0) >= TRIES:
             return self._reasons[number]
+        self._pieces.pop(number, None)
         self._worker_of[number] = worker
         self._held.setdefault(worker, []).append(number)
         return None

@@ -94,7 +94,7 @@ class Pipeline:
     def __exit__(self, kind: object, *_: object) -> None:
         with contextlib.suppress(RayError):
             if kind is None:
-                self._desk.feed.remote([None])
+                self._desk.feed.remote(next(self._numbers), None)
                 self._thread.join(_CLOSE_S)
             # Pieces still under way fail without the desk.
             ray.kill(self._desk)
@@ -153,7 +153,7 @@ class Pipeline:
         number = next(self._numbers)
         sent.numbers.append(number)
         self._sent[number] = sent
-        self._desk.feed.remote([pack(number, sent.item)])
+        self._desk.feed.remote(number, pack(number, sent.item))
 
     def _check_nodes(self) -> None:
         """Find out how many pieces the cluster has room for, and send again those that a lost node held."""
@@ -254,7 +254,10 @@ def _source(desk: Any) -> Any:
 
 
 def _read_pieces(desk: Any) -> Iterable[pa.Table]:
-    while (piece := ray.get(desk.next.remote())) is not None:
+    """Yield the pieces by number. Ray repeats this if its process dies, and ignores the places that it has filled."""
+    for number in itertools.count():
+        if (piece := ray.get(desk.piece.remote(number))) is None:
+            return
         yield piece
 
 

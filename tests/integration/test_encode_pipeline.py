@@ -2,16 +2,19 @@
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray.data.block import BlockStats
 
+from sdp.encode import pipeline as pipeline_module
 from sdp.encode.blocks import Note, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Pipeline
@@ -91,6 +94,27 @@ def test_pieces_can_be_fed_because_of_what_has_come_back() -> None:
             pipeline.feed(number, number)
             ((key, _, _),) = collect(pipeline, 1)
             assert key == number
+
+
+def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_pieces, died = pipeline_module._read_pieces, tmp_path / "died"
+
+    def dying(desk: Any) -> Iterator[Any]:
+        for number, piece in enumerate(read_pieces(desk)):
+            yield piece
+            if number == 8 and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(pipeline_module, "_read_pieces", dying)
+    with Pipeline(Toy(), placement(), 1) as pipeline:
+        for number in range(5):
+            pipeline.feed(number, number)
+            collect(pipeline, 1)
+        for number in range(5, 12):
+            pipeline.feed(number, number)
+        assert sorted(key for key, _, _ in collect(pipeline, 7)) == list(range(5, 12))
+    assert died.exists()
 
 
 def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:

@@ -112,13 +112,20 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
     assert (state.deaths["encode"], state.encoders) == (1, 1)
 
 
-def test_pieces_are_handed_out_in_the_order_in_which_they_were_fed() -> None:
+def test_pieces_are_handed_out_until_their_transform_begins() -> None:
     async def script(desk: Desk) -> None:
-        waiting = asyncio.ensure_future(desk.next())
-        await desk.feed([pack(1, "a"), pack(2, "b"), None])
-        blocks = [await waiting, await desk.next()]
-        assert [unpack(block) for block in blocks if block is not None] == [(1, "a"), (2, "b")]
-        assert await desk.next() is None
+        async def contents() -> list[object]:
+            blocks = [await desk.piece(number) for number in (0, 1)]
+            return [unpack(block) for block in blocks if block is not None]
+
+        waiting = asyncio.ensure_future(contents())
+        await asyncio.sleep(0)
+        for number, piece in ((1, pack(1, "b")), (2, None), (0, pack(0, "a"))):
+            await desk.feed(number, piece)
+        assert await waiting == await contents() == [(0, "a"), (1, "b")]
+        assert await desk.piece(2) is None
+        await desk.begin(WorkerId("transform", "node", "a"), 0)
+        assert await contents() == [(0, None), (1, "b")]
 
     at_desk(script)
 
