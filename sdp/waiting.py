@@ -161,7 +161,7 @@ class Stall:
     places: Sequence[Place]
     """One of each kind of worker."""
     wait_s: float = math.inf
-    """The limit on waiting for a place that no node offers."""
+    """The limit on waiting while nobody works."""
     notify: Callable[[str], None] = say
     _progress: object = None
     _since: float = -math.inf
@@ -175,17 +175,18 @@ class Stall:
             return
         self._line_at, waited_s = now + _LINES_S, now - self._since
         missing = [place for place in self.places if not place.capacity]
-        needed = " and ".join(place.progress(1) for place in missing)
-        if missing and not busy and waited_s > self.wait_s:
+        needed = " and ".join(place.progress(1) for place in missing or self.places)
+        line = f"{self.job}: no progress for {duration(waited_s)}"
+        if not busy and waited_s > self.wait_s:
             # Not the user's fault: there was room before. So the supervisor may run the job again.
-            raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
+            if missing:
+                raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
+            raise SdpError(f"{line}; run the job again")
         if missing:
-            self.notify(f"{self.job}: no progress for {duration(waited_s)}; waiting for {needed}")
+            self.notify(f"{line}; waiting for {needed}")
         elif not busy or waited_s > _SLOW_S:
-            line = f"{self.job}: no progress for {duration(waited_s)}{f' ({detail})' if detail else ''}"
-            if not busy and self.places:
-                line += f"; needs {' and '.join(place.progress(1) for place in self.places)}"
-            self.notify(line)
+            detail = f" ({detail})" if detail else ""
+            self.notify(f"{line}{detail}{f'; needs {needed}' if needed and not busy else ''}")
 
 
 @contextmanager

@@ -83,7 +83,9 @@ def main() -> int:
         f"from the command, on a cluster of two nodes (load {os.getloadavg()[0]:.1f}; medians of {RUNS - 1} later runs)"
     )
     print(table(rows, ("job", "first work, at first", "later", "whole job, later")))
-    return exit_status(all(statistics.median(first for first, _ in times) <= GOAL_S for times in later.values()))
+    first = statistics.median(first for first, _ in later["download"])
+    print(f"a download's first request within {GOAL_S:g} s: {'yes' if first <= GOAL_S else 'NO'}")
+    return exit_status(first <= GOAL_S)
 
 
 def run(folder: Path, server: Server, address: str) -> dict[str, tuple[float, float]]:
