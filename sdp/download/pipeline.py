@@ -234,5 +234,5 @@ def _progress(hub: Any, rows: int, emit: Telemetry, stall: Stall) -> Iterator[No
             with repeating(show, _PROGRESS_S):
                 yield
         finally:
-            with suppress(RayError):
+            with suppress(RayError, OSError):
                 show(2.0)

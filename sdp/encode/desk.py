@@ -94,6 +94,7 @@ class Desk:
         """Wait for a piece and return it; without its content if a transform has begun it."""
         while number not in self._pieces and number >= self._handed_out:
             await self._more.wait()
+        self._events += 1
         self._handed_out = max(self._handed_out, number + 1)
         return self._pieces[number] if number in self._pieces else pack(number, None)
 

@@ -246,7 +246,8 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
         try:
             trainer.fit()
         except ray.train.TrainingFailedError as error:
-            _release_places()
+            with suppress(ray.exceptions.RayError):  # the head is lost, too
+                _release_places()
             return error
     return None
 

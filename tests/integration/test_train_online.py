@@ -140,7 +140,8 @@ def trained_on(summary: TrainSummary, epoch: int = 0) -> list[int]:
 
 
 def encoder_pids(traces: Path) -> list[int]:
-    return [int(note.name.split("-")[1]) for note in traces.glob("encoder-*")]
+    notes = sorted(traces.glob("encoder-*"), key=lambda note: note.stat().st_mtime)
+    return [int(note.name.split("-")[1]) for note in notes]
 
 
 def steps_done(folder: RunFolder) -> int:
@@ -197,7 +198,7 @@ def test_a_failed_pool_dying_encoders_nodes_and_trainers_cost_no_row_and_change_
         return as_soon_as(lambda: max([0, *_checkpoints(folder)]) >= step, lambda _: blow())
 
     def kill_encoder() -> None:
-        os.kill(encoder_pids(traces)[0], signal.SIGKILL)
+        os.kill(encoder_pids(traces)[-1], signal.SIGKILL)
 
     def kill_trainer() -> None:
         event = [event for event in folder.events() if event["event"] in ("training", "recovered")][-1]

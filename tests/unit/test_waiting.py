@@ -74,3 +74,16 @@ def test_a_block_that_only_waits_is_watched_from_a_thread(kinds: set[str], monke
     said = threading.Event()
     with watched(Stall("generate", [GPU], notify=lambda _: said.set()), lambda: 0):
         assert said.wait(20)
+
+
+def test_a_watched_block_without_its_place_is_ended_after_the_limit(
+    kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
+    monkeypatch.setattr(waiting, "_LINES_S", 0.1)
+    ended = threading.Event()
+    monkeypatch.setattr(waiting.cluster, "give_up", lambda _: ended.set())
+    with watched(Stall("generate", [GPU], wait_s=0.2, notify=lambda _: None), lambda: 0):
+        assert not ended.wait(1), "it is only slow"
+        kinds.clear()
+        assert ended.wait(20)
