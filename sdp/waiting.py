@@ -110,6 +110,19 @@ class Request:
             remove_placement_group(group)
 
 
+def own_groups() -> dict[str, str]:
+    """Return the states of this job's placement groups by id; a group's id ends with its job's."""
+    job = ray.get_runtime_context().get_job_id()
+    states = {number: group["state"] for number, group in placement_group_table().items() if number.endswith(job)}
+    return {number: state for number, state in states.items() if state != "REMOVED"}
+
+
+def release_places() -> None:
+    """Remove this job's placement groups; nothing of it may wait for places or use them."""
+    for number in own_groups():
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
+
+
 def wait_for(
     job: str, places: Sequence[Place], wait_s: float, *, grows: bool, check: Callable[[], None] = lambda: None
 ) -> list[int]:
@@ -167,14 +180,18 @@ class Stall:
     _since: float = -math.inf
     _line_at: float = -math.inf
 
-    def check(self, progress: object, now: float, detail: str = "", *, busy: bool = True) -> None:
-        """Name what is missing, each half minute while `progress` stays the same; raise an error after `wait_s`."""
+    def check(self, progress: object, now: float, detail: str = "", *, busy: bool | None = None) -> None:
+        """Name what is missing, each half minute while `progress` stays the same; raise an error after `wait_s`.
+
+        `busy` says whether anybody works; None, that they do as long as no place is missing.
+        """
         if progress != self._progress:
             self._progress, self._since, self._line_at = progress, now, now + _STALLED_S
         if now < self._line_at:
             return
         self._line_at, waited_s = now + _LINES_S, now - self._since
         missing = [place for place in self.places if not place.capacity]
+        busy = not missing if busy is None else busy
         needed = " and ".join(place.progress(1) for place in missing or self.places)
         line = f"{self.job}: no progress for {duration(waited_s)}"
         if not busy and waited_s > self.wait_s:
@@ -195,8 +212,7 @@ def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
 
     def check() -> None:
         try:
-            # Slow work in all its places is no stall.
-            stall.check(progress(), time.monotonic(), busy=all(place.capacity for place in stall.places))
+            stall.check(progress(), time.monotonic())
         except SdpError as error:
             cluster.give_up(str(error))
 

@@ -69,7 +69,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._pieces: dict[int, pa.Table | None] = {}
-        """The pieces that no transform has begun, by number; at the end None."""
+        """The pieces that no transform has begun, by number. After the last one comes None."""
         self._handed_out, self._more = 0, asyncio.Event()
         self._held: dict[WorkerId, list[int]] = {}
         """Pieces of each worker, oldest first: only the oldest can have killed it."""
@@ -91,7 +91,11 @@ class Desk:
         self._more = asyncio.Event()
 
     async def piece(self, number: int) -> pa.Table | None:
-        """Wait for a piece and return it; without its content if a transform has begun it."""
+        """Wait for a piece and return it.
+
+        A repeated reader also asks for pieces that transforms have begun. It gets those without their content, and Ray
+        ignores them.
+        """
         while number not in self._pieces and number >= self._handed_out:
             await self._more.wait()
         self._events += 1

@@ -254,7 +254,7 @@ def _source(desk: Any) -> Any:
 
 
 def _read_pieces(desk: Any) -> Iterable[pa.Table]:
-    """Yield the pieces by number. Ray repeats this if its process dies, and ignores the places that it has filled."""
+    """Yield all pieces, by number: if this process dies, Ray calls this again, and ignores the results that it has."""
     for number in itertools.count():
         if (piece := ray.get(desk.piece.remote(number))) is None:
             return

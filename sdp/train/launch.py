@@ -21,11 +21,6 @@ import torch
 from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group_table,
-    remove_placement_group,
-)
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse_into
@@ -53,7 +48,7 @@ from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device
-from sdp.waiting import Place, Request, place_of, wait_for
+from sdp.waiting import Place, Request, own_groups, place_of, release_places, wait_for
 
 _POLL_S = 1.0
 _LINES_S, _BEGIN_S = 60.0, 300.0
@@ -247,25 +242,10 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
             trainer.fit()
         except ray.train.TrainingFailedError as error:
             with suppress(ray.exceptions.RayError):  # the head is lost, too
-                _release_places()
+                # Ray Train keeps them until the job's end if a worker dies while it connects the workers.
+                release_places()
             return error
     return None
-
-
-def _release_places() -> None:
-    """Remove this job's placement groups: one stays if a worker dies while Ray Train connects the workers.
-
-    Ray would remove it at the end of the job, which would wait for its own places.
-    """
-    for number, _ in _placement_groups():
-        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
-
-
-def _placement_groups() -> list[tuple[str, str]]:
-    """Return the ids and states of this job's placement groups; an id ends with its job's."""
-    job = ray.get_runtime_context().get_job_id()
-    groups = [(number, group["state"]) for number, group in placement_group_table().items() if number.endswith(job)]
-    return [(number, state) for number, state in groups if state != "REMOVED"]
 
 
 def _was_preempted(error: Exception) -> bool:
@@ -317,7 +297,7 @@ class _Start:
 def _places_are_missing() -> bool:
     """Return whether workers wait for places; True also where Ray does not answer, which others notice."""
     try:
-        return any(state == "PENDING" for _, state in _placement_groups())
+        return "PENDING" in own_groups().values()
     except ray.exceptions.RayError:
         return True
 

@@ -78,10 +78,9 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
         return root / "fresh"
 
     def download(damaged: Path) -> None:
-        uris = {"source": {"uri": str(damaged)}, "output": {"uri": str(root / "fresh")}}
-        settings = parse("download", uris)
+        settings = parse("download", {"source": {"uri": str(damaged)}, "output": {"uri": str(fresh())}})
         rules = Rules(settings.source, settings.filters)
-        output = open_output(open_storage(str(fresh())), Head("images", 10, False, {}))
+        output = open_output(open_storage(settings.output.uri), Head("images", 10, False, {}))
         output = freeze_source(output, list_source(str(damaged)), rules.columns())
         for span in spans(output.index, output.pending(), workers=1):
             for task in read_span(span, rules.columns(), output.storage):
@@ -91,8 +90,9 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
         prepared = prepare(config_of(damaged, fresh(), root / "model"))
         output, stages = begin(prepared, only_failed=False), prepared.stages(prepared.spec)
         planner = prepared.pictures.planner(output, 16, prepared.options)
-        for piece in [piece for work in output.pending() for piece in planner(work)]:
-            stages.transform((piece, None))
+        for work in output.pending():
+            for piece in planner(work):
+                stages.transform((piece, None))
 
     readers: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
         ("metadata", "download", download),

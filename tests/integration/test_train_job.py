@@ -37,7 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file, for whose existence the next group of trainers loses one while it connects them."""
+    """A file: if it exists, the next group of trainers loses one while they connect, and the file."""
     return tmp_path_factory.mktemp("fragile") / "next"
 
 

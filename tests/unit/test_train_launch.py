@@ -24,7 +24,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_trainers_that_have_places_but_never_run_end_the_job(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_placement_groups", lambda: [("a", "CREATED")])
+    monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
     start = launch._Start(0.0)
     for now in range(301):
         start.check(now, begun=False)
@@ -36,12 +36,12 @@ def test_trainers_that_have_places_but_never_run_end_the_job(said: list[str], mo
 def test_trainers_whose_places_were_taken_meanwhile_are_waited_for(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_placement_groups", lambda: [("a", "PENDING")])
+    monkeypatch.setattr(launch, "own_groups", lambda: {"a": "PENDING"})
     start = launch._Start(0.0)
     for now in range(1000):
         start.check(now, begun=False)
     assert said[0] == "train: no trainer runs yet (1:01); their places are in use"
-    monkeypatch.setattr(launch, "_placement_groups", list)
+    monkeypatch.setattr(launch, "own_groups", dict)
     start.check(1299, begun=False)
     start.check(5000, begun=True)
     with pytest.raises(SystemExit):

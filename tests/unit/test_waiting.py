@@ -51,6 +51,10 @@ def test_without_progress_a_job_with_all_its_places_goes_on_and_says_who_works(k
         f"encode: no progress for 1:30 (1 piece ready); needs {needed}",
     ]
     assert len(lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(631), busy=True)) == 1, "slow work is no stall"
+
+
+def test_a_job_with_all_its_places_in_which_nobody_works_ends_after_the_limit(kinds: set[str]) -> None:
+    assert kinds
     with pytest.raises(SdpError, match=r"^encode: no progress for 2:00; run the job again$"):
         lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(125))
 
