@@ -180,10 +180,10 @@ class Stall:
     _since: float = -math.inf
     _line_at: float = -math.inf
 
-    def check(self, progress: object, now: float, detail: str = "", *, busy: bool | None = None) -> None:
+    def check(self, progress: object, now: float, detail: str = "", *, busy: Callable[[], bool] | None = None) -> None:
         """Name what is missing, each half minute while `progress` stays the same; raise an error after `wait_s`.
 
-        `busy` says whether anybody works; None, that they do as long as no place is missing.
+        `busy` returns whether anybody works; None means that they do as long as no place is missing.
         """
         if progress != self._progress:
             self._progress, self._since, self._line_at = progress, now, now + _STALLED_S
@@ -191,19 +191,19 @@ class Stall:
             return
         self._line_at, waited_s = now + _LINES_S, now - self._since
         missing = [place for place in self.places if not place.capacity]
-        busy = not missing if busy is None else busy
+        works = not missing if busy is None else busy()
         needed = " and ".join(place.progress(1) for place in missing or self.places)
         line = f"{self.job}: no progress for {duration(waited_s)}"
-        if not busy and waited_s > self.wait_s:
+        if not works and waited_s > self.wait_s:
             # Not the user's fault: there was room before. So the supervisor may run the job again.
             if missing:
                 raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
-            raise SdpError(f"{line}; run the job again")
+            raise SdpError(f"{line}; needs {needed}; run the job again")
         if missing:
             self.notify(f"{line}; waiting for {needed}")
-        elif not busy or waited_s > _SLOW_S:
+        elif not works or waited_s > _SLOW_S:
             detail = f" ({detail})" if detail else ""
-            self.notify(f"{line}{detail}{f'; needs {needed}' if needed and not busy else ''}")
+            self.notify(f"{line}{detail}{f'; needs {needed}' if needed and not works else ''}")
 
 
 @contextmanager

@@ -195,6 +195,11 @@ class Desk:
             last=dict(self._last),
         )
 
+    async def at_work(self) -> set[str]:
+        """Return the processes that hold pieces or load, as far as the desk knows."""
+        holding = (worker for worker, pieces in self._held.items() if pieces)
+        return {worker.process for worker in (*holding, *self._loading.values())}
+
     def _record_death(self, worker: WorkerId, number: int | None, reason: str) -> None:
         self._held.pop(worker, None)
         for actors in (self._encoders, self._loading):

@@ -145,9 +145,19 @@ class Pipeline:
             now,
             f"{counted(state.transforms, 'transform')} under way, {counted(state.ready, 'piece')} ready, "
             f"{state.encoding} at {counted(state.encoders, 'encoder')}, {state.loading} loading",
-            busy=bool(state.transforms or state.encoding or state.loading),
+            busy=self._anyone_works,
         )
         return state
+
+    def _anyone_works(self) -> bool:
+        """Return whether a process that holds a piece or loads is alive.
+
+        The desk hears of a death only when Ray has room for the next process.
+        """
+        from ray._private.state import workers  # the public call needs Ray's dashboard
+
+        alive: dict[str, Any] = workers()  # type: ignore[no-untyped-call]  # Ray's
+        return not alive.keys().isdisjoint(ray.get(self._desk.at_work.remote()))
 
     def _send(self, sent: _Sent) -> None:
         number = next(self._numbers)

@@ -20,6 +20,7 @@ from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.errors import DatasetError
+from tests.waiting import until
 
 PIECES = 24
 
@@ -115,6 +116,41 @@ def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.M
             pipeline.feed(number, number)
         assert sorted(key for key, _, _ in collect(pipeline, 7)) == list(range(5, 12))
     assert died.exists()
+
+
+@dataclass(frozen=True)
+class Held(Toy):
+    """Stages that wait in `encode` and, in a second encoder, in `load`, until a file is there."""
+
+    folder: str = ""
+
+    def load(self) -> Any:
+        pids = Path(self.folder, "pids")
+        pids.mkdir(exist_ok=True)
+        (pids / str(os.getpid())).touch()
+        if len(list(pids.iterdir())) > 1:
+            until(Path(self.folder, "load").exists, "the test")
+        return super().load()
+
+    def encode(self, encoder: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
+        until(Path(self.folder, "encode").exists, "the test")
+        return super().encode(encoder, value)
+
+
+def test_an_encoder_that_died_does_not_count_as_working_until_another_loads(tmp_path: Path) -> None:
+    with Pipeline(Held(folder=str(tmp_path)), placement(), 1) as pipeline:
+        assert not pipeline._anyone_works()
+        pipeline.feed("key", 0)
+        until(lambda: pipeline.state().encoding, "the piece is at the encoder")
+        assert pipeline._anyone_works()
+        (pid,) = (tmp_path / "pids").iterdir()
+        os.kill(int(pid.name), signal.SIGKILL)
+        until(lambda: not pipeline._anyone_works(), "Ray has noticed the death", every_s=0.005)
+        until(lambda: pipeline.state().loading, "another encoder loads")
+        assert pipeline._anyone_works()
+        for name in ("load", "encode"):
+            (tmp_path / name).touch()
+        assert [key for key, _, _ in collect(pipeline, 1)] == ["key"]
 
 
 def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:

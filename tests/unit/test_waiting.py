@@ -1,8 +1,10 @@
 """The lines and errors of a job whose workers have no places."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
+from ray._raylet import JobID, PlacementGroupID
 
 from sdp import cluster, waiting
 from sdp.errors import SdpError, UserError
@@ -26,8 +28,17 @@ def lines_of(stall: Stall, seconds: range, *, busy: bool = False, working: bool 
     lines: list[str] = []
     stall.notify = lines.append
     for now in seconds:
-        stall.check(now if working else "the same", now, "1 piece ready", busy=busy)
+        stall.check(now if working else "the same", now, "1 piece ready", busy=lambda: busy)
     return lines
+
+
+def test_a_job_counts_its_own_placement_groups_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, another = JobID.from_int(3), JobID.from_int(4)
+    waits, ended, foreign = (PlacementGroupID.of(owner).hex() for owner in (job, job, another))
+    table = {waits: {"state": "PENDING"}, ended: {"state": "REMOVED"}, foreign: {"state": "CREATED"}}
+    monkeypatch.setattr(waiting, "placement_group_table", lambda: table)
+    monkeypatch.setattr(waiting.ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
+    assert waiting.own_groups() == {waits: "PENDING"}
 
 
 def test_a_missing_place_is_named_each_half_minute_and_ends_the_job_after_the_limit(kinds: set[str]) -> None:
@@ -55,7 +66,7 @@ def test_without_progress_a_job_with_all_its_places_goes_on_and_says_who_works(k
 
 def test_a_job_with_all_its_places_in_which_nobody_works_ends_after_the_limit(kinds: set[str]) -> None:
     assert kinds
-    with pytest.raises(SdpError, match=r"^encode: no progress for 2:00; run the job again$"):
+    with pytest.raises(SdpError, match=r"^encode: no progress for 2:00; needs 1 GPU .* and 1 CPU .*; run the job"):
         lines_of(Stall("encode", [GPU, CPU], wait_s=100.0), range(125))
 
 
