@@ -15,10 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -387,13 +389,12 @@ class NoWork:
 
 
 def ray_data(_: Path, units: int) -> dict[str, float]:
-    """Send pieces through the encode pipeline, one for ten units."""
+    """Send pieces through the encode pipeline, as `process` does: one for two units."""
     from sdp.encode.pipeline import Pipeline
-    from sdp.encode.placement import Placement
 
     _start_ray()
     pieces, fed, done, half_mb = round(units * PIECES_A_UNIT), 0, 0, 0.0
-    with Pipeline(NoWork(), Placement(1, 1, None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale"), 1_000_000) as pipeline:
+    with Pipeline(NoWork(), _placement(), 1_000_000) as pipeline:
         while done < pieces:
             while fed < pieces and not pipeline.full:
                 pipeline.feed(fed, fed)
@@ -403,10 +404,59 @@ def ray_data(_: Path, units: int) -> dict[str, float]:
         return {"grown_mb_in_second_half": _peak_mb() - half_mb}
 
 
+class _Enough(Exception):
+    """As many slices as a size has were taken."""
+
+
+def online(folder: Path, units: int) -> dict[str, float]:
+    """Take the first slices of an epoch through online mode's pool, one for twenty units.
+
+    A trainer's reader plans the order of the whole epoch. The pool, which is an actor in a job, runs in this process.
+    """
+    import asyncio
+    import itertools
+
+    from scripts.bench import _players
+    from scripts.bench.online_pool import make_images
+    from sdp.config.train import ShuffleConfig
+    from sdp.model.checkpoints import EpochStart
+    from sdp.train.data.encoded import EncodedReader
+    from sdp.train.data.online import Online
+    from sdp.train.data.order import RowGroups
+
+    _start_ray()
+    images = make_images(str(folder), "token_ids")
+    paths = tuple(f"parts/{unit:09d}.parquet" for unit in range(units))
+    images = replace(images, paths=paths, row_groups=RowGroups.of([[UNIT_ROWS // 10] * 10] * units))
+    pool, loop, turns = _players.Pool(images, _placement()), asyncio.new_event_loop(), itertools.count()
+    Thread(target=loop.run_forever, daemon=True).start()
+
+    def submit(data_slice: Any) -> Callable[[], Any]:
+        return asyncio.run_coroutine_threadsafe(pool.encode(data_slice, next(turns)), loop).result
+
+    class Counted(Online):
+        def encoded(self, slices: Any) -> Any:
+            for references in super().encoded(itertools.islice(slices, max(1, round(units * SLICES_A_UNIT)))):
+                assert isinstance(references, list), references
+            raise _Enough
+
+    reader = EncodedReader(images, Counted(submit, 20), 0, ShuffleConfig(), 0, 1)
+    with suppress(_Enough):
+        next(reader._batches(0, 0, 2048, EpochStart()))
+    pool._target = pool._serving = 0  # ends the pipeline
+    return {}
+
+
+def _placement() -> Any:
+    from sdp.encode.placement import Placement
+
+    return Placement(2, 2, None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale")
+
+
 TAKEDOWNS_A_UNIT = HOSTS_A_UNIT = 50
 WORKERS = 64
 """Download workers for which a retry is planned."""
-PIECES_A_UNIT = 0.1
+PIECES_A_UNIT, SLICES_A_UNIT = 0.5, 0.05
 CASES = {
     "resume": Case("find the ten missing parts (listing on S3)", resume, make_listed, goal_s=RESUME_S, s3=True),
     "manifest": Case("read all footers, write the manifest", finish, make_parts),
@@ -421,6 +471,7 @@ CASES = {
     "politeness": Case("ask for a request to each host", politeness, a_size=HOSTS_A_UNIT, of="hosts"),
     "download": Case("send units through a download", download, make_urls),
     "ray_data": Case("send pieces through Ray Data", ray_data, a_size=PIECES_A_UNIT, of="pieces"),
+    "online": Case("take slices from online mode's pool", online, a_size=SLICES_A_UNIT, of="slices"),
 }
 
 
