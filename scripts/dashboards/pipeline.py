@@ -190,6 +190,9 @@ _STORE = Row(
     ),
 )
 
+_NAMED = f'label_replace({select("ray_component_uss_bytes", PLACE)}, "Component", "$1", "Component", "/.*/([^/]*)")'
+"""Processes' memory by name; a driver's component is the path of its Python."""
+
 _SCALING = Row(
     "Nodes, workers and scaling",
     (
@@ -248,7 +251,8 @@ _SCALING = Row(
             "Process memory",
             "Unshared memory, by what a process runs; the ten largest.",
             Query(
-                f"topk(10, sum by ({APART}, Component) ({select('ray_component_uss_bytes', PLACE)}))", "{{Component}}"
+                f"topk(10, sum by ({APART}, Component) ({_NAMED}))",
+                "{{Component}}",
             ),
             unit=BYTES,
         ),
