@@ -5,6 +5,7 @@ SHELL := /bin/sh
 PYTHON ?=
 ARGS ?=
 ONLY ?=
+SLOW ?=
 WORKERS ?= 2
 ROUNDS ?= 10
 SEED ?= 1
@@ -26,9 +27,9 @@ venv: ## make .venv out of requirements.lock, if it is not there or out of date 
 demo: venv ## run the pipeline end to end on this machine, on data that it makes itself
 	@$(RUN) -m sdp.demo $(ARGS)
 
-test: venv ## fetch the programs that the tests use, and run the tests (TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
+test: venv ## fetch the programs that the tests use, and run the tests (SLOW=1 for all, TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch
-	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "not e2e") $(TESTS) $(ARGS)
 
 fuzz: venv ## read damaged images, sources, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
 	@$(RUN) -m tests.fuzz --images $(IMAGES) --files $(FILES) --seed $(SEED)

@@ -134,7 +134,9 @@ def test_e2e_tests_run_only_when_asked_for(run: pytest.Pytester) -> None:
     run.makepyfile(test_local="def test_it(): pass")
     run.runpytest_inprocess("-m", "not e2e").assert_outcomes(passed=1, deselected=1)
     run.runpytest_inprocess("-m", "e2e").assert_outcomes(passed=1, deselected=1)
-    assert "not e2e" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "not e2e" in settings["addopts"][-1]
+    assert '-m "not e2e"' in (ROOT / "Makefile").read_text()
 
 
 def test_a_program_is_found_where_go_install_puts_it_though_it_is_not_on_path(

@@ -75,7 +75,7 @@ def parameters() -> int:
     return sum(weights.numel() for weights in kind.from_config(config).parameters())
 
 
-pytestmark = pytest.mark.timeout(1600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1600)]
 
 
 def test_everything_after_the_copy_stays_on_the_worker_s_gpu(reports: Reports) -> None:

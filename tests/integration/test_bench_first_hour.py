@@ -9,6 +9,8 @@ import pytest
 from scripts.bench import _gpu_checks
 from tests.process_kit import make_images
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 NO_SMI = "#!/bin/sh\nexit 9\n"
 

@@ -9,6 +9,8 @@ import pytest
 from scripts.bench._cases import SMALL
 from scripts.benchmarks import FOLDER, benchmarks
 
+pytestmark = pytest.mark.slow
+
 TESTED_ELSEWHERE = {"fake_gpu", "gpu_train", "scaling", "tables"}
 NEEDS_A_PEER = {"download"}
 """Installs img2dataset from a package registry first."""

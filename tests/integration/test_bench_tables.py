@@ -13,6 +13,8 @@ from scripts.bench import tables
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

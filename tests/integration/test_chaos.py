@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.needs("versitygw")
 def test_a_download_that_is_killed_writes_what_an_undisturbed_one_writes(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quickstart")
 
 
+@pytest.mark.slow
 def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> None:
     seconds, commands = examples("quickstart.md")[0]
     output = run(commands, folder, seconds)

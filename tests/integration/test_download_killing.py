@@ -21,6 +21,8 @@ from tests.misbehaving.server import ImageServer
 from tests.programs import processes_with
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 STORE = 100_000_000
 ROWS, UNIT = 240, 20
 WORKER = "MapWorker(MapBatches(Download))"

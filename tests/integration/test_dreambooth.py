@@ -56,6 +56,7 @@ def written(out: Path) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "cat"
     features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"

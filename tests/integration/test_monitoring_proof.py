@@ -12,6 +12,7 @@ from tests.monitoring.proof import SMALL, Recorded, recorded
 from tests.monitoring.ray_names import RAY
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.needs("prometheus", "helm", "cc"),
     pytest.mark.timeout(900),  # a minute or two, and more on a busy machine
 ]

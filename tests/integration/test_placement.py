@@ -114,6 +114,7 @@ def test_online_training_asks_for_encoders_transforms_and_trainers_at_once(tmp_p
     assert sorted(bundle.get("GPU", 0) for bundle in asked[0]) == [0, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(idle: Cluster, root: Path) -> None:
     """On a cluster with GPUs of another type, too, which Ray's own elasticity would count."""
     how = config(

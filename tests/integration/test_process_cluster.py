@@ -109,6 +109,7 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, model: Path, traces: Path) -> None:
     """It takes an encoder, what that was encoding, and rows that were waiting in its memory to be written."""
     wait_for_encoders(traces, 2)
@@ -134,6 +135,7 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, m
     assert summary.figures.deaths >= 1
 
 
+@pytest.mark.slow
 def test_if_the_only_encoders_node_goes_the_job_names_what_is_missing_and_ends(
     nodes: Cluster, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

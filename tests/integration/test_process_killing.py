@@ -21,6 +21,8 @@ from tests.local_ray import one_node
 from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, write_model
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -63,6 +63,7 @@ def lose_one_while_they_connect(fragile: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
 def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
     how = config(
         root, max_steps=None, max_epochs=1, checkpoint__every_steps=2, scaling__num_workers=2, data__batch_size=3,
@@ -88,6 +89,7 @@ def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
 def test_trainers_that_lose_one_while_they_connect_leave_their_places_to_the_next(root: Path, fragile: Path) -> None:
     fragile.touch()
     summary = run(config(root, max_steps=2, scaling__num_workers=3, scaling__wait_s=30))
@@ -96,6 +98,7 @@ def test_trainers_that_lose_one_while_they_connect_leave_their_places_to_the_nex
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
 def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_more_workers(root: Path) -> None:
     how = config(root, max_steps=None, max_epochs=1, data__batch_size=2)
     folder = RunFolder(open_storage(how.output.uri))

@@ -180,6 +180,7 @@ def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_a
     assert folder.metrics()[-1]["encoders"] == 2
 
 
+@pytest.mark.slow
 def test_a_failed_pool_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
     tmp_path: Path, traces: Path, nodes: Cluster
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_failed_pool_dying_encoders_nodes_and_trainers_cost_no_row_and_change_
 
 
 @pytest.mark.usefixtures("nodes")
+@pytest.mark.slow
 def test_another_mode_on_another_number_of_workers_takes_the_same_steps(root: Path) -> None:
     few = {"max_epochs": None, "max_steps": 6, "limit": 30}
     alone = {
@@ -236,6 +238,7 @@ def test_another_mode_on_another_number_of_workers_takes_the_same_steps(root: Pa
 
 
 @pytest.mark.usefixtures("nodes")
+@pytest.mark.slow
 def test_more_encoders_take_over_once_their_number_is_known_and_change_no_step(root: Path, traces: Path) -> None:
     rows = {"limit": 30, "max_epochs": None, "encode__text": "token_ids"}
     some = how(root, "chosen", encode__num_workers={"min": 1, "max": 2}, max_steps=100_000, **rows)
