@@ -31,14 +31,12 @@ from sdp.download.networks import Networks
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
-from sdp.download.turnstile import Courier, Gate, SharedGate, Turnstile
+from sdp.download.turnstile import Courier, Gate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
 
 _TICK_S = 0.1
-_HEARTBEAT_S = 5.0
-"""The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 _SERVES_S = 60.0
 """Time after a response for which a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
@@ -99,13 +97,11 @@ class Fetcher(Generic[Token]):
 
         `at_once` is the number of concurrent requests to one host that the gate allows; as many connections stay open.
         """
-        self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._fetch, self._deliver, self._courier = options, deliver, courier
         self._give_up_host_after = give_up_host_after
         self._kept_connections = min(at_once, options.connections) + options.connections // _MULTIS
         self._buffer = buffer
         self._buffer.on_release = self.wake
-        if courier is not None:
-            courier.on_answer = self.wake
         self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
         self._awaiting_robots: dict[str, list[_Job[Token]]] = {}
         """The images that wait for their site's robots.txt."""
@@ -144,11 +140,6 @@ class Fetcher(Generic[Token]):
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # awake already, or closed
             os.eventfd_write(self._wake_fd, 1)
-
-    @property
-    def active(self) -> int:
-        """The number of requests under way."""
-        return len(self._active)
 
     def close(self) -> None:
         """Stop, and drop the requests under way."""
@@ -252,20 +243,11 @@ class Fetcher(Generic[Token]):
     def _queue_new(self, now: float) -> None:
         """Queue the submitted requests and the retries that are due."""
         if self._courier is not None:
-            self._exchange_messages(self._courier, now)
+            self._courier.step(self._turnstile, now, self.wake)
         while self._incoming:
             self._queue(self._incoming.popleft(), now)
         while self._retries and self._retries[0][0] <= now:
             self._queue(heapq.heappop(self._retries)[2], now, first=True)
-
-    def _exchange_messages(self, courier: Courier, now: float) -> None:
-        """Read the shared budgets' replies, and send the next request when it is due."""
-        gate = self._gate
-        assert isinstance(gate, SharedGate)
-        for ask, answer in courier.answers():
-            self._turnstile.unpark_later(gate.take(ask, answer), now)
-        if courier.ready(now) and (gate.has_news or gate.is_waiting or courier.silent_s(now) > _HEARTBEAT_S):
-            courier.send(gate.ask(self._turnstile.queued()), now)
 
     def _queue(self, job: _Job[Token], now: float, *, first: bool = False) -> None:
         if self._robots is not None and not job.robots_of and not self._allowed(self._robots, job, now):

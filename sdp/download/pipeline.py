@@ -167,7 +167,7 @@ class Download:
         self._worker = DownloadWorker(
             settings,
             name=self._name,
-            exchange=self._exchange if workers > 1 else None,
+            exchange=(lambda ask: hub.exchange.remote(ask).future()) if workers > 1 else None,
             exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second from all workers
         )
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
@@ -184,10 +184,6 @@ class Download:
             return self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
             return error
-
-    def _exchange(self, ask: Ask) -> Answer:
-        answer: Answer = ray.get(self._hub.exchange.remote(ask))
-        return answer
 
     def _report(self) -> None:
         pause = threading.Event()

@@ -7,6 +7,7 @@ Several units may be under way: the next one begins when connections would be id
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -15,13 +16,13 @@ from sdp.backoff import backoff
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.budgets import Answer, Ask, HostLimits
+from sdp.download.budgets import Answer, Ask, HostBudgets, HostLimits
 from sdp.download.fetch import Fetched, Fetcher
 from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.memory import Buffer
 from sdp.download.plan import RowToFetch, Rules, plan
-from sdp.download.turnstile import Courier, Gate, LocalGate, SharedGate
+from sdp.download.turnstile import Courier, Gate, SharedGate
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
@@ -64,7 +65,7 @@ class DownloadWorker:
         settings: WorkerSettings,
         *,
         name: str = "alone",
-        exchange: Callable[[Ask], Answer] | None = None,
+        exchange: Callable[[Ask], "Future[Answer]"] | None = None,
         exchange_every_s: float = 0.05,
     ) -> None:
         """Start the threads and decoders. With `exchange`, the worker asks shared budgets of hosts."""
@@ -77,18 +78,18 @@ class DownloadWorker:
         decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
         self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
-        self._courier = None
-        gate: Gate = LocalGate(settings.limits)
+        gate: Gate = HostBudgets(settings.limits)
+        courier = None
         if exchange is not None:
             gate = SharedGate(name, 2 * config.fetch.connections)
-            self._courier = Courier(exchange, exchange_every_s)
+            courier = Courier(gate, exchange, exchange_every_s)
         self._fetcher: Fetcher[_Token] = Fetcher(
             config.fetch,
             config.hosts.give_up_after,
             gate,
             self._buffer,
             self._on_fetched,
-            self._courier,
+            courier,
             config.hosts.at_once,
         )
 
@@ -129,8 +130,6 @@ class DownloadWorker:
         self._closing.set()
         self._fetcher.close()
         self._decoders.close()
-        if self._courier is not None:
-            self._courier.close()
 
     def _on_fetched(self, fetched: Fetched[_Token]) -> None:
         unit, wanted = fetched.token[:2]

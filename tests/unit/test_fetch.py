@@ -17,13 +17,12 @@ import pytest
 
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.download.budgets import HostLimits
+from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.download.fetch import Fetched, Fetcher, pause_s
 from sdp.download.memory import Buffer
 from sdp.download.robots import Robots
 from sdp.download.slot import Slot
 from sdp.download.transfer import retry_after_s
-from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
@@ -96,7 +95,7 @@ def fetch(
     basket = Basket(Buffer(buffer_bytes))
     limits = limits or HostLimits(at_once=1000)
     fetcher: Fetcher[int] = Fetcher(
-        options, give_up_host_after, LocalGate(limits), basket.buffer, basket, at_once=limits.at_once
+        options, give_up_host_after, HostBudgets(limits), basket.buffer, basket, at_once=limits.at_once
     )
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
@@ -493,7 +492,7 @@ def test_an_absurd_retry_after_is_not_believed(server: ImageServer, after: str) 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
     basket = Basket(Buffer(400_000), release=False)
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, timeout_s=3.0), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, timeout_s=3.0), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
@@ -543,7 +542,7 @@ class Unwieldy(Fetcher[int]):
 def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Unwieldy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Unwieldy(options, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         results = basket.wait_for(40)
@@ -557,7 +556,7 @@ def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(serve
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
     basket = Basket(Buffer(1), release=False)
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
@@ -570,7 +569,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
 
 def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 20))
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
     server.wait_for(lambda stats: stats.in_flight == 10)
     began = time.monotonic()
@@ -582,7 +581,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
 def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, connections=4), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.wait_for_room()
