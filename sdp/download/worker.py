@@ -17,11 +17,11 @@ from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
 from sdp.download.budgets import Answer, Ask, HostBudgets, HostLimits
-from sdp.download.fetch import Fetched, Fetcher
+from sdp.download.fetch import Fetcher, Request
 from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
-from sdp.download.memory import Buffer
 from sdp.download.plan import RowToFetch, Rules, plan
+from sdp.download.slot import Buffer
 from sdp.download.turnstile import Courier, Gate, SharedGate
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
@@ -131,7 +131,7 @@ class DownloadWorker:
         self._fetcher.close()
         self._decoders.close()
 
-    def _on_fetched(self, fetched: Fetched[_Token]) -> None:
+    def _on_fetched(self, fetched: Request[_Token]) -> None:
         unit, wanted = fetched.token[:2]
         with self._lock:
             self._figures.note_fetch(

@@ -21,7 +21,7 @@ import sdp
 from sdp.config.download import FetchConfig, FiltersConfig, ImageConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules, examine
-from sdp.download.memory import Buffer
+from sdp.download.slot import Buffer
 from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.sandbox.child import DecoderSettings
 from sdp.sandbox.decoders import Decoders

@@ -34,7 +34,7 @@ FETCH = """
 import json, os, sys, threading
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Fetcher
-from sdp.download.memory import Buffer
+from sdp.download.slot import Buffer
 from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.urls import parse
 

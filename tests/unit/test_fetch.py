@@ -18,10 +18,9 @@ import pytest
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
 from sdp.download.budgets import HostBudgets, HostLimits
-from sdp.download.fetch import Fetched, Fetcher, pause_s
-from sdp.download.memory import Buffer
+from sdp.download.fetch import Fetcher, Request, pause_s
 from sdp.download.robots import Robots
-from sdp.download.slot import Slot
+from sdp.download.slot import Buffer, Slot
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
 from tests.misbehaving import behaviours
@@ -63,11 +62,11 @@ class Basket:
 
     buffer: Buffer
     release: bool = True
-    results: dict[int, Fetched[int]] = field(default_factory=dict)
+    results: dict[int, Request[int]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def __call__(self, fetched: Fetched[int]) -> None:
+    def __call__(self, fetched: Request[int]) -> None:
         with self.changed:
             assert fetched.token not in self.results, f"{fetched.token} was delivered twice"
             self.results[fetched.token] = fetched
@@ -76,7 +75,7 @@ class Basket:
         if self.release:
             self.buffer.release(fetched.size)
 
-    def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Fetched[int]]:
+    def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Request[int]]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.results) >= count, deadline_s), (
                 f"{count - len(self.found)} of {count} did not come"
@@ -90,7 +89,7 @@ def fetch(
     limits: HostLimits | None = None,
     buffer_bytes: int = 1 << 28,
     give_up_host_after: int = 20,
-) -> list[Fetched[int]]:
+) -> list[Request[int]]:
     """Fetch some URLs at once; the results in their order."""
     basket = Basket(Buffer(buffer_bytes))
     limits = limits or HostLimits(at_once=1000)
@@ -107,7 +106,7 @@ def fetch(
     return results
 
 
-def body(fetched: Fetched[int]) -> bytes:
+def body(fetched: Request[int]) -> bytes:
     assert fetched.failure is None, fetched.failure
     assert fetched.body is not None
     assert sum(map(len, fetched.body)) == fetched.size
@@ -517,7 +516,7 @@ def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
 
     def refuse(slot: Any, now: float) -> None:
         resume(slot, now)
-        if slot.job.token % 2:
+        if slot.request.token % 2:
             raise pycurl.error(pycurl.E_FILESIZE_EXCEEDED, "Maximum file size exceeded")
 
     monkeypatch.setattr(Slot, "resume", refuse)

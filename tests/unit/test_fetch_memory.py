@@ -11,8 +11,8 @@ import pytest
 
 from sdp.config.download import FetchConfig
 from sdp.download.budgets import HostBudgets, HostLimits
-from sdp.download.fetch import Fetched, Fetcher
-from sdp.download.memory import Buffer
+from sdp.download.fetch import Fetcher, Request
+from sdp.download.slot import Buffer
 from sdp.download.transfer import Failure
 from sdp.urls import parse
 
@@ -23,7 +23,7 @@ FETCH = """
 import json, sys, threading
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Fetcher
-from sdp.download.memory import Buffer
+from sdp.download.slot import Buffer
 from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.urls import parse
 
@@ -104,7 +104,7 @@ def test_a_host_that_announces_much_and_sends_little_does_not_hold_up_the_others
     enough = threading.Event()
     buffer = Buffer(LIMIT)
 
-    def take(fetched: Fetched[int]) -> None:
+    def take(fetched: Request[int]) -> None:
         ended[fetched.token] = fetched.failure
         buffer.release(fetched.size)
         if len(ended) == 100:
