@@ -139,11 +139,10 @@ class Fetcher(Generic[Token]):
         self._incoming.extend(Request(token, url) for token, url in urls)
         self.wake()
 
-    def wait_for_room(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until there are fewer requests to start than free connections."""
+    def wait_for_room(self, timeout_s: float | None = None) -> bool:
+        """Wait until there are fewer requests to start than free connections; return whether that happened in time."""
         with self._has_room:
-            while not (self._is_short_of_requests() or self._closing or self.error or stop()):
-                self._has_room.wait(_TICK_S)
+            return self._has_room.wait_for(self._is_short_of_requests, timeout_s)
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # awake already, or closed
@@ -170,8 +169,6 @@ class Fetcher(Generic[Token]):
             for multi in self._multis:
                 multi.close()
             self._epoll.close()
-            with self._has_room:
-                self._has_room.notify_all()
 
     def _step(self) -> None:
         now = time.monotonic()

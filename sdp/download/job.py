@@ -90,7 +90,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             input={"uri": config.source.uri},
             find_repeated=partial(find_repeated, storage, placement(config)) if config.dedup.content else None,
         )
-        work = {"fetches": {"under way": figures.seconds.total}}
+        work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
         runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers, replaced=figures.replaced))
         if late := tombstones.settle(storage):
