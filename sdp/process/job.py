@@ -214,7 +214,6 @@ class _Run:
         self._figures, self._progress = figures, progress
         self._stages: UnitStages = prepared.stages(with_tombstones(prepared))
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
-        self._done_before = output.done()
         self._units = OpenUnits(self._plan_units(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
@@ -249,7 +248,7 @@ class _Run:
         planner = prepared.pictures.planner(self._output, prepared.piece_rows, prepared.options)
 
         def plan(work: Work) -> tuple[Work, list[Piece], Retry | None]:
-            return work, planner(work), retry_of(self._output, work, self._done_before)
+            return work, planner(work), retry_of(self._output, work)
 
         return ordered_map(plan, pending, workers=2)
 

@@ -1,19 +1,18 @@
 """Checks and decisions before anything costly begins: source, model, output, and the units left to do."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig, ScoreConfig, identity
-from sdp.datasets import parts, tombstones
+from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.parts import failed_before
 from sdp.datasets.source import order_retry
-from sdp.datasets.units import Work, part_name
+from sdp.datasets.units import Rows, Work
 from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
@@ -140,27 +139,19 @@ def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
 class Retry:
     """The rows that another attempt at a unit retries."""
 
-    rows: NDArray[np.int64]
+    rows: Rows
     reasons: Mapping[str, int]
     """Their earlier failures by reason, recorded in the part that supersedes them."""
 
 
-def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> Retry | None:
+def retry_of(output: Output, work: Work) -> Retry | None:
     """Return the rows that failed here, for a retry; None for a first attempt, and for rows that upstream retried."""
     if not work.attempt:
         return None
     version = next(v for v in output.index.versions if v.attempt == work.attempt)
     if version.files.num_rows:
         return None
-    unit = work.unit.number
-    earlier = [attempt for attempt in range(work.attempt) if (unit, attempt) in done]
-    account = parts.resolve([parts.read_account(output.storage, part_name(unit, attempt)) for attempt in earlier])
-    rows = parts.failed_rows(account)
-    failed = account.filter(np.isin(account["row"].to_numpy(), rows))
-    reasons: dict[str, int] = {}
-    for reason in failed["reason"].to_pylist():
-        reasons[reason] = reasons.get(reason, 0) + 1
-    return Retry(rows, reasons)
+    return Retry(*failed_before(output.storage, work))
 
 
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
