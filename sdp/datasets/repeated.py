@@ -127,9 +127,10 @@ def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list
     return [(keys[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
-def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:
+def repeated(*shares: tuple[Keys, Rows]) -> Rows:
     """Return the addresses of a partition whose key a lower address has too, in order."""
-    all_keys, all_rows = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*rows, np.zeros(0, np.int64)])
+    all_keys = np.concatenate([*(keys for keys, _ in shares), np.zeros(0, np.uint64)])
+    all_rows = np.concatenate([*(rows for _, rows in shares), np.zeros(0, np.int64)])
     order = np.lexsort((all_rows, all_keys))
     repeats = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
     return np.sort(all_rows[order[repeats]])

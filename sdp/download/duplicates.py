@@ -12,7 +12,6 @@ from sdp.console import Progress, counted, say
 from sdp.datasets import repeated
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.units import Rows
 from sdp.download import survey
 from sdp.download.plan import Rules
 from sdp.download.survey import Survey
@@ -29,23 +28,22 @@ def survey_source(
     index, storage, options = output.index, output.storage, config.storage.options()
     partitions = repeated.partitions_for(index.rows) if config.dedup.urls else 0
     if index.rows <= _SMALL_SOURCE:
-        result = survey.survey_rows(index, 0, index.rows, rules, options, partitions=partitions)
-        repeats = [repeated.repeated([keys], [rows]) for keys, rows in result.shares]
-        return survey.publish(storage, index.rows, result.hosts, repeats)
+        hosts, shares = survey.survey_rows(index, 0, index.rows, rules, options, partitions)
+        return survey.publish(storage, index.rows, hosts, map(repeated.repeated, shares))
     starts = range(0, index.rows, survey.PIECE_ROWS)
     shared, shared_rules = ray.put(index), ray.put(rules)
-    task: Any = _survey_piece.options(num_returns=1 + max(1, partitions), **ray_options)
+    task: Any = _survey_piece.options(num_returns=2 + partitions, **ray_options)
     pieces = [
         task.remote(shared, start, min(start + survey.PIECE_ROWS, index.rows), shared_rules, options, partitions)
         for start in starts
     ]
-    searches = _search([piece[1 : 1 + partitions] for piece in pieces], ray_options)
+    searches = _search([piece[1:-1] for piece in pieces], ray_options)
 
     def wait(reference: Any) -> Any:
         check()
         return ray.get(reference)
 
-    hosts: Counter[str] = Counter()
+    hosts = Counter()
     with Progress("surveying the source") as progress:
         for number, piece in enumerate(pieces, 1):
             hosts.update(wait(piece[0]))
@@ -62,12 +60,12 @@ def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Seque
     partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
     if len(pieces) <= 1:
         shares = [share for piece in pieces for share in repeated.read_hashes(storage, piece, partitions)]
-        return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
+        return repeated.keep(storage, digest, map(repeated.repeated, shares))
     say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
     cluster.connect()
     task: Any = _read_hashes.options(num_returns=1 + partitions, **ray_options)
     results = [task.remote(storage, piece, partitions) for piece in pieces]
-    return repeated.keep(storage, digest, map(ray.get, _search([result[1:] for result in results], ray_options)))
+    return repeated.keep(storage, digest, map(ray.get, _search([result[:-1] for result in results], ray_options)))
 
 
 def _search(shares: Sequence[Sequence[Any]], ray_options: Mapping[str, Any]) -> list[Any]:
@@ -76,20 +74,17 @@ def _search(shares: Sequence[Sequence[Any]], ray_options: Mapping[str, Any]) -> 
     return [search.remote(*partition) for partition in zip(*shares, strict=True)]
 
 
+_repeated = ray.remote(num_cpus=0.5)(repeated.repeated)
+
+
 @ray.remote(num_cpus=0.5)
 def _survey_piece(*arguments: Any) -> Any:
-    """Survey a piece: return its hosts, then each partition's keys and rows."""
-    *others, partitions = arguments
-    piece = survey.survey_rows(*others, partitions=partitions)
-    return (piece.hosts, *piece.shares) if partitions else (piece.hosts, None)
+    """Survey a piece: return its hosts, each partition's share, and None, since Ray unpacks several values only."""
+    hosts, shares = survey.survey_rows(*arguments)
+    return (hosts, *shares, None)
 
 
 @ray.remote(num_cpus=0.5)
-def _read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> Any:
-    """Read a piece's hashes: return its number of parts, then each partition's keys and rows."""
-    return (len(paths), *repeated.read_hashes(storage, paths, partitions))
-
-
-@ray.remote(num_cpus=0.5)
-def _repeated(*shares: tuple[repeated.Keys, Rows]) -> Rows:
-    return repeated.repeated([keys for keys, _ in shares], [rows for _, rows in shares])
+def _read_hashes(*arguments: Any) -> Any:
+    """Read a piece's hashes: return each partition's share, and None, as above."""
+    return (*repeated.read_hashes(*arguments), None)

@@ -6,7 +6,7 @@ separately. The result is stored beside the output in `_survey/`, so that it is 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,15 +38,6 @@ _NOTEWORTHY_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyPiece:
-    """The survey of some addresses."""
-
-    hosts: Counter[str]
-    shares: Sequence[tuple[Keys, Rows]]
-    """By partition: the hashes of the URLs to be fetched, and their addresses."""
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """The survey of the source up to an address."""
 
@@ -57,9 +48,9 @@ class Survey:
 
 
 def survey_rows(
-    index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, *, partitions: int
-) -> SurveyPiece:
-    """Survey the rows [start, stop)."""
+    index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, partitions: int
+) -> tuple[Counter[str], list[tuple[Keys, Rows]]]:
+    """Survey the rows [start, stop): return the images per host, and by partition the URLs' hashes and addresses."""
     hosts: Counter[str] = Counter()
     keys: list[list[int]] = [[] for _ in range(partitions)]
     rows: list[list[int]] = [[] for _ in range(partitions)]
@@ -74,7 +65,7 @@ def survey_rows(
                 rows[key % partitions].append(wanted.row)
         at += table.num_rows
     shares = [(np.array(k, np.uint64), np.array(r, np.int64)) for k, r in zip(keys, rows, strict=True)]
-    return SurveyPiece(most_common(hosts), shares)
+    return most_common(hosts), shares
 
 
 def most_common(hosts: Counter[str]) -> Counter[str]:
