@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import counted, duration, size, spent
@@ -106,17 +105,12 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
         line += f" · {counted(figures.deaths, 'worker')} replaced"
     if figures.gpu_hours:
         line += f" · {figures.gpu_hours:,.2f} GPU-hours"
-    share = _share_done(figures)
+    images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
+    rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
+    share = max(images, rows)  # many rows may have no image
     if 0.01 < share < 1:
         line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
     return line
-
-
-def _share_done(figures: ProcessFigures) -> float:
-    """Return the share done, by images; by rows where that is more, since many rows may have no image."""
-    images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
-    rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
-    return max(images, rows)
 
 
 def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
@@ -136,28 +130,6 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_process_encoders", figures.encoders)
     telemetry.show("sdp_process_transforms", figures.transforms)
     telemetry.show("sdp_process_ready", figures.ready)
-
-
-class TimeSpent(TypedDict):
-    """The run record's entries on time and workers."""
-
-    gpu_hours: float
-    work: dict[str, dict[str, float]]
-    workers: dict[str, int]
-    replaced: int
-
-
-def time_spent(figures: ProcessFigures) -> TimeSpent:
-    """Return the run record's entries on time and workers."""
-    return {
-        "gpu_hours": figures.gpu_hours,
-        "work": {
-            "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
-            "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
-        },
-        "workers": {"encoders": figures.encoders_most, "transforms": figures.transforms_most},
-        "replaced": figures.deaths,
-    }
 
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
@@ -251,7 +223,7 @@ def forecast(
             f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each if there are GPUs",
         ),
     ]
-    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.options)
+    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.spec.storage)
     if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
         lines.append(("warning", "row groups are larger than a piece and are read several times; write smaller ones"))
     return lines
