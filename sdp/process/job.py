@@ -77,6 +77,8 @@ class ProcessSummary:
     """None after a dry run."""
     figures: ProcessFigures
     """This run's own."""
+    duplicates: int | None = None
+    """Rows that `sdp score` found to be near-duplicates of a lower row; None if nothing looked for them."""
 
 
 def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
