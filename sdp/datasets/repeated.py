@@ -123,8 +123,12 @@ def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list
     table = pa.concat_tables(list(tables))
     rows = table["row"].to_numpy()
     keys = np.array([int(digits[:16], 16) for digits in table["sha256"].to_pylist()], np.uint64)
-    partition = keys % np.uint64(partitions)
-    return [(keys[partition == number], rows[partition == number]) for number in range(partitions)]
+    return partitioned(keys, rows, partitions)
+
+
+def partitioned(keys: Keys, rows: Rows, partitions: int) -> list[tuple[Keys, Rows]]:
+    """Return the keys and rows of each partition."""
+    return [(keys[part], rows[part]) for part in (keys % np.uint64(partitions) == n for n in range(partitions))]
 
 
 def repeated(*shares: tuple[Keys, Rows]) -> Rows:

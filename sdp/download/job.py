@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -22,9 +21,8 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
-from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.datasets.units import Work
 from sdp.download import blocklists, messages, survey
-from sdp.download.duplicates import find_repeated, survey_source
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
@@ -44,7 +42,6 @@ class DownloadSummary:
     dataset: Dataset
     figures: DownloadFigures
     """Figures of this run alone."""
-    seconds: float
 
 
 def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = False) -> DownloadSummary | None:
@@ -57,7 +54,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     storage = open_storage(config.output.uri, options)
     head = Head(KIND, config.output.rows_per_file, False, identity(config))
     existing = peek_output(storage, head)
-    _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
@@ -88,7 +84,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             infos=infos,
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
-            find_repeated=partial(find_repeated, storage, placement(config)) if config.dedup.content else None,
+            find_repeated=partial(survey.find_repeated, storage, placement(config)) if config.dedup.content else None,
         )
         work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
@@ -96,12 +92,11 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")
-    seconds = time.monotonic() - began
-    for line in messages.closing(dataset, figures, seconds):
+    for line in messages.closing(dataset, figures, time.monotonic() - began):
         say(line)
     if (problem := messages.no_image_problem(dataset)) is not None:
         raise DatasetError(problem)
-    return DownloadSummary(dataset, figures, seconds)
+    return DownloadSummary(dataset, figures)
 
 
 def _write_pending(
@@ -125,7 +120,7 @@ def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: L
         return 0
     result = survey.load(output.storage, rows)
     if result is None:
-        result = survey_source(config, output, settings.rules, placement(config), lease.check)
+        result = survey.survey_source(config, output, settings.rules, placement(config), lease.check)
         other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
         for line in survey.forecast(result.hosts, settings.limits, other_hosts_s):
             say(line)
@@ -153,17 +148,6 @@ def _refuse_unfinished(output: Output) -> None:
             f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
             "--only-failed first"
         )
-
-
-def _refuse_folders(storage: Storage) -> None:
-    """Refuse folders with the names of parts, before any row is fetched."""
-    folder = Path(storage.uri, PARTS)
-    if "://" in storage.uri or not folder.is_dir():  # object stores have no folders, and a new output none yet
-        return
-    with os.scandir(folder) as entries:
-        taken = next((entry.path for entry in entries if parse_part_name(PARTS + entry.name) and entry.is_dir()), None)
-    if taken is not None:
-        raise DatasetError(f"{taken}: expected a part, got a folder; move it away")
 
 
 def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:
