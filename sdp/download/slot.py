@@ -27,6 +27,7 @@ _ERROR_BODY = 64 << 10
 """Bytes of an error page that are read. A new connection is cheaper than the rest of a longer one."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Decoders undo unrequested compression, since libcurl would hold megabytes of a paused transfer."""
+_READ = frozenset({b"content-length", b"location", b"retry-after", b"date"})
 _RECEIVE_BYTES = 64 << 10
 """Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""
 
@@ -128,11 +129,8 @@ class Slot:
     unbound: bool = False
     """True if this slot may exceed the buffer's limit. If all slots wait for memory, one of them may."""
     status: int = 0
-    length: int | None = None
-    location: str = ""
-    retry_after: str = ""
-    date: str = ""
-    """The server's own clock, by which its Retry-After counts."""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    """The response's headers that are read, by name in lower case."""
     opted_out: str | None = None
     refused: str | None = None
     too_big: bool = False
@@ -179,7 +177,7 @@ class Slot:
         """Reset the slot for the next request."""
         self.request = None
         self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.length, self.location, self.retry_after, self.date = 0, None, "", "", ""
+        self.status, self.headers = 0, {}
         self.opted_out = self.refused = None
         self.unbound = self.too_big = self.cut_short = False
         self.paused_at = self.paused_s = 0.0
@@ -219,12 +217,18 @@ class Slot:
         if self.status in transfer.REDIRECT_STATUSES:
             return None if self.location else Failure("redirects", f"{self.status} without a Location")
         if self.status != 200:
-            return transfer.of_status(self.status, transfer.retry_after_s(self.retry_after, transfer.moment(self.date)))
+            date, wait = (self.headers.get(name, b"").decode("latin-1") for name in (b"date", b"retry-after"))
+            # The server's own clock counts.
+            return transfer.of_status(self.status, transfer.retry_after_s(wait, transfer.moment(date)))
         if self.opted_out:
             return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
         if self.too_big:
             return Failure("too_big", f"more than {self.options.max_bytes} bytes")
         return None if self.size else Failure("empty", "0 bytes")
+
+    @property
+    def location(self) -> str:
+        return self.headers.get(b"location", b"").decode("utf-8", "replace")
 
     def reserve(self) -> bool:
         """Reserve the announced length, or else as much again as before; return False if there is no memory.
@@ -232,8 +236,9 @@ class Slot:
         A body of unknown length leaves room for the one transfer that continues when all wait, so the limit holds.
         """
         most = self.options.max_bytes - self.reserved
-        if self.length is not None and not self.reserved:
-            wanted, spare = max(1, self.length), 0
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and not self.reserved:
+            wanted, spare = min(max(1, int(length[:20])), most), 0
         else:
             wanted = most if self.unbound else min(most, self.reserved or _EXPECTED_BYTES)
             spare = self.options.max_bytes
@@ -272,19 +277,12 @@ class Slot:
         if line.startswith(b"HTTP/"):
             code = line.split(None, 2)[1:2]
             self.status = int(code[0][:9]) if code and code[0].isdigit() else 0
-            self.length, self.location, self.retry_after, self.date, self.opted_out = None, "", "", "", None
+            self.headers, self.opted_out = {}, None
             return
         name, _, value = line.partition(b":")
         name = name.lower()
-        if name == b"content-length":
-            value = value.strip()
-            self.length = min(int(value[:20]), self.options.max_bytes) if value.isdigit() else None
-        elif name == b"location":
-            self.location = value.strip().decode("utf-8", "replace")
-        elif name == b"retry-after":
-            self.retry_after = value.decode("latin-1")
-        elif name == b"date":
-            self.date = value.decode("latin-1")
+        if name in _READ:
+            self.headers[name] = value.strip()
         elif (
             name == b"x-robots-tag"
             and self.options.respect_opt_out
