@@ -51,14 +51,9 @@ def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blo
     )
 
 
-def hash_keys(hashes: Iterable[str]) -> Keys:
-    """Return the keys of SHA-256 hashes in hexadecimal."""
-    return _keys(int(digits[:16], 16) for digits in hashes)
-
-
-def url_keys(urls: Iterable[str]) -> Keys:
-    """Return the keys of URLs in normal form."""
-    return _keys(map(key64, urls))
+def of_takedowns(urls: Iterable[str], hashes: Iterable[str]) -> Blocklists:
+    """Return the lists of these URLs in normal form, and of these SHA-256 hashes in hexadecimal."""
+    return Blocklists(urls=_keys(map(key64, urls)), hashes=_keys(int(digits[:16], 16) for digits in hashes))
 
 
 def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tuple[str, str]]:

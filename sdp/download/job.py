@@ -173,5 +173,4 @@ def _refuse_certificates(file: str | None) -> None:
 def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:
     """Return the rules with the takedowns of this dataset."""
     taken = tombstones.load(storage, options)
-    lists = blocklists.Blocklists(urls=blocklists.url_keys(taken.urls), hashes=blocklists.hash_keys(taken.hashes))
-    return replace(rules, taken_down=lists, taken_down_rows=taken.rows)
+    return replace(rules, taken_down=blocklists.of_takedowns(taken.urls, taken.hashes), taken_down_rows=taken.rows)

@@ -115,8 +115,7 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
             f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.written:,} of them written, "
             f"{counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
-    slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
-    if slow:
+    if figures.hosts:
         hosts = [
             (
                 name,
@@ -125,7 +124,7 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
                 f"{h.seconds / (h.images + h.failures):.2f} s",
                 duration(h.seconds),
             )
-            for name, h in slow
+            for name, h in figures.slowest(8)
         ]
         yield table(hosts, ("slowest hosts", "images", "failures", "mean", "total"))
     if counts.failed:

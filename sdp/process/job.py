@@ -298,7 +298,7 @@ class _Run:
             work, pieces = complete
             retry = self._units.open[work].retry
             write: Any = _write.options(max_retries=_WRITE_RETRIES, retry_exceptions=[Unavailable])
-            self._writing[write.remote(self._stages_ref, work, dict(retry.reasons) if retry else {}, *pieces)] = work
+            self._writing[write.remote(self._stages_ref, work, retry.reasons if retry else {}, *pieces)] = work
         if self._writing:
             done, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
             for ref in done:

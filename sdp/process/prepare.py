@@ -130,7 +130,7 @@ class Retry:
     """The rows that another attempt at a unit retries."""
 
     rows: Rows
-    reasons: Mapping[str, int]
+    reasons: dict[str, int]
     """Their earlier failures by reason, recorded in the part that supersedes them."""
 
 

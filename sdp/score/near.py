@@ -25,13 +25,8 @@ _ALL_PAIRS = 64
 """Most hashes with one key that are all compared with one another; more are searched by the bits that are left."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
-SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("duplicate_of", pa.int64(), nullable=False),
-        pa.field("duplicate", pa.int8(), nullable=False),
-    ]
-)
+_COLUMNS = {"row": pa.int64(), "duplicate_of": pa.int64(), "duplicate": pa.int8()}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 """The columns of the table of near-duplicates: the lowest row of a group has `duplicate` 0, the others 1."""
 
 
