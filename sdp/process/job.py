@@ -317,11 +317,9 @@ class _Run:
             raise SdpError(f"write: {work.name}: {type(cause).__name__}: {one_line(cause, 200)}") from error
         del self._units.open[work]
         self._infos.append(info)
-        figures, counts = self._figures, info.counts
+        figures = self._figures
         figures.rows_done += len(work.unit)
-        figures.written += counts.written
-        figures.filtered += counts.filtered
-        figures.failed += counts.failed
+        figures.counts += info.counts
         figures.bytes_written += info.size
         figures.parts_written += 1
 

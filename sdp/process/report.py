@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
@@ -31,9 +31,8 @@ class ProcessFigures:
     """An estimate of their images."""
     rows_done: int = 0
     """Addresses of units that are written."""
-    written: int = 0
-    filtered: int = 0
-    failed: int = 0
+    counts: Counts = field(default_factory=Counts)
+    """Their outcomes."""
     images_transformed: int = 0
     images_encoded: int = 0
     bytes_written: int = 0
@@ -75,7 +74,7 @@ class ProcessFigures:
 
     @property
     def bytes_per_image(self) -> float:
-        return self.bytes_written / self.written if self.written else 0.0
+        return self.bytes_written / self.counts.written if self.counts.written else 0.0
 
 
 def suggestion(figures: ProcessFigures, concurrency: int | None) -> str:
@@ -99,7 +98,7 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
         f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate:.0f} img/s · "
         f"transform {(transformed_now - transformed) / seconds:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
     )
-    if figures.written:
+    if figures.counts.written:
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
         line += f" · {counted(figures.deaths, 'worker')} replaced"
@@ -117,8 +116,8 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     """Emit the figures as metrics."""
     telemetry.show("sdp_job_rows", figures.rows_total, job=figures.job)
     telemetry.show("sdp_job_rows_done", figures.rows_done, job=figures.job)
-    for outcome, count in ((WRITTEN, figures.written), (FILTERED, figures.filtered), (FAILED, figures.failed)):
-        telemetry.reach("sdp_process_rows_total", count, outcome=outcome)
+    for outcome in OUTCOMES:
+        telemetry.reach("sdp_process_rows_total", getattr(figures.counts, outcome), outcome=outcome)
     telemetry.reach("sdp_process_transformed_total", figures.images_transformed)
     telemetry.reach("sdp_process_encoded_total", figures.images_encoded)
     telemetry.reach("sdp_process_transform_seconds_total", figures.transform_s)
@@ -213,10 +212,7 @@ def forecast(
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         *columns.lines(),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
-        (
-            "to do",
-            f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}",
-        ),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}"),
         *to_write(prepared.images_of(rows)),
         (
             "encoders",
