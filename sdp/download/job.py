@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -21,7 +22,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
-from sdp.datasets.units import Work
+from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.download import blocklists, messages, survey
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
@@ -54,6 +55,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     storage = open_storage(config.output.uri, options)
     head = Head(KIND, config.output.rows_per_file, False, identity(config))
     existing = peek_output(storage, head)
+    _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
@@ -148,6 +150,17 @@ def _refuse_unfinished(output: Output) -> None:
             f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
             "--only-failed first"
         )
+
+
+def _refuse_folders(storage: Storage) -> None:
+    """Refuse folders with the names of parts, before any row is fetched."""
+    folder = Path(storage.uri, PARTS)
+    if "://" in storage.uri or not folder.is_dir():  # object stores have no folders, and a new output none yet
+        return
+    with os.scandir(folder) as entries:
+        taken = next((entry.path for entry in entries if parse_part_name(PARTS + entry.name) and entry.is_dir()), None)
+    if taken is not None:
+        raise DatasetError(f"{taken}: expected a part, got a folder; move it away")
 
 
 def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:
