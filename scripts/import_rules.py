@@ -77,7 +77,7 @@ RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
         "sdp/download/pipeline.py",
-        "sdp/download/duplicates.py",
+        "sdp/download/survey.py",
         "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/cluster.py",

@@ -6,6 +6,7 @@ both, and the columns that training reads hold written rows only.
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, StoredCounts, count, rule_of
 from sdp.datasets.records import Kind, Whole, parse
-from sdp.datasets.units import Rows, Unit, Work, parse_part_name
+from sdp.datasets.units import Rows, Unit, Work, parse_part_name, part_name
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import FileInfo, Storage
 
@@ -199,9 +200,12 @@ def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
     return resolved.set_column(at, ACCOUNT_SCHEMA.field("attempts"), pa.array(tries))
 
 
-def failed_rows(account: pa.Table) -> Rows:
-    """Return the addresses that failed."""
-    return np.asarray(account.filter(pc.field("outcome") == FAILED)["row"].to_numpy(), dtype=np.int64)
+def failed_before(storage: Storage, work: Work) -> tuple[Rows, dict[str, int]]:
+    """Return the addresses of a unit that failed in the attempts before this one, and their number by reason."""
+    paths = [part_name(work.unit.number, attempt) for attempt in range(work.attempt)]
+    account = resolve([read_account(storage, path) for path in paths if storage.exists(path)])
+    failed = account.filter(pc.field("outcome") == FAILED)
+    return np.asarray(failed["row"].to_numpy(), dtype=np.int64), dict(Counter(failed["reason"].to_pylist()))
 
 
 def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:

@@ -123,13 +123,18 @@ def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list
     table = pa.concat_tables(list(tables))
     rows = table["row"].to_numpy()
     keys = np.array([int(digits[:16], 16) for digits in table["sha256"].to_pylist()], np.uint64)
-    partition = keys % np.uint64(partitions)
-    return [(keys[partition == number], rows[partition == number]) for number in range(partitions)]
+    return partitioned(keys, rows, partitions)
 
 
-def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:
+def partitioned(keys: Keys, rows: Rows, partitions: int) -> list[tuple[Keys, Rows]]:
+    """Return the keys and rows of each partition."""
+    return [(keys[part], rows[part]) for part in (keys % np.uint64(partitions) == n for n in range(partitions))]
+
+
+def repeated(*shares: tuple[Keys, Rows]) -> Rows:
     """Return the addresses of a partition whose key a lower address has too, in order."""
-    all_keys, all_rows = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*rows, np.zeros(0, np.int64)])
+    all_keys = np.concatenate([*(keys for keys, _ in shares), np.zeros(0, np.uint64)])
+    all_rows = np.concatenate([*(rows for _, rows in shares), np.zeros(0, np.int64)])
     order = np.lexsort((all_rows, all_keys))
     repeats = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
     return np.sort(all_rows[order[repeats]])

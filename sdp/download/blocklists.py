@@ -1,7 +1,9 @@
 """Lists of URLs, domains and content hashes to leave out of the dataset."""
 
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ import numpy.typing as npt
 from sdp.config.download import BlocklistsConfig
 from sdp.errors import UserError
 from sdp.storage import StorageOptions, open_source
-from sdp.urls import BadUrl, key64, parents, parse
+from sdp.urls import BadUrl, Url, key64, parents, parse
 
 Keys = npt.NDArray[np.uint64]
 
@@ -40,58 +42,43 @@ class Blocklists:
 def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blocklists:
     """Read all lists; an invalid entry is an error that names its line."""
     return Blocklists(
-        urls=_keys(_url_key(entry, where) for uri in config.urls for where, entry in _entries(uri, options)),
-        domains=frozenset(_domain(entry, where) for uri in config.domains for where, entry in _entries(uri, options)),
-        hashes=_keys(_hash_key(entry, where) for uri in config.sha256 for where, entry in _entries(uri, options)),
+        urls=_keys(key64(_url(entry, entry, "a URL", where).text) for where, entry in _entries(config.urls, options)),
+        domains=frozenset(
+            _url(f"http://{entry.lstrip('.*')}/", entry, "a domain", where).host
+            for where, entry in _entries(config.domains, options)
+        ),
+        hashes=_keys(_hash_key(entry, where) for where, entry in _entries(config.sha256, options)),
     )
 
 
-def hash_keys(hashes: Iterable[str]) -> Keys:
-    """Return the keys of SHA-256 hashes in hexadecimal."""
-    return _keys(int(digits[:16], 16) for digits in hashes)
+def of_takedowns(urls: Iterable[str], hashes: Iterable[str]) -> Blocklists:
+    """Return the lists of these URLs in normal form, and of these SHA-256 hashes in hexadecimal."""
+    return Blocklists(urls=_keys(map(key64, urls)), hashes=_keys(int(digits[:16], 16) for digits in hashes))
 
 
-def url_keys(urls: Iterable[str]) -> Keys:
-    """Return the keys of URLs in normal form."""
-    return _keys(map(key64, urls))
+def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tuple[str, str]]:
+    """Yield each entry of some lists, after the file and line that it is on."""
+    for uri in uris:
+        with open_source(uri, options) as source:
+            if source.size() > _LARGEST_FILE:
+                raise UserError(f"{uri}: a list of {source.size()} bytes, more than {_LARGEST_FILE}; split it")
+            lines = io.BufferedReader(source, 1 << 20)
+            for number, line in enumerate(iter(partial(lines.readline, _LONGEST_LINE + 1), b""), 1):
+                if len(line) > _LONGEST_LINE:
+                    raise UserError(
+                        f"{uri}:{number}: a line of more than {_LONGEST_LINE} bytes; name a text file, one entry a line"
+                    )
+                text = line.decode("utf-8", "replace").strip("\ufeff").strip()
+                if text and not text.startswith("#"):
+                    yield f"{uri}:{number}", text
 
 
-def _entries(uri: str, options: StorageOptions | None) -> Iterator[tuple[str, str]]:
-    """Yield each entry of a list, with the file and line that it is on."""
-    with open_source(uri, options) as source:
-        if source.size() > _LARGEST_FILE:
-            raise UserError(f"{uri}: a list of {source.size()} bytes, more than {_LARGEST_FILE}; split it")
-        rest, before = b"", 0
-        while block := source.read(1 << 20):
-            *lines, rest = (rest + bytes(block)).split(b"\n")
-            for number, line in enumerate(lines, before + 1):
-                yield from _entry(uri, number, line)
-            before += len(lines)
-            if len(rest) > _LONGEST_LINE:
-                raise UserError(
-                    f"{uri}:{before + 1}: a line of more than {_LONGEST_LINE} bytes; name a text file, one entry a line"
-                )
-        yield from _entry(uri, before + 1, rest)
-
-
-def _entry(uri: str, number: int, line: bytes) -> Iterator[tuple[str, str]]:
-    text = line.decode("utf-8", "replace").strip("\ufeff").strip()
-    if text and not text.startswith("#"):
-        yield f"{uri}:{number}", text
-
-
-def _url_key(entry: str, where: str) -> int:
+def _url(text: str, entry: str, expected: str, where: str) -> Url:
+    """Parse the URL that an entry is, or stands for."""
     try:
-        return key64(parse(entry).text)
+        return parse(text)
     except BadUrl as error:
-        raise UserError(f"{where}: expected a URL, got {entry[:80]!r} ({error}); correct the line") from None
-
-
-def _domain(entry: str, where: str) -> str:
-    try:
-        return parse(f"http://{entry.lstrip('.*')}/").host
-    except BadUrl as error:
-        raise UserError(f"{where}: expected a domain, got {entry[:80]!r} ({error}); correct the line") from None
+        raise UserError(f"{where}: expected {expected}, got {entry[:80]!r} ({error}); correct the line") from None
 
 
 def _hash_key(entry: str, where: str) -> int:

@@ -4,7 +4,7 @@
 The caller passes the time; no clock is read here.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,9 +67,8 @@ class HostBudgets:
 
     def __init__(self, limits: HostLimits) -> None:
         self._limits = limits
-        self._hosts: dict[str, _Host] = {}
-        self._to_sweep = deque[str]()
-        """The same hosts, in the order in which they are checked."""
+        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        """In the order in which they are checked for being idle."""
 
     def acquire(self, host: str, now: float) -> float:
         """Return 0 if a request may begin; otherwise the seconds until the next try, or WAIT_FOR_RELEASE."""
@@ -130,7 +129,6 @@ class HostBudgets:
 
     def _budget(self, host: str, now: float) -> _Host:
         if host not in self._hosts:
-            self._to_sweep.append(host)
             self._hosts[host] = _Host(tokens=self._limits.burst, counted_at=now, used_at=now)
         return self._hosts[host]
 
@@ -142,14 +140,11 @@ class HostBudgets:
 
     def _sweep(self, now: float) -> None:
         """Forget idle hosts, a few at a time: all of millions at once would hold up every worker."""
-        for _ in range(min(_SWEPT_AT_ONCE, len(self._to_sweep))):
-            host = self._to_sweep.popleft()
-            budget = self._hosts[host]
+        for _ in range(min(_SWEPT_AT_ONCE, len(self._hosts))):
+            host, budget = self._hosts.popitem(last=False)
             idle = now - max(budget.used_at, budget.blocked_until) > _FORGET_S
-            if idle and not budget.in_use and not budget.complaints:
-                del self._hosts[host]
-            else:
-                self._to_sweep.append(host)
+            if not idle or budget.in_use or budget.complaints:
+                self._hosts[host] = budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +176,21 @@ class SharedBudgets:
 
     def __init__(self, limits: HostLimits) -> None:
         self._budgets = HostBudgets(limits)
-        self._held: dict[str, dict[str, int]] = {}
-        self._heard_at: dict[str, float] = {}
+        self._workers: dict[str, tuple[float, dict[str, int]]] = {}
+        """By worker: the time of its last message, and what it holds."""
 
     def exchange(self, ask: Ask, now: float) -> Answer:
         """Record what a worker holds, and grant what the budgets allow."""
         self._forget(now)
-        self._heard_at[ask.worker] = now
-        held = self._held.setdefault(ask.worker, {})
+        _, held = self._workers.get(ask.worker, (now, {}))
         for host in held.keys() | ask.holding.keys():
             change = ask.holding.get(host, 0) - held.get(host, 0)
             if change > 0:
                 self._budgets.hold(host, change, now)
             elif change < 0:
                 self._budgets.release(host, -change)
-        held = self._held[ask.worker] = dict(ask.holding)
+        held = dict(ask.holding)
+        self._workers[ask.worker] = now, held
         for host, count in ask.served.items():
             self._budgets.served(host, count)
         for host, retry_after in ask.throttled.items():
@@ -212,13 +207,10 @@ class SharedBudgets:
                 held[host] = held.get(host, 0) + granted
         return Answer(permits, waits)
 
-    def leave(self, worker: str) -> None:
-        """Release all that a worker held."""
-        for host, count in self._held.pop(worker, {}).items():
-            self._budgets.release(host, count)
-        self._heard_at.pop(worker, None)
-
     def _forget(self, now: float) -> None:
-        for worker, heard_at in list(self._heard_at.items()):
+        """Release all that silent workers held."""
+        for worker, (heard_at, held) in list(self._workers.items()):
             if now - heard_at > _FORGET_WORKER_S:
-                self.leave(worker)
+                del self._workers[worker]
+                for host, count in held.items():
+                    self._budgets.release(host, count)

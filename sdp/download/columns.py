@@ -8,8 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+_PLAIN = {
+    **dict.fromkeys((pa.large_string(), pa.string_view()), pa.string()),
+    **dict.fromkeys((pa.large_binary(), pa.binary_view()), pa.binary()),
+}
+"""The plain types of other text and bytes."""
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -27,11 +30,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
-    if any(is_text(kind) for is_text in _TEXT):
-        return pa.string()
-    if any(is_bytes(kind) for is_bytes in _BYTES):
-        return pa.binary()
-    return _rebuilt(kind, plain_type)
+    return _PLAIN.get(kind) or _rebuilt(kind, plain_type)
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -26,19 +26,15 @@ import pycurl
 from sdp.backoff import backoff
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
-from sdp.download.memory import Buffer
-from sdp.download.networks import Networks
 from sdp.download.robots import Robots, site_of
-from sdp.download.slot import Slot
+from sdp.download.slot import Buffer, Networks, Slot
 from sdp.download.transfer import Failure
-from sdp.download.turnstile import Courier, Gate, SharedGate, Turnstile
+from sdp.download.turnstile import Courier, Gate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
 
 _TICK_S = 0.1
-_HEARTBEAT_S = 5.0
-"""The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 _SERVES_S = 60.0
 """Time after a response for which a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
@@ -51,35 +47,30 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched(Generic[Token]):
-    """The result of fetching one image."""
-
-    token: Token
-    body: Sequence[bytes] | None
-    """The pieces as they arrived; None for a failure."""
-    size: int
-    """Bytes of the body, which its last user releases to the buffer."""
-    failure: Failure | None
-    attempts: int
-    host: str
-    seconds: float
-    """Time spent on requests, without the pauses between them."""
-
-
 @dataclass(slots=True)
-class _Job(Generic[Token]):
+class Request(Generic[Token]):
+    """One image to fetch, and the result once it is delivered."""
+
     token: Token
     url: Url
     hops: int = 0
     attempts: int = 0
-    spent_s: float = 0.0
+    seconds: float = 0.0
+    """Time spent on attempts, without the pauses between them."""
     following: bool = False
     """True while a redirect is followed, which is not a new attempt."""
     failure: Failure | None = None
     """The failure of the last attempt."""
+    body: Sequence[bytes] | None = None
+    """The pieces as they arrived; None for a failure."""
+    size: int = 0
+    """Bytes of the body, which its last user releases to the buffer."""
     robots_of: str = ""
     """The site whose robots.txt this request is for; empty for an image."""
+
+    @property
+    def host(self) -> str:
+        return self.url.host
 
 
 class Fetcher(Generic[Token]):
@@ -91,28 +82,24 @@ class Fetcher(Generic[Token]):
         give_up_host_after: int,
         gate: Gate,
         buffer: Buffer,
-        deliver: Callable[[Fetched[Token]], None],
+        deliver: Callable[[Request[Token]], None],
         courier: Courier | None = None,
         at_once: int = 16,
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back.
 
-        `at_once` is the number of concurrent requests to one host that the gate allows; as many connections stay open.
+        `at_once` is the number of concurrent requests to one host that the gate allows.
         """
-        self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._fetch, self._deliver, self._courier = options, deliver, courier
         self._give_up_host_after = give_up_host_after
-        self._kept_connections = min(at_once, options.connections) + options.connections // _MULTIS
         self._buffer = buffer
         self._buffer.on_release = self.wake
-        if courier is not None:
-            courier.on_answer = self.wake
         self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
-        self._awaiting_robots: dict[str, list[_Job[Token]]] = {}
+        self._awaiting_robots: dict[str, list[Request[Token]]] = {}
         """The images that wait for their site's robots.txt."""
-        self._networks = Networks(options.allowed_networks)
-        self._turnstile: Turnstile[_Job[Token]] = Turnstile(gate)
-        self._incoming: deque[_Job[Token]] = deque()
-        self._retries: list[tuple[float, int, _Job[Token]]] = []
+        self._turnstile: Turnstile[Request[Token]] = Turnstile(gate)
+        self._incoming: deque[Request[Token]] = deque()
+        self._retries: list[tuple[float, int, Request[Token]]] = []
         """A heap of the requests to retry: time, serial number, request."""
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
@@ -126,29 +113,40 @@ class Fetcher(Generic[Token]):
         self.error: BaseException | None = None
         """The error that has stopped fetching for good, if any."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._watched: dict[int, Any] = {}
+        """The multi handle of each socket."""
+        self._timers: dict[Any, float] = {}
+        """The time at which each multi handle with a timer is due."""
+        self._multis = [pycurl.CurlMulti() for _ in range(_MULTIS)]
+        for multi in self._multis:
+            # As many connections stay open as the gate allows to one host.
+            multi.setopt(pycurl.M_MAXCONNECTS, min(at_once, options.connections) + options.connections // _MULTIS)
+            multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
+            multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
+        self._ticked_at = 0.0
+        self._paused: deque[Slot] = deque()
+        networks = Networks(options.allowed_networks)
+        self._free = [Slot(options, networks, buffer, self._paused) for _ in range(options.connections)]
+        self._active: dict[Any, Slot] = {}
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
         self._thread.start()
 
     # --- called by other threads ---
 
     def submit(self, urls: Iterable[tuple[Token, Url]]) -> None:
-        self._incoming.extend(_Job(token, url) for token, url in urls)
+        self._incoming.extend(Request(token, url) for token, url in urls)
         self.wake()
 
-    def wait_for_room(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait until there are fewer requests to start than free connections."""
+    def wait_for_room(self, timeout_s: float | None = None) -> bool:
+        """Wait until there are fewer requests to start than free connections; return whether that happened in time."""
         with self._has_room:
-            while not (self._is_short_of_requests() or self._closing or self.error or stop()):
-                self._has_room.wait(_TICK_S)
+            return self._has_room.wait_for(self._is_short_of_requests, timeout_s)
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # awake already, or closed
             os.eventfd_write(self._wake_fd, 1)
-
-    @property
-    def active(self) -> int:
-        """The number of requests under way."""
-        return len(self._active)
 
     def close(self) -> None:
         """Stop, and drop the requests under way."""
@@ -161,35 +159,16 @@ class Fetcher(Generic[Token]):
 
     def _run(self) -> None:
         try:
-            self._open()
             while not self._closing:
                 self._step()
         except BaseException as error:  # noqa: BLE001 (kept for the threads that wait for results)
             self.error = error
         finally:
-            self._close_handles()
-            with self._has_room:
-                self._has_room.notify_all()
-
-    def _open(self) -> None:
-        self._multis = [pycurl.CurlMulti() for _ in range(_MULTIS)]
-        self._epoll = select.epoll()
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._watched: dict[int, Any] = {}
-        """The multi handle of each socket."""
-        self._timers: dict[Any, float] = {}
-        """The time at which each multi handle with a timer is due."""
-        for multi in self._multis:
-            multi.setopt(pycurl.M_MAXCONNECTS, self._kept_connections)
-            multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
-            multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
-        self._ticked_at = 0.0
-        self._paused: deque[Slot] = deque()
-        self._slots = [
-            Slot(self._fetch, self._networks, self._buffer, self._paused) for _ in range(self._fetch.connections)
-        ]
-        self._free = list(self._slots)
-        self._active: dict[Any, Slot] = {}
+            for slot in (*self._free, *self._active.values()):
+                slot.curl.close()  # which takes it out of the multi handle, too
+            for multi in self._multis:
+                multi.close()
+            self._epoll.close()
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -252,43 +231,32 @@ class Fetcher(Generic[Token]):
     def _queue_new(self, now: float) -> None:
         """Queue the submitted requests and the retries that are due."""
         if self._courier is not None:
-            self._exchange_messages(self._courier, now)
+            self._courier.step(self._turnstile, now, self.wake)
         while self._incoming:
             self._queue(self._incoming.popleft(), now)
         while self._retries and self._retries[0][0] <= now:
             self._queue(heapq.heappop(self._retries)[2], now, first=True)
 
-    def _exchange_messages(self, courier: Courier, now: float) -> None:
-        """Read the shared budgets' replies, and send the next request when it is due."""
-        gate = self._gate
-        assert isinstance(gate, SharedGate)
-        for ask, answer in courier.answers():
-            self._turnstile.unpark_later(gate.take(ask, answer), now)
-        if courier.ready(now) and (gate.has_news or gate.is_waiting or courier.silent_s(now) > _HEARTBEAT_S):
-            courier.send(gate.ask(self._turnstile.queued()), now)
-
-    def _queue(self, job: _Job[Token], now: float, *, first: bool = False) -> None:
-        if self._robots is not None and not job.robots_of and not self._allowed(self._robots, job, now):
+    def _queue(self, request: Request[Token], now: float, *, first: bool = False) -> None:
+        if self._robots is not None and not request.robots_of and not self._allowed(self._robots, request, now):
             return
-        closed = self._closed_hosts.get(job.url.host)
-        if closed is not None:
-            until, failure = closed
-            if now < until:
-                self._fail_for_closed_host(job, failure)
-                return
-            del self._closed_hosts[job.url.host]
-        self._turnstile.push(job.url.host, job, first=first)
+        closed = self._closed_hosts.get(request.host)
+        if closed is not None and now < closed[0]:
+            self._fail_for_closed_host(request, closed[1])
+            return
+        self._closed_hosts.pop(request.host, None)
+        self._turnstile.push(request.host, request, first=first)
 
-    def _allowed(self, robots: Robots, job: _Job[Token], now: float) -> bool:
+    def _allowed(self, robots: Robots, request: Request[Token], now: float) -> bool:
         """Return whether the site allows a request; while its robots.txt is fetched, the request waits."""
-        site = site_of(job.url.text)
+        site = site_of(request.url.text)
         if site in self._awaiting_robots:
-            self._awaiting_robots[site].append(job)
+            self._awaiting_robots[site].append(request)
         elif not robots.knows(site, now):
-            self._awaiting_robots[site] = [job]
-            self._queue(_Job(job.token, parse(f"{site}/robots.txt"), robots_of=site), now, first=True)
-        elif (refusal := robots.refusal(site, job.url.text)) is not None:
-            self._fail(job, refusal)
+            self._awaiting_robots[site] = [request]
+            self._queue(Request(request.token, parse(f"{site}/robots.txt"), robots_of=site), now, first=True)
+        elif (refusal := robots.refusal(site, request.url.text)) is not None:
+            self._fail(request, refusal)
         else:
             return True
         return False
@@ -297,19 +265,19 @@ class Fetcher(Generic[Token]):
         assert self._robots is not None
         now = time.monotonic()
         self._robots.note(site, text, failure, now)
-        for job in self._awaiting_robots.pop(site):
-            self._queue(job, now)
+        for request in self._awaiting_robots.pop(site):
+            self._queue(request, now)
 
     def _start(self, now: float) -> None:
         while self._free and not self._paused and not self._buffer.full:
             if (next_up := self._turnstile.take(now)) is None:
                 break
-            _, job = next_up
+            _, request = next_up
             slot = self._free.pop()
             self._active[slot.curl] = slot
-            slot.multi = self._multis[hash(job.url.host) % _MULTIS]
+            slot.multi = self._multis[hash(request.host) % _MULTIS]
             try:
-                slot.begin(job, now)
+                slot.begin(request, now)
                 slot.multi.add_handle(slot.curl)
             except pycurl.error as error:
                 self._settle(slot, transfer.of_multi(error))
@@ -318,7 +286,7 @@ class Fetcher(Generic[Token]):
                 self._has_room.notify_all()
 
     def _is_short_of_requests(self) -> bool:
-        return not self._incoming and self._turnstile.runnable < max(1, len(getattr(self, "_free", ())))
+        return not self._incoming and self._turnstile.runnable < max(1, len(self._free))
 
     def _resume(self) -> None:
         """Continue transfers that wait for memory, in order. If all wait, the first may exceed the limit."""
@@ -359,7 +327,7 @@ class Fetcher(Generic[Token]):
     def _settle(self, slot: Slot, failure: Failure | None) -> None:
         """End a request: deliver its image, follow its redirect, retry it or record its failure."""
         now = time.monotonic()
-        job: _Job[Token] = slot.job
+        request: Request[Token] = slot.request
         del self._active[slot.curl]
         try:
             slot.multi.remove_handle(slot.curl)
@@ -368,11 +336,11 @@ class Fetcher(Generic[Token]):
             slot.open()
         if slot.paused_at:
             self._paused.remove(slot)
-        job.spent_s += slot.active_s(now)
-        job.attempts += 0 if job.following else 1
-        job.following = False
+        request.seconds += slot.active_s(now)
+        request.attempts += 0 if request.following else 1
+        request.following = False
         failure = failure or slot.verdict()
-        host, body, size, reserved = job.url.host, slot.pieces, slot.size, slot.reserved
+        host, body, size, reserved = request.host, slot.pieces, slot.size, slot.reserved
         location, status = slot.location, slot.status
         slot.end()
         self._free.append(slot)
@@ -382,33 +350,34 @@ class Fetcher(Generic[Token]):
             self._note_response(host, now)
         if failure is None and status in transfer.REDIRECT_STATUSES:
             self._buffer.release(reserved)
-            self._follow(job, location, now)
-        elif failure is None and job.robots_of:
+            self._follow(request, location, now)
+        elif failure is None and request.robots_of:
             self._buffer.release(reserved)
-            self._note_robots(job.robots_of, b"".join(body), None)
+            self._note_robots(request.robots_of, b"".join(body), None)
         elif failure is None:
             self._buffer.release(reserved - size)
-            self._deliver(Fetched(job.token, body, size, None, job.attempts, host, job.spent_s))
+            request.body, request.size, request.failure = body, size, None
+            self._deliver(request)
         else:
             self._buffer.release(reserved)
-            self._retry_or_fail(job, failure, status, now)
+            self._retry_or_fail(request, failure, status, now)
 
-    def _follow(self, job: _Job[Token], location: str, now: float) -> None:
-        if job.hops >= self._fetch.max_redirects:
-            self._fail(job, Failure("redirects", f"more than {self._fetch.max_redirects}"))
+    def _follow(self, request: Request[Token], location: str, now: float) -> None:
+        if request.hops >= self._fetch.max_redirects:
+            self._fail(request, Failure("redirects", f"more than {self._fetch.max_redirects}"))
             return
         try:
-            job.url = redirected(job.url, location)
+            request.url = redirected(request.url, location)
         except BadUrl as error:
-            self._fail(job, Failure("redirects", str(error)))
+            self._fail(request, Failure("redirects", str(error)))
             return
-        job.hops += 1
-        job.following = True
-        self._queue(job, now, first=True)
+        request.hops += 1
+        request.following = True
+        self._queue(request, now, first=True)
 
-    def _retry_or_fail(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
+    def _retry_or_fail(self, request: Request[Token], failure: Failure, status: int, now: float) -> None:
         """Retry a request if that may help and there is time; otherwise record its failure."""
-        host = job.url.host
+        host = request.host
         # If the host serves other images meanwhile, it is alive, and only this one stalls.
         is_alive = now - self._served_at.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not is_alive):
@@ -422,18 +391,18 @@ class Fetcher(Generic[Token]):
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
-        pause = pause_s(job.attempts, failure.retry_after)
+        pause = pause_s(request.attempts, failure.retry_after)
         hopeless = (
             not failure.retry
-            or job.attempts > self._fetch.retries
+            or request.attempts > self._fetch.retries
             or pause > self._fetch.longest_wait_s
-            or job.spent_s >= self._fetch.timeout_s
+            or request.seconds >= self._fetch.timeout_s
         )
         if hopeless:
-            self._fail(job, failure)
+            self._fail(request, failure)
         else:
-            job.failure = failure
-            heapq.heappush(self._retries, (now + pause, next(self._serial), job))
+            request.failure = failure
+            heapq.heappush(self._retries, (now + pause, next(self._serial), request))
 
     def _note_response(self, host: str, now: float) -> None:
         self._served_at.pop(host, None)
@@ -445,29 +414,21 @@ class Fetcher(Generic[Token]):
         """Send a host no requests for a while. Those that wait for it fail at once; a later run can retry them."""
         failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {cause}")
         self._closed_hosts[host] = (now + for_s, failure)
-        for job in self._turnstile.drain(host):
-            self._fail_for_closed_host(job, failure)
+        for request in self._turnstile.drain(host):
+            self._fail_for_closed_host(request, failure)
 
-    def _fail_for_closed_host(self, job: _Job[Token], closed: Failure) -> None:
+    def _fail_for_closed_host(self, request: Request[Token], closed: Failure) -> None:
         """Fail a request to a closed host, with the failure of its last attempt if it had one."""
-        last = job.failure
-        self._fail(
-            job, closed if last is None else Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
-        )
+        if (last := request.failure) is not None:
+            closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
+        self._fail(request, closed)
 
-    def _fail(self, job: _Job[Token], failure: Failure) -> None:
-        if job.robots_of:
-            self._note_robots(job.robots_of, b"", failure)
+    def _fail(self, request: Request[Token], failure: Failure) -> None:
+        if request.robots_of:
+            self._note_robots(request.robots_of, b"", failure)
             return
-        self._deliver(Fetched(job.token, None, 0, failure, job.attempts, job.url.host, job.spent_s))
-
-    def _close_handles(self) -> None:
-        for slot in getattr(self, "_slots", ()):
-            slot.curl.close()  # which takes it out of the multi handle, too
-        for multi in getattr(self, "_multis", ()):
-            multi.close()
-        if hasattr(self, "_epoll"):
-            self._epoll.close()
+        request.failure = failure
+        self._deliver(request)
 
 
 def pause_s(attempts: int, retry_after: float | None) -> float:

@@ -4,31 +4,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Counts, Outcome
+from sdp.download.fetch import Request
 from sdp.telemetry.catalogue import BYTES, SECONDS
 
 _KEPT_HOSTS = 1000
-
-
-@dataclass(slots=True)
-class Histogram:
-    """The number of values up to each bound, and in the last count, of those above all bounds."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def merge(self, other: "Histogram") -> None:
-        self.counts = [count + more for count, more in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
 
 
 @dataclass(slots=True)
@@ -38,14 +23,6 @@ class Host:
     images: int = 0
     failures: int = 0
     seconds: float = 0.0
-    bytes: int = 0
-
-    @property
-    def mean_s(self) -> float:
-        return self.seconds / max(1, self.images + self.failures)
-
-    def merge(self, other: "Host") -> None:
-        _add(self, other, "images", "failures", "seconds", "bytes")
 
 
 @dataclass(slots=True)
@@ -64,8 +41,12 @@ class DownloadFigures:
     """Number of workers in all."""
     replaced: int = 0
     """Workers that died and were replaced."""
-    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    sizes: Histogram = field(default_factory=lambda: Histogram(BYTES))
+    seconds: float = 0.0
+    """Time spent on requests."""
+    durations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SECONDS) + 1, np.int64))
+    """Fetches by the bucket of their time, the last of which has no bound."""
+    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BYTES) + 1, np.int64))
+    """Images by the bucket of their size."""
     hosts: dict[str, Host] = field(default_factory=dict)
 
     @property
@@ -84,26 +65,26 @@ class DownloadFigures:
         self.written, self.filtered, self.failed = total.written, total.filtered, total.failed
         self.reasons = Counter(total.reasons)
 
-    def note_fetch(self, host: str, *, size: int, seconds: float, attempts: int, fetched: bool) -> None:
+    def note_fetch(self, request: Request[Any]) -> None:
         """Count a fetch and its result."""
-        self.requests += attempts
-        self.bytes += size
-        self.seconds.add(seconds)
+        fetched = request.failure is None
+        self.requests += request.attempts
+        self.bytes += request.size
+        self.seconds += request.seconds
+        self.durations[bisect_left(SECONDS, request.seconds)] += 1
         if fetched:
-            self.sizes.add(size)
-        if attempts:
-            self.merge_hosts({host: Host(int(fetched), int(not fetched), seconds, size)})
+            self.sizes[bisect_left(BYTES, request.size)] += 1
+        if request.attempts:
+            self.merge_hosts({request.host: Host(int(fetched), int(not fetched), request.seconds)})
 
     def merge(self, other: "DownloadFigures") -> None:
-        _add(self, other, "written", "filtered", "failed", "bytes", "stored_bytes", "requests")
-        self.reasons.update(other.reasons)
-        self.seconds.merge(other.seconds)
-        self.sizes.merge(other.sizes)
+        _add(self, other, "written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests", "seconds")
+        _add(self, other, "durations", "sizes")
         self.merge_hosts(other.hosts)
 
     def merge_hosts(self, hosts: Mapping[str, Host]) -> None:
         for name, host in hosts.items():
-            self.hosts.setdefault(name, Host()).merge(host)
+            _add(self.hosts.setdefault(name, Host()), host, "images", "failures", "seconds")
         if len(self.hosts) > 2 * _KEPT_HOSTS:
             self.hosts = dict(self.slowest(_KEPT_HOSTS))
 

@@ -24,7 +24,6 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.download import blocklists, messages, survey
-from sdp.download.duplicates import find_repeated, survey_source
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
@@ -44,7 +43,6 @@ class DownloadSummary:
     dataset: Dataset
     figures: DownloadFigures
     """Figures of this run alone."""
-    seconds: float
 
 
 def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = False) -> DownloadSummary | None:
@@ -88,20 +86,19 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             infos=infos,
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
-            find_repeated=partial(find_repeated, storage, placement(config)) if config.dedup.content else None,
+            find_repeated=partial(survey.find_repeated, storage, placement(config)) if config.dedup.content else None,
         )
-        work = {"fetches": {"under way": figures.seconds.total}}
+        work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
         runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers, replaced=figures.replaced))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")
-    seconds = time.monotonic() - began
-    for line in messages.closing(dataset, figures, seconds):
+    for line in messages.closing(dataset, figures, time.monotonic() - began):
         say(line)
     if (problem := messages.no_image_problem(dataset)) is not None:
         raise DatasetError(problem)
-    return DownloadSummary(dataset, figures, seconds)
+    return DownloadSummary(dataset, figures)
 
 
 def _write_pending(
@@ -125,7 +122,7 @@ def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: L
         return 0
     result = survey.load(output.storage, rows)
     if result is None:
-        result = survey_source(config, output, settings.rules, placement(config), lease.check)
+        result = survey.survey_source(config, output, settings.rules, placement(config), lease.check)
         other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
         for line in survey.forecast(result.hosts, settings.limits, other_hosts_s):
             say(line)
@@ -189,5 +186,4 @@ def _refuse_certificates(file: str | None) -> None:
 def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:
     """Return the rules with the takedowns of this dataset."""
     taken = tombstones.load(storage, options)
-    lists = blocklists.Blocklists(urls=blocklists.url_keys(taken.urls), hashes=blocklists.hash_keys(taken.hashes))
-    return replace(rules, taken_down=lists, taken_down_rows=taken.rows)
+    return replace(rules, taken_down=blocklists.of_takedowns(taken.urls, taken.hashes), taken_down_rows=taken.rows)

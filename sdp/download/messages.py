@@ -43,8 +43,8 @@ def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     telemetry.reach("sdp_download_requests_total", figures.requests)
     telemetry.reach("sdp_download_fetched_bytes_total", figures.bytes)
     telemetry.reach("sdp_download_stored_bytes_total", figures.stored_bytes)
-    telemetry.observed("sdp_download_fetch_seconds", figures.seconds.counts)
-    telemetry.observed("sdp_download_image_bytes", figures.sizes.counts)
+    telemetry.observed("sdp_download_fetch_seconds", figures.durations.tolist())
+    telemetry.observed("sdp_download_image_bytes", figures.sizes.tolist())
 
 
 def intention(index: Index, pending: list[Work], rows: int, where: str, files: int) -> Iterator[str]:
@@ -115,9 +115,17 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
             f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.written:,} of them written, "
             f"{counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
-    slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
-    if slow:
-        hosts = [(n, f"{h.images:,}", f"{h.failures:,}", f"{h.mean_s:.2f} s", duration(h.seconds)) for n, h in slow]
+    if figures.hosts:
+        hosts = [
+            (
+                name,
+                f"{h.images:,}",
+                f"{h.failures:,}",
+                f"{h.seconds / (h.images + h.failures):.2f} s",
+                duration(h.seconds),
+            )
+            for name, h in figures.slowest(8)
+        ]
         yield table(hosts, ("slowest hosts", "images", "failures", "mean", "total"))
     if counts.failed:
         yield f"to retry failures: sdp download … --only-failed; to see them: sdp inspect {dataset.storage.uri}"

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +29,7 @@ from sdp.datasets.units import Work
 from sdp.download import messages, survey
 from sdp.download.budgets import Answer, Ask, HostLimits, SharedBudgets
 from sdp.download.figures import DownloadFigures, Host
-from sdp.download.spans import Span, read_span, spans
+from sdp.download.spans import read_span, spans
 from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
@@ -107,7 +108,7 @@ def _dataset(
     at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        _Reader(settings.rules.columns(), output.storage, config.storage.options(), survey_to),
+        partial(_read, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
@@ -135,28 +136,19 @@ def _dataset(
         )
 
 
-class _Reader:
-    """A task that reads spans and yields a row for each unit."""
-
-    def __init__(self, columns: list[str], output: Storage, options: StorageOptions, survey_to: int) -> None:
-        self._columns, self._output, self._options, self._survey_to = columns, output, options, survey_to
-
-    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        try:
-            for data in batch["span"].to_pylist():
-                for task in self._tasks(pickle.loads(data)):
-                    yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
-        except SdpError as error:  # passed on as a value: Ray Data would turn it into text
-            yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
-
-    def _tasks(self, span: Span) -> Iterator[UnitTask]:
-        for task in read_span(span, self._columns, self._output, self._options):
-            if not self._survey_to:
-                yield task
-                continue
-            unit = task.work.unit
-            duplicates = survey.duplicates_in(self._output, self._survey_to, unit.start, unit.stop)
-            yield replace(task, duplicates=duplicates)
+def _read(
+    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, batch: pa.Table
+) -> Iterator[pa.Table]:
+    """Read spans, and yield a row for each unit."""
+    try:
+        for data in batch["span"].to_pylist():
+            for task in read_span(pickle.loads(data), columns, output, options):
+                if survey_to:
+                    unit = task.work.unit
+                    task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
+                yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+    except SdpError as error:  # passed on as a value: Ray Data would turn it into text
+        yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
 
 
 class Download:
@@ -167,7 +159,7 @@ class Download:
         self._worker = DownloadWorker(
             settings,
             name=self._name,
-            exchange=self._exchange if workers > 1 else None,
+            exchange=(lambda ask: hub.exchange.remote(ask).future()) if workers > 1 else None,
             exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second from all workers
         )
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
@@ -184,10 +176,6 @@ class Download:
             return self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
             return error
-
-    def _exchange(self, ask: Ask) -> Answer:
-        answer: Answer = ray.get(self._hub.exchange.remote(ask))
-        return answer
 
     def _report(self) -> None:
         pause = threading.Event()

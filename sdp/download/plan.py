@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +11,8 @@ from pyroaring import BitMap64
 
 from sdp.config.download import DownloadSource, FiltersConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
+from sdp.datasets.scores import Score, numbers
 from sdp.datasets.units import Rows
-from sdp.download import filters as source_filters
 from sdp.download.blocklists import Blocklists
 from sdp.urls import BadUrl, Url, key64, parse
 
@@ -40,7 +40,7 @@ class Rules:
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
         source = self.source
-        wanted = [source.url_column, source.caption_column, *source_filters.columns(self.filters), *source.columns]
+        wanted = [source.url_column, source.caption_column, *_filter_columns(self.filters), *source.columns]
         return list(dict.fromkeys(wanted))
 
 
@@ -92,10 +92,42 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
     )
 
 
+def _filter_columns(filters: FiltersConfig) -> list[str]:
+    """Return the columns that the filters read."""
+    return [*_side_columns(filters), *(score.column for score in _scores(filters))]
+
+
+def _side_columns(filters: FiltersConfig) -> list[str]:
+    """Return the columns of width and height, if the source has them and a filter reads them."""
+    if filters.min_side is None and filters.max_aspect is None:
+        return []
+    return [name for name in (filters.width_column, filters.height_column) if name]
+
+
+def _scores(filters: FiltersConfig) -> list[Score]:
+    """Return the active filters on scores."""
+    possible = (
+        Score("similarity", filters.similarity_column, minimum=filters.min_similarity),
+        Score("punsafe", filters.punsafe_column, maximum=filters.max_punsafe),
+        Score("pwatermark", filters.pwatermark_column, maximum=filters.max_pwatermark),
+        Score("aesthetic", filters.aesthetic_column, minimum=filters.min_aesthetic),
+    )
+    active = (score for score in possible if score.minimum is not None or score.maximum is not None)
+    return [replace(score, keep_unknown=filters.keep_unknown) for score in active]
+
+
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
     """Return for each row the first filter that leaves it out."""
+    masks = [(score.reason, score.mask(table)) for score in _scores(filters)]
+    if columns := _side_columns(filters):
+        # A row without a size is filtered by its image instead.
+        width, height = (numbers(table, name) for name in columns)
+        shorter, longer = np.fmin(width, height), np.fmax(width, height)
+        with np.errstate(invalid="ignore"):
+            narrow = longer > (filters.max_aspect or np.inf) * shorter
+            masks = [("min_size", shorter < (filters.min_side or 0)), ("aspect", narrow), *masks]
     reasons: list[str | None] = [None] * table.num_rows
-    for reason, mask in source_filters.masks(table, filters):
+    for reason, mask in masks:
         for at in np.flatnonzero(mask).tolist():
             reasons[at] = reasons[at] or reason
     return reasons

@@ -1,10 +1,13 @@
-"""One of a fetcher's connections: a libcurl handle and the request that it serves."""
+"""One of a fetcher's connections, the memory that all of them share, and the addresses that they may lead to."""
 
 import os
 import socket
+import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 import certifi
@@ -13,8 +16,6 @@ import pycurl
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
-from sdp.download.memory import Buffer
-from sdp.download.networks import Networks
 from sdp.download.robots import MAX_BYTES, opt_out
 from sdp.download.transfer import Failure
 
@@ -26,8 +27,87 @@ _ERROR_BODY = 64 << 10
 """Bytes of an error page that are read. A new connection is cheaper than the rest of a longer one."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Decoders undo unrequested compression, since libcurl would hold megabytes of a paused transfer."""
+_READ = frozenset({b"content-length", b"location", b"retry-after", b"date"})
 _RECEIVE_BYTES = 64 << 10
 """Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""
+
+
+_TRANSLATED = ip_network("64:ff9b::/96")
+"""IPv6 addresses that embed an IPv4 address in their last 32 bits."""
+_SPECIAL = [
+    # Python versions disagree on whether these are global.
+    *map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23")),
+    ip_network("64:ff9b:1::/48"),  # local translation to IPv4 (RFC 8215), which varies by network
+    ip_network("168.63.129.16/32"),  # the host of each of Azure's virtual machines
+]
+"""Networks that are not public, although `is_global` may say so."""
+
+
+class Buffer:
+    """A limit on bytes in memory."""
+
+    def __init__(self, limit: int, on_release: Callable[[], None] = lambda: None) -> None:
+        self._limit = limit
+        self._used = 0
+        self._lock = threading.Lock()
+        self.on_release = on_release
+        """A function that the releasing thread calls."""
+
+    def reserve(self, size: int, *, spare: int = 0, beyond_limit: bool = False) -> bool:
+        """Reserve bytes if they are free and `spare` (at most half the limit) stay free; `beyond_limit` always does."""
+        with self._lock:
+            if self._used + size > self._limit - min(spare, self._limit // 2) and not beyond_limit:
+                return False
+            self._used += size
+            return True
+
+    def release(self, size: int) -> None:
+        if not size:
+            return
+        with self._lock:
+            self._used -= size
+        self.on_release()
+
+    @property
+    def full(self) -> bool:
+        return self._used >= self._limit
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+
+class Networks:
+    """The networks that may be connected to: a table of URLs must not lead into our own network.
+
+    They are the internet, and those that the configuration allows.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = [ip_network(network) for network in allowed]
+
+    def refuses(self, address: str) -> bool:
+        """Return whether connections to this address are refused; text that is not an address is refused too."""
+        try:
+            ip = _effective(ip_address(address.partition("%")[0]))
+        except ValueError:
+            return True
+        return not _is_public(ip) and not any(ip in network for network in self._allowed)
+
+
+def _effective(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the IPv4 address that an IPv6 one embeds, or the address itself."""
+    if isinstance(ip, IPv4Address):
+        return ip
+    if ip in _TRANSLATED:
+        return IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return ip.ipv4_mapped or ip.sixtofour or ip
+
+
+def _is_public(ip: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address is on the internet: not private, shared, link-local, reserved or multicast."""
+    special = any(ip in network for network in _SPECIAL)
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not special
 
 
 @dataclass(slots=True, eq=False)
@@ -42,18 +122,15 @@ class Slot:
     curl: Any = field(init=False)
     multi: Any = None
     """The multi handle that the request runs in."""
-    job: Any = None
+    request: Any = None
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
     unbound: bool = False
     """True if this slot may exceed the buffer's limit. If all slots wait for memory, one of them may."""
     status: int = 0
-    length: int | None = None
-    location: str = ""
-    retry_after: str = ""
-    date: str = ""
-    """The server's own clock, by which its Retry-After counts."""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    """The response's headers that are read, by name in lower case."""
     opted_out: str | None = None
     refused: str | None = None
     too_big: bool = False
@@ -92,15 +169,15 @@ class Slot:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
 
-    def begin(self, job: Any, now: float) -> None:
-        self.job, self.began_at, self.moved_at = job, now, now
-        self.curl.setopt(pycurl.URL, job.url.text)
+    def begin(self, request: Any, now: float) -> None:
+        self.request, self.began_at, self.moved_at = request, now, now
+        self.curl.setopt(pycurl.URL, request.url.text)
 
     def end(self) -> None:
         """Reset the slot for the next request."""
-        self.job = None
+        self.request = None
         self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.length, self.location, self.retry_after, self.date = 0, None, "", "", ""
+        self.status, self.headers = 0, {}
         self.opted_out = self.refused = None
         self.unbound = self.too_big = self.cut_short = False
         self.paused_at = self.paused_s = 0.0
@@ -112,7 +189,7 @@ class Slot:
     def overdue(self, now: float) -> Failure | None:
         """Return the failure of a request that has missed a deadline; libcurl has its own for connecting."""
         options, active_s = self.options, self.active_s(now)
-        left_s = options.timeout_s - self.job.spent_s
+        left_s = options.timeout_s - self.request.seconds
         if active_s <= left_s and now - self.moved_at <= options.first_byte_timeout_s:
             return None
         connecting_s = self.curl.getinfo(pycurl.PRETRANSFER_TIME)  # 0 until connected
@@ -140,12 +217,18 @@ class Slot:
         if self.status in transfer.REDIRECT_STATUSES:
             return None if self.location else Failure("redirects", f"{self.status} without a Location")
         if self.status != 200:
-            return transfer.of_status(self.status, transfer.retry_after_s(self.retry_after, transfer.moment(self.date)))
+            date, wait = (self.headers.get(name, b"").decode("latin-1") for name in (b"date", b"retry-after"))
+            # The server's own clock counts.
+            return transfer.of_status(self.status, transfer.retry_after_s(wait, transfer.moment(date)))
         if self.opted_out:
             return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
         if self.too_big:
             return Failure("too_big", f"more than {self.options.max_bytes} bytes")
         return None if self.size else Failure("empty", "0 bytes")
+
+    @property
+    def location(self) -> str:
+        return self.headers.get(b"location", b"").decode("utf-8", "replace")
 
     def reserve(self) -> bool:
         """Reserve the announced length, or else as much again as before; return False if there is no memory.
@@ -153,8 +236,9 @@ class Slot:
         A body of unknown length leaves room for the one transfer that continues when all wait, so the limit holds.
         """
         most = self.options.max_bytes - self.reserved
-        if self.length is not None and not self.reserved:
-            wanted, spare = max(1, self.length), 0
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and not self.reserved:
+            wanted, spare = min(max(1, int(length[:20])), most), 0
         else:
             wanted = most if self.unbound else min(most, self.reserved or _EXPECTED_BYTES)
             spare = self.options.max_bytes
@@ -193,20 +277,18 @@ class Slot:
         if line.startswith(b"HTTP/"):
             code = line.split(None, 2)[1:2]
             self.status = int(code[0][:9]) if code and code[0].isdigit() else 0
-            self.length, self.location, self.retry_after, self.date, self.opted_out = None, "", "", "", None
+            self.headers, self.opted_out = {}, None
             return
         name, _, value = line.partition(b":")
         name = name.lower()
-        if name == b"content-length":
-            value = value.strip()
-            self.length = min(int(value[:20]), self.options.max_bytes) if value.isdigit() else None
-        elif name == b"location":
-            self.location = value.strip().decode("utf-8", "replace")
-        elif name == b"retry-after":
-            self.retry_after = value.decode("latin-1")
-        elif name == b"date":
-            self.date = value.decode("latin-1")
-        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200 and not self.job.robots_of:
+        if name in _READ:
+            self.headers[name] = value.strip()
+        elif (
+            name == b"x-robots-tag"
+            and self.options.respect_opt_out
+            and self.status == 200
+            and not self.request.robots_of
+        ):
             # On a redirect, an error page or a robots.txt it does not concern the image.
             self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)
 
@@ -219,7 +301,7 @@ class Slot:
             self.cut_short = self.size > _ERROR_BODY
             return 0 if self.cut_short else None
         size = self.size + len(piece)
-        if self.job.robots_of and size > MAX_BYTES:
+        if self.request.robots_of and size > MAX_BYTES:
             self.cut_short = True
             return 0
         if size > self.options.max_bytes:

@@ -1,19 +1,16 @@
 """Runs of units that are read from the source together."""
 
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets.index import FileSlice, Index
-from sdp.datasets.outcomes import FAILED
-from sdp.datasets.parts import read_account, resolve
-from sdp.datasets.units import Rows, Work, part_name
+from sdp.datasets.parts import failed_before
+from sdp.datasets.units import Work
 from sdp.download.columns import plain
 from sdp.download.unit import UnitTask
 from sdp.errors import DatasetError, one_line
@@ -30,8 +27,6 @@ class Span:
 
     works: tuple[Work, ...]
     slices: tuple[FileSlice, ...]
-    earlier: tuple[tuple[str, ...], ...] = ()
-    """For each work of a retry, the parts of its earlier attempts."""
 
 
 def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) -> list[Span]:
@@ -45,11 +40,8 @@ def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) ->
             last.append(work)
         else:
             runs.append([work])
-    attempts: dict[int, list[int]] = {}
-    for work in index.works():
-        attempts.setdefault(work.unit.number, []).append(work.attempt)
     random.Random(seed).shuffle(runs)
-    return [_span(index, run, attempts) for run in runs]
+    return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop))) for run in runs]
 
 
 def read_span(
@@ -57,16 +49,12 @@ def read_span(
 ) -> Iterator[UnitTask]:
     """Yield the tasks of a span, each with its rows of the source, as soon as they are read."""
     tables = iter_units([work.unit.stop - work.unit.start for work in span.works], span.slices, columns, options)
-    for number, (work, table) in enumerate(zip(span.works, tables, strict=True)):
-        rows: Rows = np.arange(work.unit.start, work.unit.stop, dtype=np.int64)
+    for work, table in zip(span.works, tables, strict=True):
         if not work.attempt:
-            yield UnitTask(work, rows, table)
-            continue
-        account = resolve([read_account(output, path) for path in span.earlier[number]])
-        failed = account.filter(pc.field("outcome") == FAILED)
-        rows = np.asarray(failed["row"].to_numpy(), dtype=np.int64)
-        retried = dict(Counter(failed["reason"].to_pylist()))
-        yield UnitTask(work, rows, table.take(pa.array(rows - work.unit.start)), retried)
+            yield UnitTask(work, np.arange(work.unit.start, work.unit.stop, dtype=np.int64), table)
+        else:
+            rows, retried = failed_before(output, work)
+            yield UnitTask(work, rows, table.take(pa.array(rows - work.unit.start)), retried)
 
 
 def iter_units(
@@ -74,15 +62,14 @@ def iter_units(
 ) -> Iterator[pa.Table]:
     """Read the rows of consecutive slices into tables of these lengths."""
     batches = _batches(slices, columns, options)
-    waiting: list[pa.Table] = []
-    have, empty = 0, pa.table({name: pa.nulls(0) for name in columns})
+    waiting, have = [pa.table({name: pa.nulls(0) for name in columns})], 0
     for length in lengths:
         while have < length:
             table = next(batches)
             waiting.append(table)
             have += table.num_rows
         try:
-            joined = pa.concat_tables(waiting, promote_options="permissive") if waiting else empty
+            joined = pa.concat_tables(waiting, promote_options="permissive")
         except pa.ArrowException as error:  # files that different runs added, whose types have not been compared
             cause = one_line(error, 120)
             raise DatasetError(
@@ -118,21 +105,7 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
 
 def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
     """Return the row groups that hold these rows, and the number of rows to skip in the first."""
-    groups: list[int] = []
-    before = skip = 0
-    for number in range(footer.num_row_groups):
-        rows = footer.row_group(number).num_rows
-        if before + rows > offset and before < offset + length:
-            if not groups:
-                skip = offset - before
-            groups.append(number)
-        before += rows
-    return groups, skip
-
-
-def _span(index: Index, run: Sequence[Work], attempts: dict[int, list[int]]) -> Span:
-    slices = index.slices(run[0].unit.start, run[-1].unit.stop)
-    earlier = tuple(
-        tuple(part_name(w.unit.number, a) for a in attempts[w.unit.number] if a < w.attempt) for w in run if w.attempt
-    )
-    return Span(tuple(run), tuple(slices), earlier)
+    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    stops = np.cumsum(counts)
+    groups = np.flatnonzero((stops > offset) & (stops - counts < offset + length)).tolist()
+    return groups, offset - int(stops[groups[0]] - counts[groups[0]]) if groups else 0

@@ -1,20 +1,27 @@
-"""A survey of the source before anything is fetched: the number of images per host, and the repeated URLs.
+"""A survey of the source before anything is fetched, and after it the search for images with repeated content.
 
-The rows are read in pieces, in parallel. Each piece counts its hosts and returns, for each row to be fetched, a hash of
-the URL and the address (16 bytes), in a partition by hash. The repeated URLs of each partition are then found
-separately. The result is stored beside the output in `_survey/`, so that it is made once.
+A survey counts the images per host and finds the repeated URLs. The rows are read in pieces, in parallel. Each piece
+counts its hosts and returns, for each row to be fetched, a hash of the URL and the address (16 bytes), in a partition
+by hash. The repeated URLs of each partition are then found separately. The result is stored beside the output in
+`_survey/`, so that it is made once.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import ray
 from pyroaring import BitMap64
 
-from sdp.console import duration
-from sdp.datasets import address_sets
+from sdp import cluster
+from sdp.config import DownloadConfig
+from sdp.console import Progress, counted, duration, say
+from sdp.datasets import address_sets, repeated
 from sdp.datasets.index import Index
+from sdp.datasets.output import Output
+from sdp.datasets.parts import PartInfo
 from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.repeated import Keys
 from sdp.datasets.units import Rows
@@ -28,6 +35,8 @@ from sdp.urls import key64
 FOLDER = "_survey/"
 
 PIECE_ROWS = 4_000_000
+_SMALL_SOURCE = 100_000
+"""Rows that the driver surveys itself, since starting a process would take longer."""
 _READ_ROWS = 16_384
 _KEPT_HOSTS = 10_000
 """Hosts kept of each piece and in total; rarer ones delay nothing."""
@@ -35,15 +44,6 @@ _KEPT_HOSTS = 10_000
 _LATENCY_S = 0.5
 """Assumed duration of a request to a busy host, where only the number at once is limited."""
 _NOTEWORTHY_S = 6 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyPiece:
-    """The survey of some addresses."""
-
-    hosts: Counter[str]
-    shares: Sequence[tuple[Keys, Rows]]
-    """By partition: the hashes of the URLs to be fetched, and their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +57,22 @@ class Survey:
 
 
 def survey_rows(
-    index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, *, partitions: int
-) -> SurveyPiece:
-    """Survey the rows [start, stop)."""
+    index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, partitions: int
+) -> tuple[Counter[str], list[tuple[Keys, Rows]]]:
+    """Survey the rows [start, stop): return the images per host, and by partition the URLs' hashes and addresses."""
     hosts: Counter[str] = Counter()
-    keys: list[list[int]] = [[] for _ in range(partitions)]
-    rows: list[list[int]] = [[] for _ in range(partitions)]
+    keys: list[int] = []
+    rows: list[int] = []
     lengths = [min(_READ_ROWS, stop - at) for at in range(start, stop, _READ_ROWS)]
     at = start
     for table in iter_units(lengths, index.slices(start, stop), rules.columns(), options):
         for wanted in plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules).to_fetch:
             hosts[wanted.url.host] += 1
             if partitions:
-                key = key64(wanted.url.text)
-                keys[key % partitions].append(key)
-                rows[key % partitions].append(wanted.row)
+                keys.append(key64(wanted.url.text))
+                rows.append(wanted.row)
         at += table.num_rows
-    shares = [(np.array(k, np.uint64), np.array(r, np.int64)) for k, r in zip(keys, rows, strict=True)]
-    return SurveyPiece(most_common(hosts), shares)
+    return most_common(hosts), repeated.partitioned(np.array(keys, np.uint64), np.array(rows, np.int64), partitions)
 
 
 def most_common(hosts: Counter[str]) -> Counter[str]:
@@ -85,7 +83,7 @@ def most_common(hosts: Counter[str]) -> Counter[str]:
 def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Rows]) -> Survey:
     """Store a survey; its record is written last and makes it valid."""
     count = address_sets.publish(storage, _folder(stop), duplicates)
-    survey = Survey(stop, dict(most_common(hosts).most_common()), count)
+    survey = Survey(stop, dict(hosts.most_common(_KEPT_HOSTS)), count)
     storage.publish(f"{_folder(stop)}.json", dump(survey))
     return survey
 
@@ -106,7 +104,7 @@ def duplicates_in(storage: Storage, survey_stop: int, start: int, stop: int) -> 
 def forecast(hosts: Mapping[str, int], limits: HostLimits, other_hosts_s: float) -> Iterator[str]:
     """Yield a line for each host that alone takes much longer than all others together."""
     for host, count in sorted(hosts.items(), key=lambda item: -item[1])[:5]:
-        seconds = host_seconds(count, limits)
+        seconds = count / _rate(limits)
         if seconds < max(_NOTEWORTHY_S, 1.5 * other_hosts_s):
             return
         yield (
@@ -116,11 +114,6 @@ def forecast(hosts: Mapping[str, int], limits: HostLimits, other_hosts_s: float)
         )
 
 
-def host_seconds(count: int, limits: HostLimits) -> float:
-    """Return the least time that this many images of one host take."""
-    return count / _rate(limits)
-
-
 def _rate(limits: HostLimits) -> float:
     by_number = limits.at_once / _LATENCY_S
     return by_number if limits.per_second is None else min(limits.steady, by_number)
@@ -128,3 +121,72 @@ def _rate(limits: HostLimits) -> float:
 
 def _folder(stop: int) -> str:
     return f"{FOLDER}{stop:012d}"
+
+
+def survey_source(
+    config: DownloadConfig, output: Output, rules: Rules, ray_options: Mapping[str, Any], check: Callable[[], None]
+) -> Survey:
+    """Survey the source and store the result; `check` is called before each wait."""
+    index, storage, options = output.index, output.storage, config.storage.options()
+    partitions = repeated.partitions_for(index.rows) if config.dedup.urls else 0
+    if index.rows <= _SMALL_SOURCE:
+        hosts, shares = survey_rows(index, 0, index.rows, rules, options, partitions)
+        return publish(storage, index.rows, hosts, map(repeated.repeated, shares))
+    starts = range(0, index.rows, PIECE_ROWS)
+    shared, shared_rules = ray.put(index), ray.put(rules)
+    task: Any = _survey_piece.options(num_returns=2 + partitions, **ray_options)
+    pieces = [
+        task.remote(shared, start, min(start + PIECE_ROWS, index.rows), shared_rules, options, partitions)
+        for start in starts
+    ]
+    searches = _search([piece[1:-1] for piece in pieces], ray_options)
+
+    def wait(reference: Any) -> Any:
+        check()
+        return ray.get(reference)
+
+    hosts = Counter()
+    with Progress("surveying the source") as progress:
+        for number, piece in enumerate(pieces, 1):
+            hosts.update(wait(piece[0]))
+            hosts = most_common(hosts)
+            progress.update(f"{min(number * PIECE_ROWS, index.rows):,} of {counted(index.rows, 'row')}")
+    return publish(storage, index.rows, hosts, map(wait, searches))
+
+
+def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
+    """Find and store the rows that repeat the content of a lower row; return their number."""
+    if (known := repeated.known(storage, digest)) is not None:
+        return known
+    pieces = repeated.pieces(parts)
+    partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
+    if len(pieces) <= 1:
+        shares = [share for piece in pieces for share in repeated.read_hashes(storage, piece, partitions)]
+        return repeated.keep(storage, digest, map(repeated.repeated, shares))
+    say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
+    cluster.connect()
+    task: Any = _read_hashes.options(num_returns=1 + partitions, **ray_options)
+    results = [task.remote(storage, piece, partitions) for piece in pieces]
+    return repeated.keep(storage, digest, map(ray.get, _search([result[:-1] for result in results], ray_options)))
+
+
+def _search(shares: Sequence[Sequence[Any]], ray_options: Mapping[str, Any]) -> list[Any]:
+    """Start a search for each partition, over its keys and rows from all pieces."""
+    search: Any = _repeated.options(**ray_options)
+    return [search.remote(*partition) for partition in zip(*shares, strict=True)]
+
+
+_repeated = ray.remote(num_cpus=0.5)(repeated.repeated)
+
+
+@ray.remote(num_cpus=0.5)
+def _survey_piece(*arguments: Any) -> Any:
+    """Survey a piece: return its hosts, each partition's share, and None, since Ray unpacks several values only."""
+    hosts, shares = survey_rows(*arguments)
+    return (hosts, *shares, None)
+
+
+@ray.remote(num_cpus=0.5)
+def _read_hashes(*arguments: Any) -> Any:
+    """Read a piece's hashes: return each partition's share, and None, as above."""
+    return (*repeated.read_hashes(*arguments), None)

@@ -1,6 +1,5 @@
 """Failures of a request: their reason, and whether a retry may help."""
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -13,25 +12,21 @@ RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 
 THROTTLING_STATUSES = frozenset({429, 503})
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
-_TLS = frozenset(
-    {
-        pycurl.E_SSL_CONNECT_ERROR,
-        pycurl.E_PEER_FAILED_VERIFICATION,
-        pycurl.E_SSL_CIPHER,
-        pycurl.E_SSL_CACERT,
-        pycurl.E_SSL_CACERT_BADFILE,
-        pycurl.E_SSL_CERTPROBLEM,
-        pycurl.E_SSL_ENGINE_NOTFOUND,
-        pycurl.E_SSL_INVALIDCERTSTATUS,
-        pycurl.E_SSL_ISSUER_ERROR,
-        pycurl.E_SSL_PINNEDPUBKEYNOTMATCH,
-    }
-)
 _CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT, pycurl.E_SSL_ISSUER_ERROR})
+_TLS = _CERTIFICATE | {code for name, code in vars(pycurl).items() if name.startswith("E_SSL_")}
+_REASONS = {
+    **dict.fromkeys(_TLS, "tls"),
+    pycurl.E_COULDNT_RESOLVE_HOST: "dns",
+    pycurl.E_COULDNT_CONNECT: "connect",
+    pycurl.E_OPERATION_TIMEDOUT: "timeout",
+    pycurl.E_FILESIZE_EXCEEDED: "too_big",
+    pycurl.E_URL_MALFORMAT: "bad_url",
+    pycurl.E_OUT_OF_MEMORY: "internal",
+}
+"""By libcurl's error code. Any other means a broken transfer: cut short, reset, closed, not HTTP, a malformed chunk."""
 _UNREACHABLE = frozenset({"dns", "connect"})
 LONGEST_BELIEVED_S = 86_400.0
 """The longest Retry-After that is believed; servers have asked for eight thousand years."""
-_BLANKS = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +53,13 @@ class Failure:
 
 def of_curl(code: int, message: str, *, connected: bool) -> Failure:
     """Return the failure behind one of libcurl's error codes."""
-    detail = _BLANKS.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
-    if code == pycurl.E_COULDNT_RESOLVE_HOST or message.startswith("Resolving timed out"):
-        return Failure("dns", detail, retry=True)
-    if code == pycurl.E_COULDNT_CONNECT or (code == pycurl.E_OPERATION_TIMEDOUT and not connected):
-        return Failure("connect", detail, retry=True)
-    if code == pycurl.E_OPERATION_TIMEDOUT:
-        return Failure("timeout", detail, retry=True)
-    if code in _TLS:
-        return Failure("tls", detail, retry=code not in _CERTIFICATE)
-    if code == pycurl.E_FILESIZE_EXCEEDED:
-        return Failure("too_big", detail)
-    if code == pycurl.E_URL_MALFORMAT:
-        return Failure("bad_url", detail)
-    if code == pycurl.E_OUT_OF_MEMORY:
-        return Failure("internal", detail, retry=True)
-    # Cut short, reset, closed, not HTTP, a malformed chunk or header.
-    return Failure("broken_transfer", detail, retry=True)
+    detail = " ".join(message.split())[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
+    reason = _REASONS.get(code, "broken_transfer")
+    if message.startswith("Resolving timed out"):
+        reason = "dns"
+    elif reason == "timeout" and not connected:
+        reason = "connect"
+    return Failure(reason, detail, retry=reason not in ("too_big", "bad_url") and code not in _CERTIFICATE)
 
 
 def of_multi(error: pycurl.error) -> Failure:

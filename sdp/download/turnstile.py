@@ -4,38 +4,17 @@ The turnstile lets requests through as its gate allows, and the hosts take turns
 """
 
 import heapq
-import queue
-import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sdp.download.budgets import WAIT_FOR_RELEASE, Answer, Ask, HostBudgets, HostLimits
+from sdp.download.budgets import WAIT_FOR_RELEASE, Answer, Ask, HostBudgets
 
 Job = TypeVar("Job")
-_JOIN_S = 30.0
-
-
-class LocalGate:
-    """The gate of a single worker, which has the budgets to itself."""
-
-    def __init__(self, limits: HostLimits) -> None:
-        self._budgets = HostBudgets(limits)
-
-    def acquire(self, host: str, now: float) -> float | None:
-        """Return 0 to begin a request, or the seconds until the next try; None if no further host may be tried now."""
-        return self._budgets.acquire(host, now)
-
-    def release(self, host: str, *, served: bool = False) -> None:
-        """End a request; `served` if the host answered without a complaint."""
-        self._budgets.release(host)
-        if served:
-            self._budgets.served(host)
-
-    def throttle(self, host: str, now: float, retry_after: float | None) -> None:
-        """Record that the host has answered 429 or 503."""
-        self._budgets.throttle(host, now, retry_after)
+_HEARTBEAT_S = 5.0
+"""The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 
 
 @dataclass(slots=True)
@@ -45,17 +24,18 @@ class SharedGate:
     worker: str
     ahead: int
     """Permits to hold in advance."""
-    _permits: dict[str, int] = field(default_factory=dict)
-    _in_flight: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _permits: Counter[str] = field(default_factory=Counter)
+    _in_flight: Counter[str] = field(default_factory=Counter)
     _wants: dict[str, None] = field(default_factory=dict)
     _throttled: dict[str, float | None] = field(default_factory=dict)
-    _served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _served: Counter[str] = field(default_factory=Counter)
     _unused: int = 0
+    """The sum of `_permits`."""
     has_news: bool = False
     """True if there is a message to send."""
 
-    def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (as LocalGate's)
-        if self._permits.get(host):
+    def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (as HostBudgets')
+        if self._permits[host]:
             self._permits[host] -= 1
             self._unused -= 1
             self._in_flight[host] += 1
@@ -66,15 +46,16 @@ class SharedGate:
         self.has_news = True
         return WAIT_FOR_RELEASE
 
-    def release(self, host: str, *, served: bool = False) -> None:
+    def release(self, host: str) -> None:
         self.has_news = True
-        if served:
-            self._served[host] += 1
         self._in_flight[host] -= 1
         if not self._in_flight[host]:
             del self._in_flight[host]
 
-    def throttle(self, host: str, now: float, retry_after: float | None) -> None:  # noqa: ARG002 (as LocalGate's)
+    def served(self, host: str) -> None:
+        self._served[host] += 1
+
+    def throttle(self, host: str, now: float, retry_after: float | None) -> None:  # noqa: ARG002 (as HostBudgets')
         self._unused -= self._permits.pop(host, 0)
         self._throttled[host] = max(retry_after or 0.0, self._throttled.get(host) or 0.0) or None
 
@@ -85,27 +66,18 @@ class SharedGate:
 
     def ask(self, queued: Mapping[str, int]) -> Ask:
         """Return the next message, given the number of jobs that wait for each host; spare permits are given back."""
-        for host in [host for host, count in self._permits.items() if count > queued.get(host, 0)]:
-            self._unused -= self._permits[host] - queued.get(host, 0)
-            self._permits[host] = queued.get(host, 0)
-        self._permits = {host: count for host, count in self._permits.items() if count}
-        holding = dict(self._in_flight)
-        for host, count in self._permits.items():
-            holding[host] = holding.get(host, 0) + count
+        self._permits &= Counter(queued)
+        self._unused = self._permits.total()
         share = max(1, self.ahead // max(1, len(self._wants)))
-        wants = {
-            host: min(queued[host] - self._permits.get(host, 0), share) for host in self._wants if queued.get(host)
-        }
-        throttled, self._throttled = self._throttled, {}
-        served, self._served = dict(self._served), defaultdict(int)
-        self.has_news = False
-        return Ask(self.worker, holding, {host: count for host, count in wants.items() if count > 0}, throttled, served)
+        wants = Counter({host: min(queued.get(host, 0) - self._permits[host], share) for host in self._wants})
+        ask = Ask(self.worker, self._in_flight + self._permits, +wants, self._throttled, self._served)
+        self._throttled, self._served, self.has_news = {}, Counter(), False
+        return ask
 
     def take(self, asked: Ask, answer: Answer) -> Mapping[str, float]:
         """Record a reply; return the hosts to try again, and after how many seconds."""
-        for host, count in answer.permits.items():
-            self._permits[host] = self._permits.get(host, 0) + count
-            self._unused += count
+        self._permits.update(answer.permits)
+        self._unused += sum(answer.permits.values())
         retries = dict.fromkeys(answer.permits, 0.0)
         for host in list(self._wants):
             if host in answer.waits or host in answer.permits or host not in asked.wants:
@@ -114,47 +86,32 @@ class SharedGate:
         return retries
 
 
-Gate = LocalGate | SharedGate
+Gate = HostBudgets | SharedGate
 """A worker's access to the hosts' budgets: permission for each request to a host."""
 
 
 class Courier:
-    """A thread that carries a shared gate's messages to the budgets and back, one at a time."""
+    """Carries a shared gate's messages to the budgets and back, one at a time."""
 
-    def __init__(self, exchange: Callable[[Ask], Answer], every_s: float) -> None:
-        self._exchange, self._every_s = exchange, every_s
-        self.on_answer: Callable[[], None] = lambda: None
-        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[Ask, Answer]] = deque()
-        self._under_way = False
+    def __init__(self, gate: SharedGate, exchange: Callable[[Ask], "Future[Answer]"], every_s: float) -> None:
+        self._gate, self._exchange, self._every_s = gate, exchange, every_s
+        self._sent: tuple[Ask, Future[Answer]] | None = None
         self._sent_at = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="sdp-courier", daemon=True)
-        self._thread.start()
 
-    def ready(self, now: float) -> bool:
-        return not self._under_way and now - self._sent_at >= self._every_s
-
-    def silent_s(self, now: float) -> float:
-        """Return the seconds since the last message."""
-        return now - self._sent_at
-
-    def send(self, ask: Ask, now: float) -> None:
-        self._under_way, self._sent_at = True, now
-        self._asks.put(ask)
-
-    def answers(self) -> Iterator[tuple[Ask, Answer]]:
-        while self._answers:
-            yield self._answers.popleft()
-
-    def close(self) -> None:
-        self._asks.put(None)
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while (ask := self._asks.get()) is not None:
-            self._answers.append((ask, self._exchange(ask)))
-            self._under_way = False
-            self.on_answer()
+    def step(self, turnstile: "Turnstile[Any]", now: float, on_reply: Callable[[], None]) -> None:
+        """Read a reply that has come, and send the next message when it is due."""
+        if self._sent is not None:
+            ask, reply = self._sent
+            if not reply.done():
+                return
+            self._sent = None
+            turnstile.unpark_later(self._gate.take(ask, reply.result()), now)
+        silent_s = now - self._sent_at
+        if silent_s >= self._every_s and (self._gate.has_news or self._gate.is_waiting or silent_s > _HEARTBEAT_S):
+            ask, self._sent_at = self._gate.ask(turnstile.queued()), now
+            reply = self._exchange(ask)
+            self._sent = ask, reply
+            reply.add_done_callback(lambda _: on_reply())
 
 
 class Turnstile(Generic[Job]):
@@ -167,7 +124,6 @@ class Turnstile(Generic[Job]):
         """Hosts to try, in turn. A host with jobs is either here or parked, and a parked one may have a time."""
         self._parked: set[str] = set()
         self._timed: list[tuple[float, str]] = []
-        self._waiting = 0
 
     def push(self, host: str, job: Job, *, first: bool = False) -> None:
         """Add a job; `first` puts it before the host's others."""
@@ -176,7 +132,6 @@ class Turnstile(Generic[Job]):
             jobs = self._queues[host] = deque()
             self._runnable.append(host)
         jobs.appendleft(job) if first else jobs.append(job)
-        self._waiting += 1
 
     def take(self, now: float) -> tuple[str, Job] | None:
         """Return the next job that may begin; call `done` for its host when it ends."""
@@ -195,7 +150,6 @@ class Turnstile(Generic[Job]):
                 continue
             jobs = self._queues[host]
             job = jobs.popleft()
-            self._waiting -= 1
             if jobs:
                 self._runnable.append(host)
             else:
@@ -205,7 +159,9 @@ class Turnstile(Generic[Job]):
 
     def done(self, host: str, *, served: bool = False) -> None:
         """End a request to a host; `served` if it answered without a complaint."""
-        self._gate.release(host, served=served)
+        self._gate.release(host)
+        if served:
+            self._gate.served(host)
         self.unpark(host)
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:
@@ -228,7 +184,6 @@ class Turnstile(Generic[Job]):
     def drain(self, host: str) -> Iterable[Job]:
         """Remove and return all jobs of a host."""
         jobs = self._queues.pop(host, deque())
-        self._waiting -= len(jobs)
         self._parked.discard(host)
         if host in self._runnable:
             self._runnable.remove(host)
@@ -248,4 +203,4 @@ class Turnstile(Generic[Job]):
         return len(self._runnable)
 
     def __len__(self) -> int:
-        return self._waiting
+        return sum(map(len, self._queues.values()))

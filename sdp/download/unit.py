@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap64
@@ -17,7 +18,8 @@ from sdp.download.plan import RowPlan, as_text
 from sdp.urls import Url
 
 ROW_GROUP_ROWS = 256
-_PLAIN = ("row", "image", "width", "height", "original_width", "original_height")
+_SIDES = ("width", "height", "original_width", "original_height")
+_PLAIN = ("row", "image", *_SIDES)
 """Columns that compression does not shrink: encoded images and small numbers."""
 
 SCHEMA = pa.schema(
@@ -27,10 +29,7 @@ SCHEMA = pa.schema(
         pa.field("url", pa.string(), nullable=False),
         pa.field("caption", pa.string(), nullable=False),
         pa.field("image", pa.binary(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
-        pa.field("original_width", pa.int32(), nullable=False),
-        pa.field("original_height", pa.int32(), nullable=False),
+        *(pa.field(name, pa.int32(), nullable=False) for name in _SIDES),
         pa.field("sha256", pa.string(), nullable=False),
     ]
 )
@@ -89,17 +88,16 @@ class UnitRun:
         fetched = sorted((row for row in self.plan.to_fetch if row.row in self._images), key=lambda row: row.row)
         images = [self._images[row.row] for row in fetched]
         source = self.task.table.take(pa.array([row.at for row in fetched], pa.int64()))
-        columns = {
-            "row": pa.array([row.row for row in fetched], pa.int64()),
-            "key": pa.array([f"{row.row:012d}" for row in fetched], pa.string()),
-            "url": pa.array(list(map(_shown, source[self._source.url_column].to_pylist(), [r.url for r in fetched]))),
-            "caption": pa.array([row.caption for row in fetched], pa.string()),
+        columns: dict[str, Any] = {
+            "row": [row.row for row in fetched],
+            "key": [f"{row.row:012d}" for row in fetched],
+            "url": list(map(_shown, source[self._source.url_column].to_pylist(), [row.url for row in fetched])),
+            "caption": [row.caption for row in fetched],
             "image": _chunked([image.data or b"" for image in images]),
-            "sha256": pa.array([image.sha256 for image in images], pa.string()),
         }
-        for name in ("width", "height", "original_width", "original_height"):
-            columns[name] = pa.array([getattr(image, name) for image in images], pa.int32())
-        table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+        for name in (*_SIDES, "sha256"):
+            columns[name] = [getattr(image, name) for image in images]
+        table = pa.table(columns, schema=SCHEMA)
         for name in dict.fromkeys(self._source.columns):
             table = table.append_column(source.schema.field(name), readable(source[name]))
         return table

@@ -7,21 +7,21 @@ Several units may be under way: the next one begins when connections would be id
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from sdp.backoff import backoff
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.budgets import Answer, Ask, HostLimits
-from sdp.download.fetch import Fetched, Fetcher
+from sdp.download.budgets import Answer, Ask, HostBudgets, HostLimits
+from sdp.download.fetch import Fetcher, Request
 from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
-from sdp.download.memory import Buffer
 from sdp.download.plan import RowToFetch, Rules, plan
-from sdp.download.turnstile import Courier, Gate, LocalGate, SharedGate
+from sdp.download.slot import Buffer
+from sdp.download.turnstile import Courier, Gate, SharedGate
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
@@ -50,10 +50,7 @@ class WorkerSettings:
         return HostLimits(self.config.hosts.at_once, self.config.hosts.per_second)
 
 
-class _Token(NamedTuple):
-    unit: UnitRun
-    wanted: RowToFetch
-    attempts: int = 0
+_Token = tuple[UnitRun, RowToFetch]
 
 
 class DownloadWorker:
@@ -64,7 +61,7 @@ class DownloadWorker:
         settings: WorkerSettings,
         *,
         name: str = "alone",
-        exchange: Callable[[Ask], Answer] | None = None,
+        exchange: Callable[[Ask], "Future[Answer]"] | None = None,
         exchange_every_s: float = 0.05,
     ) -> None:
         """Start the threads and decoders. With `exchange`, the worker asks shared budgets of hosts."""
@@ -75,20 +72,20 @@ class DownloadWorker:
         self._turn = threading.Lock()
         handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
         decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
-        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
+        self._decoders: Decoders[Request[_Token]] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
-        self._courier = None
-        gate: Gate = LocalGate(settings.limits)
+        gate: Gate = HostBudgets(settings.limits)
+        courier = None
         if exchange is not None:
             gate = SharedGate(name, 2 * config.fetch.connections)
-            self._courier = Courier(exchange, exchange_every_s)
+            courier = Courier(gate, exchange, exchange_every_s)
         self._fetcher: Fetcher[_Token] = Fetcher(
             config.fetch,
             config.hosts.give_up_after,
             gate,
             self._buffer,
             self._on_fetched,
-            self._courier,
+            courier,
             config.hosts.at_once,
         )
 
@@ -103,8 +100,9 @@ class DownloadWorker:
             for outcome in planned.refused:
                 self._figures.note(outcome)
         with self._turn:  # the next unit's requests come after this one's
-            self._fetcher.wait_for_room(self._is_broken)
-            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.to_fetch)
+            while not self._fetcher.wait_for_room(_CHECK_S):
+                self._check()
+            self._fetcher.submit(((unit, wanted), wanted.url) for wanted in planned.to_fetch)
         while not unit.wait(_CHECK_S):
             self._check()
         info = self._write(unit)
@@ -129,31 +127,22 @@ class DownloadWorker:
         self._closing.set()
         self._fetcher.close()
         self._decoders.close()
-        if self._courier is not None:
-            self._courier.close()
 
-    def _on_fetched(self, fetched: Fetched[_Token]) -> None:
-        unit, wanted = fetched.token[:2]
+    def _on_fetched(self, request: Request[_Token]) -> None:
         with self._lock:
-            self._figures.note_fetch(
-                fetched.host,
-                size=fetched.size,
-                seconds=fetched.seconds,
-                attempts=fetched.attempts,
-                fetched=fetched.failure is None,
-            )
-        if fetched.body is not None:
-            token = _Token(unit, wanted, fetched.attempts)
-            self._decoders.put(token, fetched.body)
+            self._figures.note_fetch(request)
+        if request.body is not None:
+            self._decoders.put(request, request.body)
             return
-        failure = fetched.failure
+        unit, wanted = request.token
+        failure = request.failure
         assert failure is not None
-        self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
+        self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, request.attempts))
 
-    def _on_decoded(self, token: _Token, data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
-        unit, wanted, attempts = token
+    def _on_decoded(self, request: Request[_Token], data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
+        (unit, wanted), attempts = request.token, request.attempts
         checked = examined(reply, image)
-        self._buffer.release(sum(map(len, data)))
+        self._buffer.release(request.size)
         outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
         if checked.outcome != WRITTEN:
             self._settle(unit, outcome)
@@ -174,8 +163,8 @@ class DownloadWorker:
 
     def _write(self, unit: UnitRun) -> PartInfo:
         """Publish the part; retry for minutes while the store is unavailable, rather than lose the unit."""
-        task = unit.task
-        for retry in range(_WRITE_TRIES):
+        task, retry = unit.task, 0
+        while True:
             try:
                 return write_part(
                     self._settings.output,
@@ -187,12 +176,9 @@ class DownloadWorker:
                     retried=task.retried,
                 )
             except Unavailable:
-                if retry == _WRITE_TRIES - 1 or self._closing.wait(backoff(retry, _WRITE_PAUSE_S, _LONGEST_PAUSE_S)):
+                retry += 1
+                if retry == _WRITE_TRIES or self._closing.wait(backoff(retry - 1, _WRITE_PAUSE_S, _LONGEST_PAUSE_S)):
                     raise
-        raise AssertionError("unreachable: the last try returns or raises")
-
-    def _is_broken(self) -> bool:
-        return bool(self._fetcher.error or self._decoders.error or self._closing.is_set())
 
     def _check(self) -> None:
         """Raise the error that has stopped the fetcher or the decoders."""

@@ -38,7 +38,7 @@ from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.report import ProcessFigures, emit, forecast, latents_lines, progress_line, summary, time_spent
+from sdp.process.report import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.ray_loss import unwrapped
 
 _WRITES = 4
@@ -77,6 +77,8 @@ class ProcessSummary:
     """None after a dry run."""
     figures: ProcessFigures
     """This run's own."""
+    duplicates: int | None = None
+    """Rows that `sdp score` found to be near-duplicates of a lower row; None if nothing looked for them."""
 
 
 def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
@@ -115,7 +117,17 @@ def write_dataset(
             input=prepared.pictures.input,
             find_repeated=after,
         )
-        runs.keep(output.storage, record.ended(infos, **time_spent(figures)))
+        ended = record.ended(
+            infos,
+            gpu_hours=figures.gpu_hours,
+            work={
+                "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
+                "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
+            },
+            workers={"encoders": figures.encoders_most, "transforms": figures.transforms_most},
+            replaced=figures.deaths,
+        )
+        runs.keep(output.storage, ended)
     return dataset, figures
 
 
@@ -126,6 +138,7 @@ class _Unit:
     missing: set[Piece]
     retry: Retry | None
     gathered: "dict[Piece, ObjectRef[pa.Table]]" = field(default_factory=dict)
+    writing: bool = False
 
 
 class OpenUnits:
@@ -135,7 +148,6 @@ class OpenUnits:
         self._planned = planned
         self._exhausted = False
         self._queue: deque[Piece] = deque()
-        self._complete: deque[Work] = deque()
         self.open: dict[Work, _Unit] = {}
 
     @property
@@ -145,26 +157,23 @@ class OpenUnits:
 
     def next_piece(self) -> Piece | None:
         """Return the next piece; None at the end, and while too many units wait to be written."""
-        while True:
-            if self._queue:
-                return self._queue.popleft()
+        while not self._queue:
             if self._exhausted or sum(not unit.missing for unit in self.open.values()) > _WRITES:
                 return None
-            try:
-                work, pieces, retry = next(self._planned)
-            except StopIteration:
+            planned = next(self._planned, None)
+            if planned is None:
                 self._exhausted = True
-                return None
-            self.open[work] = _Unit(set(pieces), retry)
-            self._queue.extend(pieces)
-            self._check_complete(work)  # a unit without pieces has a part, too
+            else:
+                work, pieces, retry = planned
+                self.open[work] = _Unit(set(pieces), retry)
+                self._queue.extend(pieces)
+        return self._queue.popleft()
 
     def gather(self, piece: Piece, rows: "ObjectRef[pa.Table]") -> None:
         """Store a piece's rows."""
         unit = self.open[piece.work]
         unit.missing.remove(piece)
         unit.gathered[piece] = rows
-        self._check_complete(piece.work)
 
     def cut(self, piece: Piece) -> None:
         """Replace a piece with smaller ones."""
@@ -175,11 +184,12 @@ class OpenUnits:
 
     def next_complete(self) -> "tuple[Work, list[ObjectRef[pa.Table]]] | None":
         """Return a complete unit and its rows in the source's order; None if there is none."""
-        if not self._complete:
-            return None
-        work = self._complete.popleft()
-        gathered = self.open[work].gathered
-        return work, [gathered[piece] for piece in sorted(gathered, key=lambda piece: (piece.order, piece.skip))]
+        for work, unit in self.open.items():
+            if not unit.missing and not unit.writing:
+                unit.writing = True
+                pieces = sorted(unit.gathered, key=lambda piece: (piece.order, piece.skip))
+                return work, [unit.gathered[piece] for piece in pieces]
+        return None
 
     def restart(self, work: Work) -> None:
         """Queue all pieces of a unit again: rows were lost with a node before they were written."""
@@ -187,11 +197,7 @@ class OpenUnits:
         self._queue.extendleft(unit.gathered)
         unit.missing |= set(unit.gathered)
         unit.gathered.clear()
-        self._check_complete(work)
-
-    def _check_complete(self, work: Work) -> None:
-        if not self.open[work].missing:
-            self._complete.append(work)
+        unit.writing = False
 
 
 class _Run:
@@ -214,7 +220,6 @@ class _Run:
         self._figures, self._progress = figures, progress
         self._stages: UnitStages = prepared.stages(with_tombstones(prepared))
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
-        self._done_before = output.done()
         self._units = OpenUnits(self._plan_units(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
@@ -246,10 +251,10 @@ class _Run:
 
     def _plan_units(self, pending: list[Work]) -> Iterator[tuple[Work, list[Piece], Retry | None]]:
         prepared = self._prepared
-        planner = prepared.pictures.planner(self._output, prepared.piece_rows, prepared.options)
+        planner = prepared.pictures.planner(self._output, prepared.piece_rows, prepared.spec.storage)
 
         def plan(work: Work) -> tuple[Work, list[Piece], Retry | None]:
-            return work, planner(work), retry_of(self._output, work, self._done_before)
+            return work, planner(work), retry_of(self._output, work)
 
         return ordered_map(plan, pending, workers=2)
 
@@ -280,7 +285,7 @@ class _Run:
         if piece.take > 1:
             self._units.cut(piece)
             return
-        rows, retry = addresses(piece, self._prepared.options), self._units.open[piece.work].retry
+        rows, retry = addresses(piece, self._prepared.spec.storage), self._units.open[piece.work].retry
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
         self._units.gather(piece, ray.put(pack(None, (self._stages.schema.empty_table(), outcomes))))
@@ -293,7 +298,7 @@ class _Run:
             work, pieces = complete
             retry = self._units.open[work].retry
             write: Any = _write.options(max_retries=_WRITE_RETRIES, retry_exceptions=[Unavailable])
-            self._writing[write.remote(self._stages_ref, work, dict(retry.reasons) if retry else {}, *pieces)] = work
+            self._writing[write.remote(self._stages_ref, work, retry.reasons if retry else {}, *pieces)] = work
         if self._writing:
             done, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
             for ref in done:
@@ -312,11 +317,9 @@ class _Run:
             raise SdpError(f"write: {work.name}: {type(cause).__name__}: {one_line(cause, 200)}") from error
         del self._units.open[work]
         self._infos.append(info)
-        figures, counts = self._figures, info.counts
+        figures = self._figures
         figures.rows_done += len(work.unit)
-        figures.written += counts.written
-        figures.filtered += counts.filtered
-        figures.failed += counts.failed
+        figures.counts += info.counts
         figures.bytes_written += info.size
         figures.parts_written += 1
 

@@ -1,19 +1,18 @@
 """Checks and decisions before anything costly begins: source, model, output, and the units left to do."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig, ScoreConfig, identity
-from sdp.datasets import parts, tombstones
+from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.parts import failed_before
 from sdp.datasets.source import order_retry
-from sdp.datasets.units import Work, part_name
+from sdp.datasets.units import Rows, Work
 from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
@@ -21,7 +20,7 @@ from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
 from sdp.errors import UserError
 from sdp.model import family, sources
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, open_storage
 
 _PIECE_BYTES = 1024 * 3 * 256 * 256
 """Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
@@ -47,15 +46,6 @@ class Prepared(Generic[Config, Spec]):
     """Model sources by role, with the digest of their content."""
 
     @property
-    def upstream(self) -> Dataset | None:
-        """The source, if it is a dataset of sdp."""
-        return self.pictures.dataset
-
-    @property
-    def options(self) -> StorageOptions:
-        return self.spec.storage
-
-    @property
     def piece_rows(self) -> int:
         """The number of rows in a piece; it depends on the recipe alone, so that every run cuts a unit the same way."""
         resolutions = self.spec.recipe.resolutions
@@ -64,7 +54,8 @@ class Prepared(Generic[Config, Spec]):
 
     def images_of(self, rows: int) -> int:
         """Estimate the images among this many addresses: rows that failed upstream have none."""
-        share = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
+        upstream = self.pictures.dataset
+        share = upstream.manifest.counts.written / max(1, upstream.rows) if upstream else 1.0
         return round(rows * share)
 
 
@@ -82,7 +73,6 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     )  # fmt: skip
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
-    _refuse_unfit(config, shape)
     spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
         recipe=Recipe.of(config.transform, tuple(config.resolutions), config.seed),
@@ -123,16 +113,15 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = 
         output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
     if only_failed:
         return order_retry(output, open_dataset(prepared.spec.output, prepared.head.kind))
-    return prepared.pictures.freeze(output, config.limit, prepared.options)
+    return prepared.pictures.freeze(output, config.limit, prepared.spec.storage)
 
 
 def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
     """Return the workers' settings with the source's and the output's current takedowns."""
-    folders = [prepared.spec.output] + ([prepared.upstream.storage] if prepared.upstream else [])
-    rows = BitMap64()
-    for folder in folders:
-        rows |= tombstones.load(folder, prepared.options).rows
-    repeated = prepared.upstream.repeated_rows if prepared.upstream else None
+    upstream = prepared.pictures.dataset
+    folders = [prepared.spec.output, *([upstream.storage] if upstream else [])]
+    rows = BitMap64.union(*(tombstones.load(folder, prepared.spec.storage).rows for folder in folders))
+    repeated = upstream.repeated_rows if upstream else None
     return replace(prepared.spec, taken_down=rows.serialize(), repeated=repeated)
 
 
@@ -140,33 +129,31 @@ def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
 class Retry:
     """The rows that another attempt at a unit retries."""
 
-    rows: NDArray[np.int64]
-    reasons: Mapping[str, int]
+    rows: Rows
+    reasons: dict[str, int]
     """Their earlier failures by reason, recorded in the part that supersedes them."""
 
 
-def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> Retry | None:
+def retry_of(output: Output, work: Work) -> Retry | None:
     """Return the rows that failed here, for a retry; None for a first attempt, and for rows that upstream retried."""
     if not work.attempt:
         return None
     version = next(v for v in output.index.versions if v.attempt == work.attempt)
     if version.files.num_rows:
         return None
-    unit = work.unit.number
-    earlier = [attempt for attempt in range(work.attempt) if (unit, attempt) in done]
-    account = parts.resolve([parts.read_account(output.storage, part_name(unit, attempt)) for attempt in earlier])
-    rows = parts.failed_rows(account)
-    failed = account.filter(np.isin(account["row"].to_numpy(), rows))
-    reasons: dict[str, int] = {}
-    for reason in failed["reason"].to_pylist():
-        reasons[reason] = reasons.get(reason, 0) + 1
-    return Retry(rows, reasons)
+    return Retry(*failed_before(output.storage, work))
 
 
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
+    factor = family.scaling_factor(model.path)
+    if factor == 1.0:
+        raise UserError(
+            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: latents would be stored unscaled; "
+            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
+        )
     return RowShape(
         resolutions=tuple(config.resolutions),
-        scaling_factor=family.scaling_factor(model.path),
+        scaling_factor=factor,
         content=config.encode.latents,
         text_width=family.text_width(model.path) if config.encode.text == "text_embedding" else None,
         buckets=config.transform.crop == "buckets",
@@ -178,14 +165,6 @@ def _unit_rows(target_bytes: int, shape: RowShape, upstream: Dataset | None) -> 
     rows = max(1, target_bytes // bytes_per_row(shape))
     upstream_rows = upstream.head.unit_rows if upstream else 1
     return rows - rows % upstream_rows if rows > upstream_rows else rows
-
-
-def _refuse_unfit(config: ProcessConfig, shape: RowShape) -> None:
-    if shape.scaling_factor == 1.0:
-        raise UserError(
-            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: latents would be stored unscaled; "
-            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
-        )
 
 
 class _Unwritten:

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
@@ -32,9 +31,8 @@ class ProcessFigures:
     """An estimate of their images."""
     rows_done: int = 0
     """Addresses of units that are written."""
-    written: int = 0
-    filtered: int = 0
-    failed: int = 0
+    counts: Counts = field(default_factory=Counts)
+    """Their outcomes."""
     images_transformed: int = 0
     images_encoded: int = 0
     bytes_written: int = 0
@@ -76,7 +74,7 @@ class ProcessFigures:
 
     @property
     def bytes_per_image(self) -> float:
-        return self.bytes_written / self.written if self.written else 0.0
+        return self.bytes_written / self.counts.written if self.counts.written else 0.0
 
 
 def suggestion(figures: ProcessFigures, concurrency: int | None) -> str:
@@ -100,31 +98,26 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
         f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate:.0f} img/s · "
         f"transform {(transformed_now - transformed) / seconds:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
     )
-    if figures.written:
+    if figures.counts.written:
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
         line += f" · {counted(figures.deaths, 'worker')} replaced"
     if figures.gpu_hours:
         line += f" · {figures.gpu_hours:,.2f} GPU-hours"
-    share = _share_done(figures)
+    images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
+    rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
+    share = max(images, rows)  # many rows may have no image
     if 0.01 < share < 1:
         line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
     return line
-
-
-def _share_done(figures: ProcessFigures) -> float:
-    """Return the share done, by images; by rows where that is more, since many rows may have no image."""
-    images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
-    rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
-    return max(images, rows)
 
 
 def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     """Emit the figures as metrics."""
     telemetry.show("sdp_job_rows", figures.rows_total, job=figures.job)
     telemetry.show("sdp_job_rows_done", figures.rows_done, job=figures.job)
-    for outcome, count in ((WRITTEN, figures.written), (FILTERED, figures.filtered), (FAILED, figures.failed)):
-        telemetry.reach("sdp_process_rows_total", count, outcome=outcome)
+    for outcome in OUTCOMES:
+        telemetry.reach("sdp_process_rows_total", getattr(figures.counts, outcome), outcome=outcome)
     telemetry.reach("sdp_process_transformed_total", figures.images_transformed)
     telemetry.reach("sdp_process_encoded_total", figures.images_encoded)
     telemetry.reach("sdp_process_transform_seconds_total", figures.transform_s)
@@ -136,28 +129,6 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_process_encoders", figures.encoders)
     telemetry.show("sdp_process_transforms", figures.transforms)
     telemetry.show("sdp_process_ready", figures.ready)
-
-
-class TimeSpent(TypedDict):
-    """The run record's entries on time and workers."""
-
-    gpu_hours: float
-    work: dict[str, dict[str, float]]
-    workers: dict[str, int]
-    replaced: int
-
-
-def time_spent(figures: ProcessFigures) -> TimeSpent:
-    """Return the run record's entries on time and workers."""
-    return {
-        "gpu_hours": figures.gpu_hours,
-        "work": {
-            "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
-            "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
-        },
-        "workers": {"encoders": figures.encoders_most, "transforms": figures.transforms_most},
-        "replaced": figures.deaths,
-    }
 
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
@@ -241,17 +212,14 @@ def forecast(
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         *columns.lines(),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
-        (
-            "to do",
-            f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}",
-        ),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}"),
         *to_write(prepared.images_of(rows)),
         (
             "encoders",
             f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each if there are GPUs",
         ),
     ]
-    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.options)
+    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.spec.storage)
     if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
         lines.append(("warning", "row groups are larger than a piece and are read several times; write smaller ones"))
     return lines

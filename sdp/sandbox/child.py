@@ -14,8 +14,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,23 @@ def main() -> None:
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # a library's prints must not get between the replies
     warnings.simplefilter("ignore")  # there would be some about every damaged TIFF, in the worker's log
-    settings: DecoderSettings = pickle.loads(_read(source, _number(source) or 0))
+    settings: DecoderSettings = pickle.loads(_read(source, _number(source)))
     _load_codecs()
     base = _address_space() + settings.memory_bytes
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if missing := confine():
         sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
-    while (count := _number(source)) is not None:
+    while True:
         # All images are read before the first reply is written, so that the two ends never wait for each other.
-        images = [_read(source, _number(source) or 0) for _ in range(count)]
-        with _limit_address_space(base + sum(map(len, images))):
-            for image in images:
-                reply, data = _handle(image, settings)
-                send(sink, [json.dumps(reply).encode()])
-                send(sink, [data])
+        images = [_read(source, _number(source)) for _ in range(_number(source))]
+        most = base + sum(map(len, images))
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        for image in images:
+            reply, data = _handle(image, settings)
+            send(sink, [json.dumps(reply).encode()])
+            send(sink, [data])
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def pixels(
@@ -121,41 +123,23 @@ def _limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 
 
-@contextmanager
-def _limit_address_space(most: int) -> Iterator[None]:
-    """Limit this process's address space for a while."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    hard = before[1] if before[1] != resource.RLIM_INFINITY else most
-    resource.setrlimit(resource.RLIMIT_AS, (min(most, hard), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
 def _address_space() -> int:
     """Return the bytes of address space that this process has mapped."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     return pages * resource.getpagesize()
 
 
-def _number(fd: int) -> int | None:
-    head = bytearray()
-    while len(head) < HEAD.size:
-        piece = os.read(fd, HEAD.size - len(head))
-        if not piece:
-            return None
-        head += piece
-    return int(HEAD.unpack(head)[0])
+def _number(fd: int) -> int:
+    return int(HEAD.unpack(_read(fd, HEAD.size))[0])
 
 
 def _read(fd: int, length: int) -> memoryview:
-    data = memoryview(bytearray(length))
-    at = 0
+    """Read a message, or end this process if the parent has closed its end."""
+    data, at = memoryview(bytearray(length)), 0
     while at < length:
         count = os.readv(fd, [data[at:]])
         if not count:
-            sys.exit(0)  # the parent is gone
+            sys.exit(0)
         at += count
     return data
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from sdp.config import ScoreConfig
 from sdp.console import counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.units import Rows
 from sdp.errors import NotFound
-from sdp.process.job import write_dataset
+from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.prepare import Prepared, begin, with_tombstones
 from sdp.process.report import ProcessFigures, forecast
 from sdp.score import near, report
@@ -30,30 +28,16 @@ from sdp.storage import Storage
 
 DUPLICATES = "duplicates/duplicates.parquet"
 _MADE_OF = b"sdp.made_of"
-_ROWS_HERE = 16_000_000
-"""Rows among which the driver itself looks for near-duplicates."""
 _GROUP_ROWS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreSummary:
-    """The result of a run."""
-
-    dataset: Dataset | None
-    """None after a dry run."""
-    figures: ProcessFigures
-    """This run's own."""
-    duplicates: int | None = None
-    """Rows that are near-duplicates of a lower row; None if nothing looked for them."""
-
-
-def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False) -> ScoreSummary:
+def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
     """Score what is missing; with `only_failed`, retry the failed rows."""
     prepared = prepare(config)
     if dry_run:
         output = begin(prepared, only_failed=only_failed, write=False)
         say(table(forecast(prepared, output, lambda images: report.scores_lines(prepared, images))))
-        return ScoreSummary(None, ProcessFigures(job="score"))
+        return ProcessSummary(None, ProcessFigures(job="score"))
     duplicates: int | None = None
 
     def find(parts: Sequence[PartInfo], digest: str) -> int:
@@ -64,7 +48,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
     say(table(report.summary(config, dataset, figures, duplicates)))
-    return ScoreSummary(dataset, figures, duplicates)
+    return ProcessSummary(dataset, figures, duplicates)
 
 
 def find_duplicates(
@@ -81,7 +65,7 @@ def find_duplicates(
         return int(known[b"sdp.duplicates"])
     pieces, rows = repeated.pieces(parts), sum(part.counts.written for part in parts)
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
-    if rows <= _ROWS_HERE:
+    if repeated.partitions_for(rows) == 1:
         hashes = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
         pairs = _search_here(hashes, distance)
     else:
@@ -114,8 +98,8 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
 
 
 def _search_here(pieces: Sequence[tuple[near.Hashes, Rows]], distance: int) -> Iterable[near.Pairs]:
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in pieces)])
-    rows = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in pieces)])
+    nothing = (np.zeros(0, np.uint64), np.zeros(0, np.int64))
+    hashes, rows = (np.concatenate(columns) for columns in zip(nothing, *pieces, strict=True))
     for number, mask in enumerate(near.masks(len(rows), distance)):
         yield near.search(hashes, rows, mask, distance, equal=number == 0)
 
@@ -125,13 +109,12 @@ def _search_on_ray(
 ) -> Iterable[near.Pairs]:
     """Search mask by mask, so that the object stores hold the hashes once."""
     cluster.connect()
-    partitions, where = near.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
+    partitions, where = repeated.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
     read: Any = _read_partitions.options(num_returns=partitions, **where)
     search: Any = _search.options(**where)
     for number, mask in enumerate(near.masks(rows, distance)):
         shares = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
-        columns = zip(*shares, strict=True) if partitions > 1 else [shares]
-        for pairs in [search.remote(mask, distance, number == 0, *column) for column in columns]:
+        for pairs in [search.remote(mask, distance, number == 0, *column) for column in zip(*shares, strict=True)]:
             yield ray.get(pairs)
 
 
@@ -139,8 +122,7 @@ def _search_on_ray(
 def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, mask: int, partitions: int) -> Any:
     hashes, rows = read_hashes(storage, paths, taken_down)
     partition = near.partition_of(hashes, mask, partitions)
-    shares = [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
-    return shares if partitions > 1 else shares[0]
+    return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
 @ray.remote(num_cpus=0.5)

@@ -23,16 +23,10 @@ Pairs = tuple[Rows, Rows]
 _SIDE, _KEPT = 32, 8
 _ALL_PAIRS = 64
 """Most hashes with one key that are all compared with one another; more are searched by the bits that are left."""
-_PARTITION_ROWS = 16_000_000
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
-SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("duplicate_of", pa.int64(), nullable=False),
-        pa.field("duplicate", pa.int8(), nullable=False),
-    ]
-)
+_COLUMNS = {"row": pa.int64(), "duplicate_of": pa.int64(), "duplicate": pa.int8()}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 """The columns of the table of near-duplicates: the lowest row of a group has `duplicate` 0, the others 1."""
 
 
@@ -66,11 +60,6 @@ def masks(rows: int, distance: int, bits: int = 2**64 - 1) -> list[int]:
     edges = [len(places) * n // blocks for n in range(blocks + 1)]
     parts = [sum(1 << place for place in places[a:b]) for a, b in pairwise(edges)]
     return [bits - sum(chosen) for chosen in combinations(parts, distance)]
-
-
-def partitions_for(rows: int) -> int:
-    """Return the number of partitions of the keys."""
-    return max(1, -(-rows // _PARTITION_ROWS))
 
 
 def partition_of(hashes: Hashes, mask: int, partitions: int) -> NDArray[np.int64]:
@@ -111,8 +100,8 @@ def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple
         for smaller in masks(size, distance, left):
             yield from ((members[a], members[b]) for a, b in _near(hashes[members], smaller, distance, left))
     starts, sizes = starts[(sizes > 1) & (sizes <= _ALL_PAIRS)], sizes[(sizes > 1) & (sizes <= _ALL_PAIRS)]
-    at = np.repeat(starts, sizes) + _within(sizes)
     ends = np.repeat(starts + sizes, sizes)
+    at = ends - np.repeat(np.cumsum(sizes), sizes) + np.arange(sizes.sum())
     for step in range(1, int(sizes.max(initial=1))):
         inside = at + step < ends
         at, ends = at[inside], ends[inside]
@@ -124,11 +113,6 @@ def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple
 def _starts(values: Hashes) -> NDArray[np.int64]:
     """Return where each run of equal values starts."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-
-
-def _within(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0 … size - 1 for each of these sizes, one after another."""
-    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def _joined(pairs: Sequence[Pairs]) -> Pairs:

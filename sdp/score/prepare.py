@@ -37,11 +37,8 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
         recipe=Recipe(
             (HASH,) if view is None else (HASH, side), seed=config.seed, max_pixels=config.transform.max_pixels
         ),
-        settings=EncoderSettings(
-            dtype=config.encode.dtype,
-            batch_sizes={side: config.encode.batch_size, TEXT: _TEXT_BATCH},
-            channels_last=config.encode.channels_last,
-            compile=config.encode.compile,
+        settings=EncoderSettings.of(
+            config.encode, config.seed, "sample", {side: config.encode.batch_size, TEXT: _TEXT_BATCH}
         ),
         columns=pictures.columns,
         storage=options,

@@ -58,8 +58,8 @@ class Scorer(BatchEncoder):
     ) -> None:
         super().__init__(settings, device)
         self._view = view
-        self._pictures = self._prepared(_Pictures(clip))
-        self._captions = self._prepared(_Captions(clip)) if similarity else None
+        self._pictures = self._prepared(_Half(clip.vision_model, clip.visual_projection))
+        self._captions = self._prepared(_Half(clip.text_model, clip.text_projection)) if similarity else None
         self._layers = [(weight.to(self.device), bias.to(self.device)) for weight, bias in layers]
         self._mean, self._deviation = (torch.tensor(each, device=self.device) for each in (view.mean, view.deviation))
 
@@ -101,27 +101,15 @@ class Scorer(BatchEncoder):
         return _finite(functional.normalize(self._captions(ids).float(), dim=1))
 
 
-class _Pictures(nn.Module):
-    """CLIP without its text encoder."""
+class _Half(nn.Module):
+    """CLIP without the encoder of pictures, or of captions. Attention is causal: what pads a caption does not count."""
 
-    def __init__(self, clip: Any) -> None:
+    def __init__(self, network: Any, projection: Any) -> None:
         super().__init__()
-        self.network, self.projection = clip.vision_model, clip.visual_projection
+        self.network, self.projection = network, projection
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        embeddings: Tensor = self.projection(embedding(self.network(pixel_values=pixels)))
-        return embeddings
-
-
-class _Captions(nn.Module):
-    """CLIP without its image encoder. Attention is causal, so what pads a caption does not count."""
-
-    def __init__(self, clip: Any) -> None:
-        super().__init__()
-        self.network, self.projection = clip.text_model, clip.text_projection
-
-    def forward(self, ids: Tensor) -> Tensor:
-        embeddings: Tensor = self.projection(embedding(self.network(input_ids=ids)))
+    def forward(self, values: Tensor) -> Tensor:
+        embeddings: Tensor = self.projection(embedding(self.network(values)))
         return embeddings
 
 

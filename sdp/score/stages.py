@@ -1,6 +1,5 @@
 """The pipeline's stages that score pictures: hashes and CLIP's views on CPUs, CLIP on accelerators."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +12,7 @@ from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.transform import Crops, Transform
 from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip, run_transform
-from sdp.imaging import Pixels, decode
+from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.sources import ModelSource
@@ -71,7 +70,7 @@ class Scoring:
         """Read a piece and return its hashes, views and tokens."""
         spec = self.spec
         tokenizer = _tokenizer(spec.clip, spec.storage) if spec.clip is not None and spec.similarity else None
-        step = Transform(spec.recipe, tokenizer, reason_to_skip(spec), _Look(spec), captioned=False)
+        step = Transform(spec.recipe, tokenizer, reason_to_skip(spec), partial(_look, spec), captioned=False)
         return run_transform(step, spec, *item)
 
     def load(self) -> "Scorer | None":
@@ -98,31 +97,20 @@ class Scoring:
         return table.filter(pa.array(good)), [*chunk.outcomes, *failed]
 
 
-class _Look:
-    """The step from an image to its hash and CLIP's view of it."""
-
-    def __init__(self, spec: ScoreSpec) -> None:
-        self._view = spec.view
-        limits = (spec.min_side, spec.recipe.max_pixels)
-        self._decode = _sandboxed(*limits) if spec.foreign else partial(_decoded, *limits)
-
-    def __call__(self, data: bytes | memoryview, _: int) -> Crops:
-        pixels = self._decode(data)
-        crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
-        if self._view is not None:
-            crops[self._view.side] = self._view.cut(pixels)
-        return 0, crops
-
-
-def _decoded(min_side: int, max_pixels: int, data: bytes | memoryview) -> Pixels:
-    return decode(data, min_side=min_side, max_pixels=max_pixels).pixels
+def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
+    """Return an image's hash and CLIP's view of it."""
+    limits = {"min_side": spec.min_side, "max_pixels": spec.recipe.max_pixels}
+    pixels = child.unpacked(*_sandbox(**limits)(data)) if spec.foreign else decode(data, **limits).pixels
+    crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
+    if spec.view is not None:
+        crops[spec.view.side] = spec.view.cut(pixels)
+    return 0, crops
 
 
 @lru_cache(maxsize=1)
-def _sandboxed(min_side: int, max_pixels: int) -> Callable[[bytes | memoryview], Pixels]:
+def _sandbox(min_side: int, max_pixels: int) -> Sandbox:
     """Start the decoders, once per process: starting takes longer than a piece."""
-    sandbox = Sandbox(partial(child.pixels, min_side=min_side, max_pixels=max_pixels), max_pixels)
-    return lambda data: child.unpacked(*sandbox(data))
+    return Sandbox(partial(child.pixels, min_side=min_side, max_pixels=max_pixels), max_pixels)
 
 
 @lru_cache(maxsize=1)

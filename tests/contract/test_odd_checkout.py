@@ -21,9 +21,8 @@ import sdp
 from sdp.config.download import FetchConfig, FiltersConfig, ImageConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules, examine
-from sdp.download.memory import Buffer
-from sdp.download.budgets import HostLimits
-from sdp.download.turnstile import LocalGate
+from sdp.download.slot import Buffer
+from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.sandbox.child import DecoderSettings
 from sdp.sandbox.decoders import Decoders
 from sdp.urls import parse
@@ -37,7 +36,7 @@ decoders = Decoders(settings, 1, lambda token, data, reply, image: outcomes.put(
 def take(fetched):
     outcomes.put(str(fetched.failure)) if fetched.body is None else decoders.put(fetched.token, fetched.body)
 
-fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), 20, LocalGate(HostLimits()), Buffer(1 << 28), take)
+fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), 20, HostBudgets(HostLimits()), Buffer(1 << 28), take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 while fetcher.error is None and decoders.error is None and outcomes.qsize() < len(urls):
     fetcher._thread.join(0.05)

@@ -89,7 +89,7 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
     def process(damaged: Path) -> None:
         prepared = prepare(config_of(damaged, fresh(), root / "model"))
         output, stages = begin(prepared, only_failed=False), prepared.stages(prepared.spec)
-        planner = prepared.pictures.planner(output, 16, prepared.options)
+        planner = prepared.pictures.planner(output, 16, prepared.spec.storage)
         for work in output.pending():
             for piece in planner(work):
                 stages.transform((piece, None))

@@ -240,7 +240,7 @@ def test_a_large_source_is_surveyed_on_the_cluster_with_the_same_result(
     source = write_urls(tmp_path / "meta", [*plain_urls(server, 30), *plain_urls(server, 5)])
     surveys = []
     for name, small in (("here", 100_000), ("cluster", 0)):
-        monkeypatch.setattr("sdp.download.duplicates._SMALL_SOURCE", small)
+        monkeypatch.setattr("sdp.download.survey._SMALL_SOURCE", small)
         monkeypatch.setattr("sdp.download.survey.PIECE_ROWS", 10)
         job.run(config_for(source, tmp_path / name, dedup={"urls": urls}))
         storage = open_storage(str(tmp_path / name))

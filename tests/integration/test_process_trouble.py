@@ -109,7 +109,7 @@ def test_what_was_not_finite_can_be_tried_again_and_a_device_that_fails_is_repla
     (faults / "device").touch()
     first = job.run(config)
     assert first.figures.deaths == 2, "one that did not start, one whose device failed at work"
-    assert first.figures.written == 9, "and no row for that"
+    assert first.figures.counts.written == 9, "and no row for that"
     second = job.run(config, only_failed=True)
     assert first.dataset is not None
     assert second.dataset is not None

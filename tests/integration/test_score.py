@@ -365,9 +365,8 @@ def test_near_duplicates_are_the_same_if_ray_looks_for_them(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for partitions in (1, 3):
-        monkeypatch.setattr(job, "_ROWS_HERE", 1)
         monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
-        monkeypatch.setattr(near, "partitions_for", lambda _, number=partitions: number)
+        monkeypatch.setattr(repeated, "partitions_for", lambda _, number=partitions: number)
         out = tmp_path / str(partitions)
         dataset = run(score_config(root / "images", out, "score.duplicates.distance=2"))
         local = {row: first for row, first in duplicates_of(dataset).items() if row in COPIES}

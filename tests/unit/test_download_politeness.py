@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, HostLimits, SharedBudgets
-from sdp.download.turnstile import LocalGate, SharedGate, Turnstile
+from sdp.download.turnstile import SharedGate, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:
@@ -101,7 +101,7 @@ def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
 
 
 def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_halt() -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=8)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=8)))
     for number in range(1000):
         turnstile.push("a", str(number))
     now, under_way, begun = 0.0, list[tuple[float, str, bool]](), 0
@@ -160,7 +160,7 @@ def run_to_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> li
 
 
 def test_hosts_take_turns() -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=10)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=10)))
     for host, count in (("a", 4), ("b", 2), ("c", 1)):
         for number in range(count):
             turnstile.push(host, f"{host}{number}")
@@ -172,7 +172,7 @@ def test_hosts_take_turns() -> None:
 
 
 def test_a_busy_host_does_not_delay_the_others() -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1)))
     for number in range(5):
         turnstile.push("busy", f"busy{number}")
     turnstile.push("other", "other0")
@@ -184,14 +184,14 @@ def test_a_busy_host_does_not_delay_the_others() -> None:
 
 
 def test_retries_come_before_other_requests_to_their_host() -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits()))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits()))
     turnstile.push("a", "second")
     turnstile.push("a", "first", first=True)
     assert turnstile.take(0.0) == ("a", "first")
 
 
 def test_all_jobs_of_a_host_can_be_taken_out() -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1)))
     for number in range(3):
         turnstile.push("a", f"a{number}")
         turnstile.push("b", f"b{number}")
@@ -208,7 +208,7 @@ def test_all_jobs_of_a_host_can_be_taken_out() -> None:
 
 @given(st.lists(st.sampled_from("aaab"), max_size=40), st.sampled_from([None, 1.0, 5.0]))
 def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
-    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1, per_second=rate)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1, per_second=rate)))
     for number, host in enumerate(hosts):
         turnstile.push(host, str(number))
     begun = run_to_end(turnstile, len(hosts))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdp.download.networks import Networks
 from sdp.download.plan import normalised
 from sdp.download.robots import opt_out
+from sdp.download.slot import Networks
 from sdp.urls import BadUrl, key64, parents, parse, redirected
 
 

@@ -17,13 +17,11 @@ import pytest
 
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.download.budgets import HostLimits
-from sdp.download.fetch import Fetched, Fetcher, pause_s
-from sdp.download.memory import Buffer
+from sdp.download.budgets import HostBudgets, HostLimits
+from sdp.download.fetch import Fetcher, Request, pause_s
 from sdp.download.robots import Robots
-from sdp.download.slot import Slot
+from sdp.download.slot import Buffer, Slot
 from sdp.download.transfer import retry_after_s
-from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
@@ -64,11 +62,11 @@ class Basket:
 
     buffer: Buffer
     release: bool = True
-    results: dict[int, Fetched[int]] = field(default_factory=dict)
+    results: dict[int, Request[int]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def __call__(self, fetched: Fetched[int]) -> None:
+    def __call__(self, fetched: Request[int]) -> None:
         with self.changed:
             assert fetched.token not in self.results, f"{fetched.token} was delivered twice"
             self.results[fetched.token] = fetched
@@ -77,7 +75,7 @@ class Basket:
         if self.release:
             self.buffer.release(fetched.size)
 
-    def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Fetched[int]]:
+    def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Request[int]]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.results) >= count, deadline_s), (
                 f"{count - len(self.found)} of {count} did not come"
@@ -91,12 +89,12 @@ def fetch(
     limits: HostLimits | None = None,
     buffer_bytes: int = 1 << 28,
     give_up_host_after: int = 20,
-) -> list[Fetched[int]]:
+) -> list[Request[int]]:
     """Fetch some URLs at once; the results in their order."""
     basket = Basket(Buffer(buffer_bytes))
     limits = limits or HostLimits(at_once=1000)
     fetcher: Fetcher[int] = Fetcher(
-        options, give_up_host_after, LocalGate(limits), basket.buffer, basket, at_once=limits.at_once
+        options, give_up_host_after, HostBudgets(limits), basket.buffer, basket, at_once=limits.at_once
     )
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
@@ -108,7 +106,7 @@ def fetch(
     return results
 
 
-def body(fetched: Fetched[int]) -> bytes:
+def body(fetched: Request[int]) -> bytes:
     assert fetched.failure is None, fetched.failure
     assert fetched.body is not None
     assert sum(map(len, fetched.body)) == fetched.size
@@ -493,7 +491,7 @@ def test_an_absurd_retry_after_is_not_believed(server: ImageServer, after: str) 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
     basket = Basket(Buffer(400_000), release=False)
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, timeout_s=3.0), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, timeout_s=3.0), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
@@ -518,7 +516,7 @@ def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
 
     def refuse(slot: Any, now: float) -> None:
         resume(slot, now)
-        if slot.job.token % 2:
+        if slot.request.token % 2:
             raise pycurl.error(pycurl.E_FILESIZE_EXCEEDED, "Maximum file size exceeded")
 
     monkeypatch.setattr(Slot, "resume", refuse)
@@ -543,7 +541,7 @@ class Unwieldy(Fetcher[int]):
 def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Unwieldy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Unwieldy(options, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         results = basket.wait_for(40)
@@ -557,7 +555,7 @@ def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(serve
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
     basket = Basket(Buffer(1), release=False)
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
@@ -570,7 +568,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
 
 def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 20))
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
     fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
     server.wait_for(lambda stats: stats.in_flight == 10)
     began = time.monotonic()
@@ -582,7 +580,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
 def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, connections=4), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.wait_for_room()

@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from sdp.datasets import manifest as manifests
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import HEAD, Head, open_output, peek_output, read_output
-from sdp.datasets.parts import failed_rows, read_account, resolve, write_part
+from sdp.datasets.parts import read_account, resolve, write_part
 from sdp.datasets.source import order_retry
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
@@ -157,7 +158,7 @@ def retry(root: Path, succeed: bool = True) -> None:
         unit = work.unit
         earlier = [w for w in output.index.works() if w.unit == unit and w.attempt < work.attempt]
         account = resolve([read_account(output.storage, w.name) for w in earlier])
-        rows = failed_rows(account).tolist()
+        rows = account.filter(pc.field("outcome") == FAILED)["row"].to_pylist()
         outcomes = [Outcome(r, WRITTEN) if succeed else Outcome(r, FAILED, "timeout") for r in rows]
         reasons = [x for x in account["reason"].to_pylist() if x == "http_status" or (x == "timeout")]
         retried = {reason: reasons.count(reason) for reason in set(reasons)}

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sdp.config import ProcessConfig, parse
+from sdp.datasets.outcomes import Counts
 from sdp.process.report import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
@@ -18,8 +19,7 @@ def running(**changed: object) -> ProcessFigures:
         rows_total=1000,
         images_total=3000,
         rows_done=100,
-        written=90,
-        failed=10,
+        counts=Counts(90, 0, 10),
         images_transformed=800,
         images_encoded=750,
         bytes_written=810_000,
@@ -107,7 +107,7 @@ def test_the_same_figures_are_metrics() -> None:
     registry = CollectorRegistry()
     telemetry = Telemetry(RegistryBackend(registry), "latents")
     emit(telemetry, running(encoders=3, transforms=12, ready=5, deaths=1, transform_s=70.0, reading_s=30.0))
-    emit(telemetry, running(written=190, encoders=2, busy_s=118.0))
+    emit(telemetry, running(counts=Counts(190, 0, 10), encoders=2, busy_s=118.0))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"run": "latents", **labels})

@@ -25,7 +25,7 @@ def test_a_repeated_row_is_filtered_with_its_reason(tmp_path: Path) -> None:
     finish(read_output(storage), find_repeated=find)
     prepared = prepare(config_of(tmp_path / "images", tmp_path / "latents", tmp_path / "model"))
     output = begin(prepared, only_failed=False)
-    planner = Planner(output.index, prepared.upstream, prepared.piece_rows, prepared.options)
+    planner = Planner(output.index, prepared.pictures.dataset, prepared.piece_rows, prepared.spec.storage)
     spec = with_tombstones(prepared)
     (work,) = output.pending()
     chunks = [transform_piece(spec, piece, None)[0] for piece in planner(work)]

@@ -25,7 +25,7 @@ def test_all_rows_of_a_content_but_the_lowest_are_repeated(contents: list[int], 
     order = np.arange(len(rows))
     draw.shuffle(order)  # type: ignore[attr-defined]
     cut = np.array_split(order, pieces)
-    result = repeated.repeated([keys[piece] for piece in cut], [rows[piece] for piece in cut])
+    result = repeated.repeated(*((keys[piece], rows[piece]) for piece in cut))
     seen, expected = set(), []
     for content, row in zip(contents, rows.tolist(), strict=True):
         if content in seen:
