@@ -205,7 +205,7 @@ def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
         state.start.places,
         strict=False,  # another list of datasets is refused later
     ):
-        size = source.weighted.dataset.rows
+        size = source.dataset.rows
         if consumed and size != rows:
             yield (
                 f"{uri}: has changed from {rows:,} to {size:,} rows: pass {number} over it ends after {consumed:,} "
@@ -235,11 +235,11 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
 def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
     opened = open_sources(config, newest=newest)
-    datasets = [source.dataset for source in opened.all if source.dataset is not None]
+    datasets = [source.written for source in opened.all if source.written is not None]
     if model.kind in ("builtin", "local"):  # for others the workers compare digests, once they have the model
         for dataset in datasets:
             refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
-    first = opened.all[0].weighted.dataset
+    first = opened.all[0].dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = opened.rows, config.data.shuffle
     if opened.buckets is None:
@@ -292,7 +292,7 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 
 
 def _refuse_empty_holdout(config: TrainConfig) -> None:
-    own = open_sources(config).all[0].weighted.dataset
+    own = open_sources(config).all[0].dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
     weights = RowWeights(0.0, config.limit)
     if not _any_row(ranges, lambda rows: (weights(rows) > 0) & held_out(rows, config.data.holdout)):

@@ -7,7 +7,6 @@ model. Each row is noised once in each range of timesteps.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,9 +22,8 @@ from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import join, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.loading import Loader
 from sdp.train.data.order import Ints, RowRange
-from sdp.train.data.rows import Rows, batch_of, empty_rows
+from sdp.train.data.rows import Loader, Rows, batch_of, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
@@ -41,20 +39,15 @@ class ValidationRows:
     """The rows of a dataset that may be measured on."""
 
     latents: LatentsDataset
-    load_weights: Callable[[], Weigh]
-    """Returns the weights apart from the hold-out: takedowns and the limit."""
+    weigh: Weigh
+    """The weights apart from the hold-out: takedowns and the limit."""
     holdout: float | None = None
     """The share that is held out from training and measured on; None means all rows."""
 
-    def selector(self) -> Callable[[Ints], NDArray[np.bool_]]:
-        """Return a function that selects the addresses to measure on; takedowns are read now."""
-        weigh = self.load_weights()
-
-        def select(rows: Ints) -> NDArray[np.bool_]:
-            selected = weigh(rows) > 0
-            return selected if self.holdout is None else selected & held_out(rows, self.holdout)
-
-        return select
+    def select(self, rows: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the addresses to measure on."""
+        selected = self.weigh(rows) > 0
+        return selected if self.holdout is None else selected & held_out(rows, self.holdout)
 
 
 def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
@@ -62,12 +55,11 @@ def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
     if source is not None:
         dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
         latents = open_latents(dataset, config.data.resolution)
-        return ValidationRows(latents, partial(row_weights, dataset.storage, 0.0, None))
+        return ValidationRows(latents, row_weights(dataset.storage, 0.0, None))
     own = open_sources(config).all[0]
-    load_weights: Callable[[], Weigh] = partial(RowWeights, 0.0, config.limit)
-    if own.dataset is not None:
-        load_weights = partial(row_weights, own.dataset.storage, 0.0, config.limit)
-    return ValidationRows(own.weighted.dataset, load_weights, config.data.holdout)
+    storage = own.written.storage if own.written is not None else None
+    weigh = row_weights(storage, 0.0, config.limit) if storage is not None else RowWeights(0.0, config.limit)
+    return ValidationRows(own.dataset, weigh, config.data.holdout)
 
 
 def load_validation_batch(source: ValidationRows, rows: int, world: World, batch_size: int) -> Batch:
@@ -77,7 +69,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     rows of weight 0.
     """
     latents, reader = source.latents, GroupReader(source.latents)
-    shares = _share(latents, reader, source.selector(), rows, world)
+    shares = _share(latents, reader, source.select, rows, world)
     own_ranges = [(row_range, mask) for row_range, mask in shares if mask.any()]
     count = sum(int(mask.sum()) for _, mask in own_ranges)
     counts = [int(one) for (one,) in world.all_gather([float(count)])]

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 from sdp.config.train import ColumnsConfig
 from sdp.errors import DatasetError
 from sdp.model.family import TOKEN_DTYPE, TOKENS, latent_shape
-
-if TYPE_CHECKING:
-    import torch
 
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
@@ -42,12 +38,6 @@ class Column:
     @property
     def width(self) -> int:
         return self.numbers * self.dtype.itemsize
-
-    @property
-    def torch_dtype(self) -> "torch.dtype":
-        import torch  # imported late: encoders need no torch to read, and its import takes a second
-
-        return torch.from_numpy(np.empty(0, self.dtype)).dtype
 
 
 @dataclass(frozen=True, slots=True)
