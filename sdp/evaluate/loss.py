@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from sdp.config import EvaluateConfig, TrainConfig, parse_into
 from sdp.config.evaluate import LossConfig
 from sdp.datasets.manifest import open_dataset
-from sdp.datasets.output import read_json
-from sdp.errors import ConfigError, DatasetError, NotFound, UserError
+from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
+from sdp.model.checkpoints import CONFIG, find_checkpoint, read_config, read_marker
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.data.latents import open_latents, refuse_embeddings
@@ -72,9 +71,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
 
 def _training(folder: Storage) -> TrainConfig:
     try:
-        return parse_into(TrainConfig, read_json(folder, CONFIG))
-    except NotFound as error:
-        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
+        return parse_into(TrainConfig, read_config(folder))
     except ConfigError as error:
         raise DatasetError(
             f"{folder.uri}: its {CONFIG} is from another version of sdp ({error.problems[0]}); use that version"

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class DrawSamples(Callback):
     _networks: Networks | None = None
     _text: Text | None = None
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.samples
         if self._drawing is not None:
             self._credit += settings.share * report.seconds
@@ -61,12 +59,12 @@ class DrawSamples(Callback):
         while self._drawing is not None and self._credit > 0:
             self._continue(trainer)
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         deadline = time.monotonic() + _END_S
         while self._drawing is not None and time.monotonic() < deadline:
             self._continue(trainer)
 
-    def _begin(self, trainer: "Trainer", step: int) -> None:
+    def _begin(self, trainer: Trainer, step: int) -> None:
         """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
         if trainer.world.any_of([self._drawing is not None])[0]:
             if trainer.world.is_main:
@@ -84,7 +82,7 @@ class DrawSamples(Callback):
             self._spent = time.perf_counter() - began
             self._credit = -self._spent
 
-    def _continue(self, trainer: "Trainer") -> None:
+    def _continue(self, trainer: Trainer) -> None:
         """Do one action of the set being drawn."""
         assert self._drawing is not None
         began = time.perf_counter()
@@ -110,7 +108,7 @@ class DrawSamples(Callback):
                 whole_s=round(time.monotonic() - self._began, 3),
             )
 
-    def _copy(self, trainer: "Trainer") -> None:
+    def _copy(self, trainer: Trainer) -> None:
         """Copy the moving average, or without one the weights, and encode the prompts if needed."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
         into = self._parameters(trainer) if trainer.world.is_main else {}
@@ -124,7 +122,7 @@ class DrawSamples(Callback):
             self._text = self._encoded(trainer, self._trained.text_encoder)
 
     @torch.no_grad()
-    def _parameters(self, trainer: "Trainer") -> dict[str, Tensor]:
+    def _parameters(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the parameters to draw with, by their names in checkpoints; the first call builds the networks."""
         if self._trained is None or self._networks is None:
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
@@ -143,7 +141,7 @@ class DrawSamples(Callback):
         return {name: weights.data for name, weights in self._trained.weights().items()}
 
     @torch.no_grad()
-    def _encoded(self, trainer: "Trainer", trained: torch.nn.Module | None) -> Text:
+    def _encoded(self, trainer: Trainer, trained: torch.nn.Module | None) -> Text:
         model = resolve(self.config.model.source, storage=self.config.storage.options()).path
         empty, device = trainer.conditioning.empty, trainer.world.device
         # Trainers that receive embeddings have no text encoder, so one is loaded here for a moment.
@@ -155,7 +153,7 @@ class DrawSamples(Callback):
 
         return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 
-    def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
+    def _draw(self, trainer: Trainer, step: int) -> Iterator[None]:
         """Draw all pictures of a step, yielding after each action."""
         assert self._networks is not None
         assert self._text is not None

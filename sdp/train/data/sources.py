@@ -58,7 +58,8 @@ class Sources:
 def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = False) -> Sources:
     """Open the run's datasets, in the pinned versions or in the `newest`.
 
-    With `write` the run's folder keeps what it reads: the versions of datasets, and the list of plain files.
+    With `write`, which is for the driver, the run's folder keeps what it reads: the versions of datasets, the list of
+    plain files, and the counts of shapes.
     """
     sources = Sources(tuple(_open_sources(config, write=write, newest=newest)))
     for source, uri in zip(sources.all, uris_of(config), strict=True):
