@@ -86,13 +86,11 @@ def distances(generated: FeatureSet, reference: FeatureSet, config: EvaluateConf
         for features in (generated, reference)
     )
     for features, moments in ((generated, drawn), (reference, target)):
-        if moments is None or moments.count < 2:
+        if moments.count < 2:
             raise DatasetError(
                 f"{features.dataset.storage.uri}: expected features of 2 pictures or more that are not taken down, got "
-                f"{moments.count if moments else 0}; add pictures"
+                f"{moments.count}; add pictures"
             )
-    assert drawn is not None
-    assert target is not None
     frechet = Frechet(target.gaussian())
     infinity = frechet_infinity(drawn_rows, frechet, config.fid.infinity_points, config.seed)
     kid = kernel_distance(drawn_rows, target_rows, config.kid.subsets, config.kid.subset_size, config.seed)

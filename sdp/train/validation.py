@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import open_dataset
@@ -32,6 +32,9 @@ from sdp.train.world import World
 
 _SEED = 0x5D9
 """The seed of the noise, which is the same in all runs, so that they can be compared."""
+
+Selected = tuple[RowRange, NDArray[np.bool_]]
+"""A row group, and a mask of its rows to measure on."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, own_ranges)])
 
 
-def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
+def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
     count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
@@ -92,7 +95,7 @@ def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_
 def _by_shape(
     latents: LatentsDataset,
     reader: GroupReader,
-    ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]],
+    ranges: Sequence[Selected],
     world: World,
     batch_size: int,
 ) -> Batch:
@@ -120,7 +123,7 @@ def _by_shape(
 
 def _share(
     latents: LatentsDataset, reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[tuple[RowRange, NDArray[np.bool_]]]:
+) -> Iterator[Selected]:
     """Yield this worker's row groups and the selected rows of each; only addresses are read."""
     order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
     count = 0
@@ -159,6 +162,7 @@ class Validation:
         return {f"{low}-{high - 1}": mean for (low, high), mean in ranges}
 
 
+@torch.no_grad()
 def measure(
     networks: nn.Module,
     objective: Objective,
@@ -175,7 +179,15 @@ def measure(
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
-        losses = _losses(networks, objective, conditioning, micro_batch, edges, forward)
+        by_range = []
+        with forward():
+            text = conditioning.text_or_empty(micro_batch, torch.zeros_like(micro_batch.weights, dtype=torch.bool))
+            for number, (low, high) in enumerate(pairwise(edges)):
+                random = RowRandom(_SEED, number, micro_batch.rows)
+                timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
+                each = losses_at(networks, objective, micro_batch, random, timesteps, text)
+                by_range.append(each.double() * micro_batch.weights)
+        losses = torch.stack(by_range, dim=1)
         rows = losses.mean(dim=1)[micro_batch.weights > 0]
         totals[:buckets] += losses.sum(dim=0)
         totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
@@ -188,23 +200,3 @@ def measure(
 def edges_of(timesteps: int, buckets: int) -> tuple[int, ...]:
     """Return the edges of `buckets` ranges of nearly equal length."""
     return tuple(timesteps * n // buckets for n in range(buckets + 1))
-
-
-@torch.no_grad()
-def _losses(
-    networks: nn.Module,
-    objective: Objective,
-    conditioning: Conditioning,
-    batch: Batch,
-    edges: Sequence[int],
-    forward: Callable[[], AbstractContextManager[Any]],
-) -> Tensor:
-    """Return the loss of each row in each range of timesteps; 0 for padding."""
-    losses = []
-    with forward():
-        text = conditioning.text_or_empty(batch, torch.zeros_like(batch.weights, dtype=torch.bool))
-        for number, (low, high) in enumerate(pairwise(edges)):
-            random = RowRandom(_SEED, number, batch.rows)
-            timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
-            losses.append(losses_at(networks, objective, batch, random, timesteps, text).double() * batch.weights)
-    return torch.stack(losses, dim=1)

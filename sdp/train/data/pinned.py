@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.records import BadRecord, parse
 from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage, open_storage
 
@@ -81,13 +82,10 @@ def _name(number: int) -> str:
 
 def _read_pin(run: Storage, number: int) -> Pin | None:
     try:
-        raw = run.read(_name(number))
+        return parse(Pin, run.read(_name(number)))
     except NotFound:
         return None
-    try:
-        data = json.loads(raw)
-        return Pin(str(data["uri"]), int(data["version"]), str(data["digest"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except BadRecord as error:
         raise DatasetError(
             f"{run.uri_of(_name(number))}: not the pinned version of a dataset ({error}); restore it, or delete it if "
             "the dataset has not changed since the run began"

@@ -69,9 +69,8 @@ def open_plain(
     listing: pa.Table, uri: str, options: StorageOptions, resolution: int, columns: ColumnsConfig, limit: int | None
 ) -> LatentsDataset:
     """Open the listed files as a dataset."""
-    groups: list[list[int]] = listing["row_groups"].to_pylist()
     paths = tuple(listing["uri"].to_pylist())
-    row_groups = RowGroups.of(groups)
+    row_groups = RowGroups.listed(listing["row_groups"])
     low = np.cumsum(row_groups.rows) - row_groups.rows
     if not row_groups.rows.sum():
         raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the URI")
