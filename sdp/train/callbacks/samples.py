@@ -66,7 +66,7 @@ class DrawSamples(Callback):
 
     def _begin(self, trainer: Trainer, step: int) -> None:
         """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
-        if trainer.world.any_of([self._drawing is not None])[0]:
+        if trainer.world.any_of(self._drawing is not None):
             if trainer.world.is_main:
                 log.warning(
                     "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps or "
