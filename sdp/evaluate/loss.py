@@ -1,8 +1,8 @@
 """The denoising loss of a checkpoint on latents that it was not trained on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdp.config import EvaluateConfig, TrainConfig, parse_into
 from sdp.config.evaluate import LossConfig
@@ -26,7 +26,7 @@ class LossSpec:
 
     checkpoint: Storage
     ema: bool
-    training: Mapping[str, Any]
+    training: TrainConfig
     """The checkpoint's training configuration, with the resolution and the source to measure on."""
     model: ModelSource
     settings: LossConfig
@@ -35,7 +35,7 @@ class LossSpec:
     @property
     def dataset(self) -> str:
         """URI of the latents to measure on."""
-        return self.settings.source or str(self.training["source"]["uri"])
+        return self.settings.source or self.training.source.uri
 
 
 def plan_loss(config: EvaluateConfig) -> LossSpec | None:
@@ -62,7 +62,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
     return LossSpec(
         checkpoint=folder,
         ema=training.ema.decay is not None and section.weights != "raw",
-        training=training.model_dump(mode="json"),
+        training=training,
         model=replace(source, sha256=marker["model"]["digest"]),
         settings=section,
         storage=options,
@@ -101,7 +101,7 @@ class LossWorker:
         from sdp.train.validation import load_validation_batch, measure, validation_rows
         from sdp.train.world import World, choose_device
 
-        training, settings = parse_into(TrainConfig, spec.training), spec.settings
+        training, settings = spec.training, spec.settings
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))

@@ -28,15 +28,7 @@ from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
-from sdp.model.tensor_index import (
-    FORMAT,
-    INDEX,
-    Chunk,
-    DamagedCheckpoint,
-    StoredTensor,
-    TensorIndex,
-    read_tensor_index,
-)
+from sdp.model.tensor_index import FORMAT, INDEX, Chunk, DamagedCheckpoint, StoredTensor, TensorIndex, read_tensor_index
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
@@ -408,17 +400,18 @@ def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
 
 def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
     missing = [name for name in tensors if name not in stored]
+    differing = [name for name in tensors if name in stored and tuple(tensors[name].shape) != stored[name].size]
     if missing:
-        raise ModelError(
-            f"{storage.uri}: saved from a model of another architecture: it has no {missing[0]} ({len(missing)} of "
-            f"{len(tensors)} tensors are missing); resume with the model that the run was trained with"
-        )
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != stored[name].size:
-            raise ModelError(
-                f"{storage.uri}: saved from a model of another architecture: {name} is {list(stored[name].size)} there "
-                f"and {list(tensor.shape)} here; resume with the model that the run was trained with"
-            )
+        difference = f"it has no {missing[0]} ({len(missing)} of {len(tensors)} tensors are missing)"
+    elif differing:
+        name = differing[0]
+        difference = f"{name} is {list(stored[name].size)} there and {list(tensors[name].shape)} here"
+    else:
+        return
+    raise ModelError(
+        f"{storage.uri}: saved from a model of another architecture: {difference}; resume with the model that the run "
+        "was trained with"
+    )
 
 
 def _dtype(name: str) -> torch.dtype:

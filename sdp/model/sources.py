@@ -79,10 +79,7 @@ def parse(text: str) -> ModelSource:
 
 
 def check(
-    source: ModelSource | str,
-    parts: Sequence[str] = PARTS,
-    *,
-    storage: StorageOptions | None = None,
+    source: ModelSource | str, parts: Sequence[str] = PARTS, *, storage: StorageOptions | None = None
 ) -> ModelSource:
     """Raise ModelError unless the source exists and has these parts, which must fit together.
 
@@ -103,11 +100,7 @@ def check(
     return source
 
 
-def resolve(
-    source: ModelSource | str,
-    *,
-    storage: StorageOptions | None = None,
-) -> LocalModel:
+def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None) -> LocalModel:
     """Return the source as a local folder, downloaded if needed and once for all processes of a machine.
 
     The digest is that of the content, which must match a pinned `sha256`.

@@ -3,9 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +12,11 @@ from torch import Tensor
 from sdp.config import TrainConfig
 from sdp.device import DTYPES
 from sdp.errors import StorageError, one_line
+from sdp.generate.painter import text_encoding
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
-from sdp.model.family import encode_text
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks
 from sdp.train.callbacks.base import Callback, StepReport
@@ -140,17 +139,12 @@ class DrawSamples(Callback):
             self._networks = Networks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
         return {name: weights.data for name, weights in self._trained.weights().items()}
 
-    @torch.no_grad()
     def _encoded(self, trainer: Trainer, trained: torch.nn.Module | None) -> Text:
         model = resolve(self.config.model.source, storage=self.config.storage.options()).path
         empty, device = trainer.conditioning.empty, trainer.world.device
         # Trainers that receive embeddings have no text encoder, so one is loaded here for a moment.
-        encoder: Any = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
-        tokenizer = load.load_tokenizer(model)
-
-        def encode(prompts: Sequence[str]) -> Tensor:
-            return encode_text(encoder, load.token_ids(tokenizer, prompts).to(device))
-
+        encoder = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
+        encode = text_encoding(model, encoder, device)
         return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 
     def _draw(self, trainer: Trainer, step: int) -> Iterator[None]:
