@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sdp.train.optimizer import Verdict
-
 if TYPE_CHECKING:
+    from sdp.train.optimizer import Verdict
     from sdp.train.trainer import Trainer
 
 
@@ -19,7 +18,7 @@ class Update:
     samples: int
     """Samples of this step, over all workers."""
     learning_rate: float
-    verdict: Verdict
+    verdict: "Verdict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
