@@ -105,8 +105,8 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     common = {"storage": config.storage.model_dump(mode="json")}
     sampler = {"steps": config.draw.steps, "guidance_scale": config.draw.guidance_scale}
 
-    def draw(prompts: Sequence[str], count: int, checkpoint: str, output: str, **more: Any) -> dict[str, Any]:
-        return {
+    def draw(title: str, prompts: Sequence[str], count: int, checkpoint: str, output: str, **more: Any) -> Step:
+        settings = {
             **common,
             "prompts": list(prompts),
             "images_per_prompt": count,
@@ -118,10 +118,11 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
             "precision": config.precision,
             "scaling": scaling,
         }
+        return Step(title, "generate", settings)
 
-    def compare(pictures: str, reference: str, output: str, **more: Any) -> dict[str, Any]:
+    def compare(title: str, pictures: str, reference: str, output: str, **more: Any) -> Step:
         features = config.evaluate.features
-        return {
+        settings = {
             **common,
             "source": {"uri": pictures},
             "reference": {"uri": reference if features is not None else None},
@@ -130,9 +131,10 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
             "scaling": scaling,
             **more,
         }
+        return Step(title, "evaluate", settings)
 
-    def process(source: Mapping[str, Any], output: str) -> dict[str, Any]:
-        return {
+    def process(title: str, source: Mapping[str, Any], output: str, **more: Any) -> Step:
+        settings = {
             **common,
             "source": source,
             "output": {"uri": output},
@@ -140,18 +142,18 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
             "resolutions": [config.resolution],
             "seed": config.seed,
             "encode": {**scaling, "dtype": config.precision},
+            **more,
         }
+        return Step(title, "process", settings)
 
     own = {"uri": config.source.uri, "caption": config.source.caption}
-    encode_own = {**process(own, uris[OWN_LATENTS]), "limit": config.limit}
-    steps = [Step("encode the subject's pictures", "process", encode_own)]
+    steps = [process("encode the subject's pictures", own, uris[OWN_LATENTS], limit=config.limit)]
     trained: dict[str, Any] = {"uri": uris[OWN_LATENTS]}
     if prior.prompt is not None:
-        classes = draw([prior.prompt], prior.pictures, config.model.source, uris[CLASS], image_files=False)
-        steps.append(Step(f"draw {counted(prior.pictures, 'picture')} of the class", "generate", classes))
-        steps.append(
-            Step("encode the pictures of the class", "process", process({"uri": uris[CLASS]}, uris[CLASS_LATENTS]))
-        )
+        title = f"draw {counted(prior.pictures, 'picture')} of the class"
+        source = config.model.source
+        steps.append(draw(title, [prior.prompt], prior.pictures, source, uris[CLASS], image_files=False))
+        steps.append(process("encode the pictures of the class", {"uri": uris[CLASS]}, uris[CLASS_LATENTS]))
         # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to
         # a factor, DreamBooth's loss: the subject's plus `weight` times the class's.
         trained = {"uri": uris[CLASS_LATENTS], "also": [{"uri": uris[OWN_LATENTS], "weight": 1 / prior.weight}]}
@@ -179,21 +181,14 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     }
     steps.append(Step(f"train {counted(config.max_steps, 'step')}", "train", train))
     prompts, count = config.draw.prompts or (config.source.caption,), config.draw.images_per_prompt
-    steps.append(Step("draw the subject", "generate", draw(prompts, count, uris[RUN], uris[PICTURES])))
+    steps.append(draw("draw the subject", prompts, count, uris[RUN], uris[PICTURES]))
     if config.evaluate.clip is not None or config.evaluate.features is not None:
-        clip = {"model": config.evaluate.clip}
-        evaluate = compare(uris[PICTURES], config.source.uri, uris[EVALUATION], clip=clip)
-        steps.append(Step("compare the drawn pictures with the subject's", "evaluate", evaluate))
+        title, clip = "compare the drawn pictures with the subject's", {"model": config.evaluate.clip}
+        steps.append(compare(title, uris[PICTURES], config.source.uri, uris[EVALUATION], clip=clip))
     if config.evaluate.features is not None and prior.prompt is not None:
-        redraw = draw([prior.prompt], min(prior.pictures, _DRIFT), uris[RUN], uris[CLASS_AFTER])
-        steps.append(Step("draw the class again", "generate", redraw))
-        steps.append(
-            Step(
-                "compare the class with its first pictures",
-                "evaluate",
-                compare(uris[CLASS_AFTER], uris[CLASS], uris[DRIFT]),
-            )
-        )
+        count = min(prior.pictures, _DRIFT)
+        steps.append(draw("draw the class again", [prior.prompt], count, uris[RUN], uris[CLASS_AFTER]))
+        steps.append(compare("compare the class with its first pictures", uris[CLASS_AFTER], uris[CLASS], uris[DRIFT]))
     return tuple(steps)
 
 

@@ -3,26 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import counted, say, table
-from sdp.datasets import manifest
-from sdp.datasets.manifest import Dataset
+from sdp.datasets import manifest, tombstones
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossWorker
-from sdp.evaluate.prepare import EvaluatePlan, PictureSet, pinned, prepare, taken_down
+from sdp.evaluate.prepare import EvaluatePlan, PictureSet, Task, pinned, prepare
 from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
-
-if TYPE_CHECKING:
-    from sdp.evaluate.worker import EvaluateSpec, Task
 
 _PIECE_ROWS = 256
 """Pictures of a piece, which is read at once."""
@@ -49,7 +45,8 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _feature_sets(plan, lease)
         if plan.reused is not None:
-            sets[REFERENCE] = FeatureSet(plan.reused, taken_down(plan.reused, plan.options))
+            taken_down = tombstones.load(plan.reused.storage, plan.options).rows
+            sets[REFERENCE] = FeatureSet(plan.reused, taken_down)
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))
@@ -109,37 +106,21 @@ def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSe
 
 
 def _write_features(
-    plan: EvaluatePlan, tasks: "Sequence[Task]", lease: Lease
+    plan: EvaluatePlan, tasks: Sequence[Task], lease: Lease
 ) -> tuple[list[tuple[str, PartInfo]], PoolFigures]:
     from sdp.evaluate.worker import EvaluateWorker  # imports torch
 
     config = plan.config
     pool = _pool(config)
     pool.join()
-    make_worker = partial(EvaluateWorker, {picture_set.name: _spec(plan, picture_set) for picture_set in plan.sets})
+    specs = {picture_set.name: picture_set.spec(config, plan.features) for picture_set in plan.sets}
+    make_worker = partial(EvaluateWorker, specs)
     infos: list[tuple[str, PartInfo]] = []
     with Tracker(pool, lease, sum(len(work.unit) for _, work, _ in tasks)) as tracker:
         for info in pool.run(make_worker, tasks, tracker.add):
             infos.append(info)
             tracker.add(sum(len(info.unit) for _, info in infos) - tracker.figures.done)
     return infos, tracker.figures
-
-
-def _spec(plan: EvaluatePlan, picture_set: PictureSet) -> "EvaluateSpec":
-    from sdp.evaluate.worker import EvaluateSpec
-
-    upstream = picture_set.pictures.dataset
-    return EvaluateSpec(
-        features=plan.features,
-        clip=picture_set.clip,
-        columns=picture_set.pictures.columns,
-        config=plan.config,
-        output=picture_set.storage,
-        storage=plan.options,
-        taken_down=picture_set.taken_down(plan.options),
-        repeated=upstream.repeated_rows if upstream is not None else None,
-        foreign=upstream is None,
-    )
 
 
 def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: Sequence[PartInfo]) -> FeatureSet:
@@ -151,11 +132,6 @@ def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: 
         models={name: pinned(network) for name, network in models.items() if network is not None},
         input=picture_set.pictures.input,
     )
-    _refuse_empty(dataset, picture_set)
-    return FeatureSet(dataset, picture_set.taken_down(plan.options))
-
-
-def _refuse_empty(dataset: Dataset, picture_set: PictureSet) -> None:
     counts = dataset.manifest.counts
     if counts.written < 2:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.reasons.items()) or "there are no others"
@@ -163,6 +139,7 @@ def _refuse_empty(dataset: Dataset, picture_set: PictureSet) -> None:
             f"{picture_set.pictures.uri}: expected 2 readable pictures or more, got {counts.written} ({reasons}); see "
             f"`sdp inspect {dataset.storage.uri}`"
         )
+    return FeatureSet(dataset, picture_set.taken_down(plan.options))
 
 
 def _pool(config: EvaluateConfig) -> WorkerPool:

@@ -1,16 +1,15 @@
 """The denoising loss of a checkpoint on latents that it was not trained on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdp.config import EvaluateConfig, TrainConfig, parse_into
 from sdp.config.evaluate import LossConfig
 from sdp.datasets.manifest import open_dataset
-from sdp.datasets.output import read_json
-from sdp.errors import ConfigError, DatasetError, NotFound, UserError
+from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
+from sdp.model.checkpoints import CONFIG, find_checkpoint, read_config, read_marker
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.data.latents import open_latents, refuse_embeddings
@@ -27,7 +26,7 @@ class LossSpec:
 
     checkpoint: Storage
     ema: bool
-    training: Mapping[str, Any]
+    training: TrainConfig
     """The checkpoint's training configuration, with the resolution and the source to measure on."""
     model: ModelSource
     settings: LossConfig
@@ -36,7 +35,7 @@ class LossSpec:
     @property
     def dataset(self) -> str:
         """URI of the latents to measure on."""
-        return self.settings.source or str(self.training["source"]["uri"])
+        return self.settings.source or self.training.source.uri
 
 
 def plan_loss(config: EvaluateConfig) -> LossSpec | None:
@@ -63,7 +62,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
     return LossSpec(
         checkpoint=folder,
         ema=training.ema.decay is not None and section.weights != "raw",
-        training=training.model_dump(mode="json"),
+        training=training,
         model=replace(source, sha256=marker["model"]["digest"]),
         settings=section,
         storage=options,
@@ -72,9 +71,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
 
 def _training(folder: Storage) -> TrainConfig:
     try:
-        return parse_into(TrainConfig, read_json(folder, CONFIG))
-    except NotFound as error:
-        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
+        return parse_into(TrainConfig, read_config(folder))
     except ConfigError as error:
         raise DatasetError(
             f"{folder.uri}: its {CONFIG} is from another version of sdp ({error.problems[0]}); use that version"
@@ -104,7 +101,7 @@ class LossWorker:
         from sdp.train.validation import load_validation_batch, measure, validation_rows
         from sdp.train.world import World, choose_device
 
-        training, settings = parse_into(TrainConfig, spec.training), spec.settings
+        training, settings = spec.training, spec.settings
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))

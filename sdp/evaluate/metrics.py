@@ -30,16 +30,15 @@ class Gaussian:
 class Moments:
     """Sums over batches of features, in the same memory for a set of any size."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         self.count = 0
         self._shift: Doubles | None = None
-        self._sum = np.zeros(width)
-        self._products = np.zeros((width, width))
+        self._sum = self._products = np.zeros(())
 
     @staticmethod
     def of(features: Features, batch: int = 4096) -> "Moments":
         """Return the moments of features in memory."""
-        moments = Moments(features.shape[1])
+        moments = Moments()
         for start in range(0, len(features), batch):
             moments.add(features[start : start + batch])
         return moments
@@ -53,8 +52,8 @@ class Moments:
             self._shift = rows.mean(axis=0)
         rows -= self._shift
         self.count += len(rows)
-        self._sum += rows.sum(axis=0)
-        self._products += rows.T @ rows
+        self._sum = self._sum + rows.sum(axis=0)
+        self._products = self._products + rows.T @ rows
 
     def gaussian(self) -> Gaussian:
         """Return the mean and the unbiased covariance."""
@@ -165,16 +164,13 @@ def mean_and_error(values: NDArray[np.floating]) -> tuple[float, float]:
     return float(doubles.mean()), float(error)
 
 
-def moments_and_sample(
-    batches: Iterable[Features], most: int, total: int, seed: int
-) -> tuple[Moments | None, Features]:
+def moments_and_sample(batches: Iterable[Features], most: int, total: int, seed: int) -> tuple[Moments, Features]:
     """Return the moments of a set's features, and a uniform sample of at most `most` of its `total` rows."""
     in_sample = np.zeros(total, np.bool_)
     in_sample[np.random.RandomState(seed).permutation(total)[:most]] = True
-    moments, seen = None, 0
+    moments, seen = Moments(), 0
     rows: list[Features] = []
     for features in batches:
-        moments = moments or Moments(features.shape[1])
         moments.add(features)
         rows.append(features[in_sample[seen : seen + len(features)]])
         seen += len(features)

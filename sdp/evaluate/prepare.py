@@ -1,20 +1,38 @@
 """Checks and decisions before anything costly begins: networks, pictures, checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pyroaring import BitMap64
 
 from sdp.config import EvaluateConfig
 from sdp.config.evaluate import PictureSource
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
+from sdp.datasets.units import Work
 from sdp.encode.pictures import Pictures, open_pictures
+from sdp.encode.reading import Piece
+from sdp.encode.work import SourceSpec
 from sdp.errors import DatasetError, UserError
 from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
 from sdp.evaluate.loss import LossSpec, plan_loss
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import Storage, StorageOptions, is_read_only, open_storage
+
+Task = tuple[str, Work, Sequence[Piece]]
+"""The name of a set, a unit of it, and the pieces to read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSpec(SourceSpec):
+    """The settings of the evaluators for one set of pictures."""
+
+    config: EvaluateConfig
+    features: FeatureNetwork | None
+    clip: FeatureNetwork | None
 
 
 @dataclass(frozen=True)
@@ -34,16 +52,25 @@ class PictureSet:
         """Open the dataset of features, and assign addresses to new pictures."""
         return self.pictures.freeze(open_output(self.storage, self.head), self.limit, options)
 
-    def taken_down(self, options: StorageOptions) -> bytes:
-        """Return the addresses that are taken down now, as a serialised bitmap."""
+    def taken_down(self, options: StorageOptions) -> BitMap64:
+        """Return the addresses that are taken down now."""
         dataset = self.pictures.dataset
-        return b"" if dataset is None else taken_down(dataset, options)
+        return BitMap64() if dataset is None else tombstones.load(dataset.storage, options).rows
 
-
-def taken_down(dataset: Dataset, options: StorageOptions) -> bytes:
-    """Return the addresses of a dataset that are taken down now, as a serialised bitmap."""
-    rows: bytes = tombstones.load(dataset.storage, options).rows.serialize()
-    return rows
+    def spec(self, config: EvaluateConfig, features: FeatureNetwork | None) -> EvaluateSpec:
+        """Return what the evaluators need to know."""
+        options, upstream = config.storage.options(), self.pictures.dataset
+        return EvaluateSpec(
+            features=features,
+            clip=self.clip,
+            columns=self.pictures.columns,
+            config=config,
+            output=self.storage,
+            storage=options,
+            taken_down=self.taken_down(options).serialize(),
+            repeated=upstream.repeated_rows if upstream is not None else None,
+            foreign=upstream is None,
+        )
 
 
 @dataclass(frozen=True)

@@ -43,18 +43,17 @@ class FeatureSet:
     """The features of a set of pictures, and the addresses that have been taken down since."""
 
     dataset: Dataset
-    taken_down: bytes = b""
+    taken_down: BitMap64
 
     def batches(self, column: str) -> Iterator[pa.RecordBatch]:
         """Yield batches of `row` and a column, without rows taken down."""
-        taken_down = BitMap64.deserialize(self.taken_down) if self.taken_down else BitMap64()
         parts = self.dataset.parts
         for path, written in zip(parts["path"].to_pylist(), parts["written"].to_pylist(), strict=True):
             if not written:
                 continue
             for batch in iter_rows(self.dataset.storage, path, ["row", column], _BATCH):
-                if taken_down:
-                    batch = batch.filter(pa.array([row not in taken_down for row in batch["row"].to_pylist()]))
+                if self.taken_down:
+                    batch = batch.filter(pa.array([row not in self.taken_down for row in batch["row"].to_pylist()]))
                 yield batch
 
     def features(self) -> Iterator[NDArray[np.float32]]:
@@ -87,13 +86,11 @@ def distances(generated: FeatureSet, reference: FeatureSet, config: EvaluateConf
         for features in (generated, reference)
     )
     for features, moments in ((generated, drawn), (reference, target)):
-        if moments is None or moments.count < 2:
+        if moments.count < 2:
             raise DatasetError(
                 f"{features.dataset.storage.uri}: expected features of 2 pictures or more that are not taken down, got "
-                f"{moments.count if moments else 0}; add pictures"
+                f"{moments.count}; add pictures"
             )
-    assert drawn is not None
-    assert target is not None
     frechet = Frechet(target.gaussian())
     infinity = frechet_infinity(drawn_rows, frechet, config.fid.infinity_points, config.seed)
     kid = kernel_distance(drawn_rows, target_rows, config.kid.subsets, config.kid.subset_size, config.seed)

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
-from sdp.config import EvaluateConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
@@ -17,28 +16,17 @@ from sdp.datasets.units import Work
 from sdp.device import choose_device
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
-from sdp.encode.work import SourceSpec, reason_to_skip
+from sdp.encode.work import reason_to_skip
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
-from sdp.evaluate.networks import Clip, Network, Prepared, Rows, load_network
+from sdp.evaluate.networks import Clip, Network, Prepared, load_network
+from sdp.evaluate.prepare import EvaluateSpec, Task
 from sdp.imaging import MAX_PIXELS, Pixels, RowError, decode
 from sdp.model import networks
-from sdp.model.networks import FeatureNetwork
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 
 LAYOUT = Layout(row_group_rows=1024)
-Task = tuple[str, Work, Sequence[Piece]]
-"""The name of a set, a unit of it, and the pieces to read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSpec(SourceSpec):
-    """The settings of the evaluators for one set of pictures."""
-
-    config: EvaluateConfig
-    features: FeatureNetwork | None
-    clip: FeatureNetwork | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +37,6 @@ class _Prepared:
     views: tuple[Prepared, ...]
     """One for each network."""
     caption: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The networks' results for a batch of pictures."""
-
-    rows: Sequence[int]
-    features: Rows | None
-    scores: NDArray[np.float32] | None
-    """CLIP scores; NaN without a caption."""
 
 
 class EvaluateWorker:
@@ -96,12 +74,12 @@ class _UnitRun:
 
     def __init__(self, spec: EvaluateSpec, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
         self._spec, self._networks, self._sandbox = spec, networks, sandbox
-        self._batch = spec.config.scaling.batch_size
+        self._schema, self._batch = _schema(spec, networks), spec.config.scaling.batch_size
         self._reason_to_skip = reason_to_skip(spec)
 
     def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
-        results: list[_Batch] = []
+        results = [self._schema.empty_table()]
         batch: list[_Prepared] = []
         spec = self._spec
         pictures = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
@@ -115,7 +93,7 @@ class _UnitRun:
                 on_rows(len(batch))
                 batch = []
         results += self._embed(batch, outcomes)
-        table = self._table(results).sort_by("row")
+        table = pa.concat_tables(results).combine_chunks().sort_by("row")
         outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
         return write_part(spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
 
@@ -138,14 +116,14 @@ class _UnitRun:
         assert self._sandbox is not None
         return child.unpacked(*self._sandbox(data))
 
-    def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[_Batch]:
+    def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[pa.Table]:
         """Compute features, in smaller batches if memory is short."""
-        results: list[_Batch] = []
+        results: list[pa.Table] = []
         at = 0
         while at < len(batch):
             pictures = batch[at : at + self._batch]
             try:
-                results.append(self._keep_finite(self._features(pictures), outcomes))
+                results.append(self._features(pictures, outcomes))
                 at += len(pictures)
             except torch.OutOfMemoryError as error:
                 if self._batch == 1:
@@ -155,48 +133,39 @@ class _UnitRun:
                 self._batch //= 2
         return results
 
-    def _features(self, batch: Sequence[_Prepared]) -> _Batch:
+    def _features(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> pa.Table:
+        """Return the rows of a batch; record those with NaN or infinite features as failed instead."""
         spec = self._spec
-        rows = {
+        rows = np.array([picture.row for picture in batch], np.int64)
+        finite = np.ones(len(batch), np.bool_)
+        columns: list[Any] = [rows]
+        embedded = {
             digest: network.embed([picture.views[n] for picture in batch])
             for n, (digest, network) in enumerate(self._networks.items())
         }
-        scores = None
+        if spec.features is not None:
+            features = np.ascontiguousarray(embedded[spec.features.digest], np.float32)
+            finite = np.logical_and.reduce(np.isfinite(features), axis=1)
+            kind = self._schema.field(FEATURES).type
+            columns.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(features), [None, pa.py_buffer(features)]))
         if spec.clip is not None:
             clip = self._networks[spec.clip.digest]
             assert isinstance(clip, Clip)
-            captioned = np.array([bool(picture.caption) for picture in batch])
+            captions = [picture.caption for picture in batch]
+            captioned = np.array([bool(caption) for caption in captions])
             scores = np.full(len(batch), np.nan, np.float32)
-            scores[captioned] = clip.scores(
-                rows[spec.clip.digest][captioned], [picture.caption for picture in batch if picture.caption]
-            )
-        return _Batch([picture.row for picture in batch], rows[spec.features.digest] if spec.features else None, scores)
-
-    def _keep_finite(self, batch: _Batch, outcomes: list[Outcome]) -> _Batch:
-        """Return the rows without NaN or infinity; record the others as failed."""
-        if batch.features is None:
-            return batch
-        good = np.logical_and.reduce(np.isfinite(batch.features), axis=1)
-        outcomes += [Outcome(row, FAILED, "not_finite") for row, ok in zip(batch.rows, good, strict=True) if not ok]
-        rows = [row for row, ok in zip(batch.rows, good, strict=True) if ok]
-        return _Batch(rows, batch.features[good], None if batch.scores is None else batch.scores[good])
-
-    def _table(self, results: Sequence[_Batch]) -> pa.Table:
-        spec = self._spec
-        rows = pa.array([row for batch in results for row in batch.rows], pa.int64())
-        columns, schema = [rows], [pa.field("row", pa.int64(), nullable=False)]
-        if spec.features is not None:
-            width = self._networks[spec.features.digest].width
-            empty = np.zeros((0, width), np.float32)
-            features = np.concatenate([empty, *(batch.features for batch in results if batch.features is not None)])
-            kind = pa.binary(4 * width)
-            data = pa.py_buffer(np.ascontiguousarray(features, np.float32))
-            columns.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(features), [None, data]))
-            metadata = {"shape": json.dumps([width]), "dtype": "float32"}
-            schema.append(pa.field(FEATURES, kind, nullable=False, metadata=metadata))
-        if spec.clip is not None:
-            none = np.zeros(0, np.float32)
-            scores = np.concatenate([none, *(batch.scores for batch in results if batch.scores is not None)])
+            scores[captioned] = clip.scores(embedded[spec.clip.digest][captioned], list(filter(None, captions)))
             columns.append(pa.array(scores, pa.float32(), mask=np.isnan(scores)))
-            schema.append(pa.field(CLIP, pa.float32()))
-        return pa.table(columns, schema=pa.schema(schema))
+        outcomes += [Outcome(row, FAILED, "not_finite") for row in rows[~finite].tolist()]
+        return pa.table(columns, schema=self._schema).filter(pa.array(finite))
+
+
+def _schema(spec: EvaluateSpec, networks: Mapping[str, Network]) -> pa.Schema:
+    fields = [pa.field("row", pa.int64(), nullable=False)]
+    if spec.features is not None:
+        width = networks[spec.features.digest].width
+        metadata = {"shape": json.dumps([width]), "dtype": "float32"}
+        fields.append(pa.field(FEATURES, pa.binary(4 * width), nullable=False, metadata=metadata))
+    if spec.clip is not None:
+        fields.append(pa.field(CLIP, pa.float32()))
+    return pa.schema(fields)

@@ -6,14 +6,13 @@ from functools import partial
 from typing import Any
 
 from sdp.config import GenerateConfig, identity
-from sdp.console import counted, say, table
+from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
-from sdp.generate.layout import KIND, SHEET
+from sdp.generate.layout import IMAGES, KIND, SHEET
 from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_prompts, taken_down
-from sdp.generate.report import closing, forecast
 from sdp.generate.source import GenerateModel, choose
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
@@ -44,7 +43,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, model))
     planned = freeze(peek_output(storage, head), prompts.texts, config, publish=False)
     if dry_run:
-        say(table(forecast(config, planned, model, len(prompts.texts), len(prompts.taken_down))))
+        say(table(_forecast(config, planned, model, len(prompts.texts), len(prompts.taken_down))))
         return GenerateSummary(None, PoolFigures())
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
@@ -68,8 +67,47 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
             storage, record.ended(infos, workers={"generators": config.scaling.most}, gpu_hours=figures.gpu_hours)
         )
         sheet = _write_sheet(dataset, prompts, config)
-    say(table(closing(dataset, figures, sheet, config.output.image_files)))
+    say(table(_closing(dataset, figures, sheet, config.output.image_files)))
     return GenerateSummary(dataset, figures, sheet)
+
+
+def _forecast(
+    config: GenerateConfig, output: Output, model: GenerateModel, prompts: int, taken_down: int = 0
+) -> list[tuple[str, str]]:
+    """Return the dry run's table: what a run would do."""
+    works, pending = output.index.works(), output.pending()
+    sampler, scaling = config.sampler, config.scaling
+    guidance = f"guidance {sampler.guidance_scale:g}" if sampler.guidance_scale > 1 else "no guidance"
+    weights = ", its moving average" if model.ema else ""
+    note = f" ({taken_down:,} of them taken down and not drawn)" if taken_down else ""
+    return [
+        ("prompts", f"{prompts:,}{note}, {counted(config.images_per_prompt, 'picture')} each"),
+        ("drawn with", f"{model.uri}{weights} (sha256 {model.digest[:16]}…)"),
+        ("model", f"{model.base} (sha256 {(model.base.sha256 or '')[:16]}…)"),
+        ("sampler", f"{sampler.scheduler}, {counted(sampler.steps, 'step')}, {guidance}, {config.resolution} px"),
+        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(sum(len(work.unit) for work in pending), 'picture')}"),
+        ("generators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"),
+    ]
+
+
+def _closing(dataset: Dataset, figures: PoolFigures, sheet: str | None, image_files: bool) -> list[tuple[str, str]]:
+    """Return the closing table: the dataset's counts, this run's figures, where to look."""
+    counts = dataset.manifest.counts
+    lines = [
+        ("written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"),
+        *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
+    ]
+    if figures.total:
+        lines.append(("this run", figures.summary))
+    else:
+        lines.append(("this run", "nothing to do: all parts existed"))
+    if sheet:
+        lines.append(("look at", sheet))
+    if image_files:
+        lines.append(("pictures", dataset.storage.uri_of(IMAGES.rstrip("/"))))
+    lines.append(("dataset", dataset.storage.uri))
+    return lines
 
 
 def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:

@@ -75,16 +75,21 @@ def load_painter(
     dtype = DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(model.base, storage=options).path
     trained = _load_networks(model, path).eval().requires_grad_(False).to(device, dtype)
+    text_encoder = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
+    schedule = {**load.load_scheduler_config(path), **model.scheduler}
+    networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
+    return Painter(networks, text_encoding(path, text_encoder, device), sampling, negative_prompt, batch_size)
+
+
+def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callable[[Sequence[str]], Tensor]:
+    """Return a function that encodes prompts with a model's tokenizer and this text encoder, which is on the device."""
     tokenizer = load.load_tokenizer(path)
-    text_encoder: Any = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
 
     def encode(prompts: Sequence[str]) -> Tensor:
         with torch.no_grad():
             return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
 
-    schedule = {**load.load_scheduler_config(path), **model.scheduler}
-    networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
-    return Painter(networks, encode, sampling, negative_prompt, batch_size)
+    return encode
 
 
 def _load_networks(model: GenerateModel, path: Path) -> TrainedNetworks:

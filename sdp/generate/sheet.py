@@ -1,10 +1,11 @@
 """The contact sheet: one image with many pictures, by prompt, each prompt below its pictures."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 _WIDTH = 1280
 """Approximate width of a sheet in pixels."""
@@ -30,14 +31,12 @@ def contact_sheet(strips: Sequence[Strip], side: int) -> bytes:
     lines = -(-len(strips) // columns)
     sheet = Image.new("RGB", (columns * (width + _GAP) + _GAP, lines * (height + _GAP) + _GAP), _PAPER)
     pen = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(size=12)
     for number, strip in enumerate(strips):
         left = _GAP + number % columns * (width + _GAP)
         top = _GAP + number // columns * (height + _GAP)
         for place, data in enumerate(strip.pictures):
             _paste(sheet, pen, data, (left + place * (side + _GAP), top), side)
-        for line, text in enumerate(_wrapped(strip.caption, font, width)):
-            pen.text((left, top + side + 2 + line * _LINE), text, fill=_INK, font=font)
+        sheet.paste(_label(strip.caption, width), (left, top + side + 2))
     sink = io.BytesIO()
     sheet.save(sink, "PNG")
     return sink.getvalue()
@@ -51,31 +50,19 @@ def _paste(sheet: Image.Image, pen: ImageDraw.ImageDraw, data: bytes | None, at:
         return
     with Image.open(io.BytesIO(data)) as opened:
         picture = opened.convert("RGB")
-    scale = side / max(picture.size)
-    if scale != 1:
-        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-        # Small pictures are enlarged without smoothing, so that their pixels can be seen.
-        picture = picture.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
-    sheet.paste(picture, at)
+    # Small pictures are enlarged without smoothing, so that their pixels can be seen.
+    method = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
+    sheet.paste(ImageOps.contain(picture, (side, side), method), at)
 
 
-def _wrapped(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Return the text in as many lines as fit, with … where it is cut."""
-    # At most the words that could fit, and one more to show that the text continues.
-    words, lines = text[: 4 * _LINES * width].split()[: _LINES * width + 1], list[str]()
-    while words and len(lines) < _LINES:
-        last = len(lines) == _LINES - 1
-        line = words.pop(0)
-        while words and len(words[0]) <= width and font.getlength(f"{line} {words[0]}") <= width:
-            line = f"{line} {words.pop(0)}"
-        lines.append(_cut(f"{line} …" if last and words else line, font, width))
-    return lines
-
-
-def _cut(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
-    if len(line) <= width and font.getlength(line) <= width:
-        return line
-    line = line.removesuffix(" …")[:width]  # no letter is narrower than a pixel
-    while line and font.getlength(f"{line}…") > width:
-        line = line[:-1]
-    return f"{line}…"
+def _label(caption: str, width: int) -> Image.Image:
+    """Return the caption as a picture, with … where it is cut."""
+    font = ImageFont.load_default(size=12)
+    letters = round(width / font.getlength("n"))
+    # At most the letters that could fit, and one more to show that the text continues.
+    lines = textwrap.wrap(caption[: 2 * _LINES * letters], letters, max_lines=_LINES, placeholder=" …")
+    label = Image.new("RGB", (width, _LINES * _LINE), _PAPER)
+    pen = ImageDraw.Draw(label)
+    for number, line in enumerate(lines):
+        pen.text((0, number * _LINE), line, fill=_INK, font=font)
+    return label

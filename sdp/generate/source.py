@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdp.config.generate import GenerateConfig
-from sdp.datasets.output import read_json
-from sdp.errors import DatasetError, NotFound, UserError
+from sdp.errors import DatasetError, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_marker, trained_scheduler
+from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_config, read_marker, trained_scheduler
 from sdp.model.layout import INDEX
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -86,10 +85,7 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
 
 def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> GenerateModel:
     marker = read_marker(folder)
-    try:
-        trained = read_json(folder, CONFIG)
-    except NotFound as error:
-        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
+    trained = read_config(folder)
     try:
         trained_on, pinned = trained["model"]["source"], marker["model"]["digest"]
         objective, decay = trained["objective"], trained["ema"]["decay"]

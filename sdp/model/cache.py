@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from sdp.errors import ModelError, StorageError, Unavailable
 from sdp.model import layout
+from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
     from sdp.model.sources import ModelSource
-    from sdp.storage import FileInfo, Storage, StorageOptions
 
 LOCK_TIMEOUT_S = 3600.0
 """Timeout for another worker on this machine to finish the same download."""
@@ -36,11 +36,11 @@ def folder() -> Path:
     return Path(home) / "sdp" / "models"
 
 
-Listing = Callable[["Storage"], "list[FileInfo]"]
+Listing = Callable[[Storage], list[FileInfo]]
 """Lists the files to download from a folder in a bucket."""
 
 
-def model_files(storage: "Storage") -> "list[FileInfo]":
+def model_files(storage: Storage) -> list[FileInfo]:
     """Return the files of a model in diffusers layout."""
     files = [file for part in layout.PARTS for file in storage.list(part)]
     if storage.exists(layout.INDEX):
@@ -49,10 +49,8 @@ def model_files(storage: "Storage") -> "list[FileInfo]":
     return [file for file in files if file.path in selected]
 
 
-def download(source: "ModelSource", options: "StorageOptions | None", list_files: Listing = model_files) -> Path:
+def download(source: "ModelSource", options: StorageOptions | None, list_files: Listing = model_files) -> Path:
     """Download a bucket's folder as it is now, unless it is here already; return the local folder."""
-    from sdp.storage import open_storage
-
     storage = open_storage(source.uri, options)
     listing = list_files(storage)
     if not listing:
@@ -85,7 +83,7 @@ def digest(path: Path, names: Sequence[str]) -> str:
     return result
 
 
-def _download_once(storage: "Storage", listing: "list[FileInfo]", key: str, list_files: Listing) -> Path:
+def _download_once(storage: Storage, listing: list[FileInfo], key: str, list_files: Listing) -> Path:
     from filelock import FileLock, Timeout
 
     folder().mkdir(parents=True, exist_ok=True)
@@ -99,7 +97,7 @@ def _download_once(storage: "Storage", listing: "list[FileInfo]", key: str, list
         ) from error
 
 
-def _download(storage: "Storage", listing: "list[FileInfo]", key: str, list_files: Listing) -> Path:
+def _download(storage: Storage, listing: list[FileInfo], key: str, list_files: Listing) -> Path:
     """Download the model. The caller holds the lock, so an earlier partial download is abandoned and removed."""
     partial = folder() / f".partial-{key}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -118,7 +116,7 @@ def _download(storage: "Storage", listing: "list[FileInfo]", key: str, list_file
     return target
 
 
-def _fetch(storage: "Storage", file: "FileInfo", target: Path) -> None:
+def _fetch(storage: Storage, file: FileInfo, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as out:
         for start in range(0, file.size, CHUNK):
@@ -137,7 +135,7 @@ def _known(key: str) -> Path | None:
     return target if target is not None and target.is_dir() else None
 
 
-def _key(uri: str, listing: "list[FileInfo]") -> str:
+def _key(uri: str, listing: list[FileInfo]) -> str:
     return _hash([uri, sorted([file.path, file.size, file.etag] for file in listing)])
 
 

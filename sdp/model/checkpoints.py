@@ -190,6 +190,14 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     return marker
 
 
+def read_config(folder: Storage) -> dict[str, Any]:
+    """Return the configuration of a checkpoint's run."""
+    try:
+        return read_json(folder, CONFIG)
+    except NotFound as error:
+        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
+
+
 def state_in(marker: Mapping[str, Any]) -> TrainState:
     """Return the run's state, from a checkpoint's marker."""
     data = marker["state"]

@@ -13,12 +13,11 @@ import numpy as np
 from sdp.errors import ModelError, StorageError, one_line
 from sdp.imaging import Pixels
 from sdp.model.family import TOKENS
+from sdp.model.networks import FeatureNetwork
 from sdp.storage import StorageOptions, open_source
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from sdp.model.networks import FeatureNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class View:
         return np.asarray(resized, np.uint8)
 
 
-def view_of(network: "FeatureNetwork") -> View:
+def view_of(network: FeatureNetwork) -> View:
     """Return a CLIP model's view, from its processor's configuration."""
     where = network.path / "preprocessor_config.json"
     try:
@@ -119,7 +118,7 @@ class Predictor:
         return _layers(read_tensors(data, self.uri), self.uri)
 
 
-def find_predictor(uri: str, network: "FeatureNetwork", options: StorageOptions | None) -> Predictor:
+def find_predictor(uri: str, network: FeatureNetwork, options: StorageOptions | None) -> Predictor:
     """Check a predictor of aesthetics for a CLIP model's embeddings."""
     data = _read(uri, options)
     width = json.loads((network.path / "config.json").read_bytes()).get("projection_dim", 512)

@@ -7,10 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sdp.datasets.output import read_json
 from sdp.errors import ModelError, UserError
 from sdp.model import load, sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights, trained_scheduler
+from sdp.model.checkpoints import find_checkpoint, read_config, read_marker, read_weights, trained_scheduler
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import single_file
@@ -59,7 +58,7 @@ def export(
     """
     one_file = form != "folder"
     folder = find_checkpoint(checkpoint, options)
-    config = read_json(folder, CONFIG)
+    config = read_config(folder)
     objective = config["objective"]
     scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
     step = int(read_marker(folder)["state"]["step"])

@@ -48,9 +48,6 @@ def download(
 
 def read(source: "ModelSource", name: str) -> bytes:
     """Return one small file of the repository at the revision."""
-    cached = _cached_folder(source)
-    if cached is not None:
-        return (cached / name).read_bytes()
     from huggingface_hub import hf_hub_download
 
     with _explained(source):

@@ -20,6 +20,9 @@ from typing import Any
 
 from sdp.model.family import REQUIREMENTS
 
+_LONGEST_HEADER = 100_000_000
+"""The format's limit on the header of a weights file, in bytes."""
+
 Exists = Callable[[str], bool]
 """Returns true if a name, relative to the model's folder, is a file."""
 
@@ -43,6 +46,15 @@ PATTERNS = (
     *(f"{part}/{name.format(stem)}" for part, stem in _WEIGHTS.items() for name in _WEIGHT_FILES),
 )
 """The patterns of a model's files, relative to its folder."""
+_REQUIRED = {
+    "tokenizer": ((("vocab.json", "merges.txt"), ("tokenizer.json",)),),
+    "scheduler": ((("scheduler_config.json",),),),
+    **{
+        part: ((("config.json",),), ((f"{stem}.safetensors",), (f"{stem}.safetensors.index.json",)))
+        for part, stem in _WEIGHTS.items()
+    },
+}
+"""The files of each part: for each need its alternatives, each a group of files needed together."""
 
 
 def model_files(names: Iterable[str]) -> list[str]:
@@ -58,7 +70,7 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
 def missing_file(exists: Exists, parts: Sequence[str]) -> str | None:
     """Return the first missing file that one of the parts needs, or None."""
     for part in parts:
-        for alternatives in _required_files(part):
+        for alternatives in _REQUIRED[part]:
             if not any(all(exists(f"{part}/{name}") for name in names) for names in alternatives):
                 return f"{part}/{alternatives[0][0]}"
     return None
@@ -109,22 +121,3 @@ def digest(folder: Path, names: Iterable[str]) -> str:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{content}  {name}\n".encode())
     return total.hexdigest()
-
-
-_LONGEST_HEADER = 100_000_000
-"""The format's limit, in bytes."""
-
-
-def _required_files(part: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the files of a part: for each need its alternatives, each a group of files needed together."""
-    if part == "tokenizer":
-        return ((("vocab.json", "merges.txt"), ("tokenizer.json",)),)
-    if part == "scheduler":
-        return ((("scheduler_config.json",),),)
-    if part not in _WEIGHTS:
-        raise ValueError(f"{part!r} is not a part of a model; expected one of {', '.join(PARTS)}")
-    stem = _WEIGHTS[part]
-    return (
-        (("config.json",),),
-        ((f"{stem}.safetensors",), (f"{stem}.safetensors.index.json",)),
-    )

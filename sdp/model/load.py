@@ -89,12 +89,7 @@ def tokenize(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> npt.NDArray
     return ids
 
 
-def load_unet(
-    path: Path,
-    *,
-    pretrained: bool,
-    device: "torch.device | str" = "cpu",
-) -> "UNet2DConditionModel":
+def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu") -> "UNet2DConditionModel":
     """Load the U-Net for training, with the source's weights or with new ones from torch's current seed."""
     import torch
 

@@ -10,14 +10,12 @@ Other files of a published repository are neither read nor downloaded, and are n
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sdp.errors import ModelError
-from sdp.model import cache, layout, sources
+from sdp.model import cache, hub, layout, sources
 from sdp.model.sources import ModelSource
-
-if TYPE_CHECKING:
-    from sdp.storage import FileInfo, Storage, StorageOptions
+from sdp.storage import FileInfo, Storage, StorageOptions
 
 Kind = Literal["clip", "dinov2", "vit", "inception"]
 
@@ -60,7 +58,7 @@ class FeatureNetwork:
         return file
 
 
-def find(text: str | ModelSource, key: str, *, storage: "StorageOptions | None" = None) -> FeatureNetwork:
+def find(text: str | ModelSource, key: str, *, storage: StorageOptions | None = None) -> FeatureNetwork:
     """Return a source's network, downloading it if needed. Errors begin with the configuration's key."""
     try:
         source = sources.parse(text) if isinstance(text, str) else text
@@ -81,20 +79,18 @@ def present(folder: Path) -> list[str]:
     return layout.matching((file.name for file in folder.iterdir() if file.is_file()), PATTERNS)
 
 
-def _fetch(source: ModelSource, storage: "StorageOptions | None") -> Path:
+def _fetch(source: ModelSource, storage: StorageOptions | None) -> Path:
     """Return the local folder of a source, downloading it if needed."""
     if source.kind == "builtin":
         raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
     if source.kind == "hub":
-        from sdp.model import hub
-
         return hub.download(source, PATTERNS, lambda folder: _fault(folder) is None)
     if source.kind == "bucket":
         return cache.download(source, storage, _listing)
     return sources.local_folder(source)
 
 
-def _listing(storage: "Storage") -> "list[FileInfo]":
+def _listing(storage: Storage) -> list[FileInfo]:
     selected = set(layout.matching((name for name in storage.names() if "/" not in name), PATTERNS))
     return [file for file in storage.list() if file.path in selected]
 

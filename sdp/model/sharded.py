@@ -13,7 +13,6 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -29,15 +28,7 @@ from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
-from sdp.model.tensor_index import (
-    FORMAT,
-    INDEX,
-    Chunk,
-    DamagedCheckpoint,
-    StoredTensor,
-    TensorIndex,
-    read_tensor_index,
-)
+from sdp.model.tensor_index import FORMAT, INDEX, Chunk, DamagedCheckpoint, StoredTensor, TensorIndex, read_tensor_index
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
@@ -53,9 +44,9 @@ class Staged:
     Both may run in another thread as long as training only reads the tensors.
     """
 
-    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
-        self._storage, self._host, self._index = storage, host, layout.index
-        self._shards = {file: [_local(tensors[name]) for name in names] for file, names in layout.files}
+    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], plan: "_Writer", host: "Host") -> None:
+        self._storage, self._host, self._index = storage, host, plan.index
+        self._shards = {file: [_local(tensors[name]) for name in names] for file, names in plan.files}
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
         on_gpu = self._device.type == "cuda"
         self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
@@ -116,12 +107,13 @@ class Staged:
 
 class Host:
     """The state kept between saves: host memory (allocating takes longer than copying), the stream that copies, and the
-    layout, on which the workers need to agree again only when the tensors change."""
+    plan, on which the workers need to agree again only when the tensors change."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
-        self._layout: tuple[_Signature, _Layout] | None = None
+        self.plan: tuple[list[Any], _Writer] | None = None
+        """The tensors' names and kinds, and the plan for them. Either all workers have the same or none has one."""
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
         """Return memory for a file. Its previous content must have been written."""
@@ -135,32 +127,6 @@ class Host:
         self._stream = self._stream or new_stream(device)
         return self._stream
 
-    def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
-        """Return the layout agreed on for such tensors, or None. Either all workers have one or none has."""
-        return self._layout[1] if self._layout is not None and self._layout[0] == _signature(tensors) else None
-
-    def keep(self, tensors: Mapping[str, Tensor], layout: "_Layout") -> None:
-        """Keep the layout for the next save."""
-        self._layout = (_signature(tensors), layout)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The files that a worker writes with their tensors in order; on the first worker, the index of all."""
-
-    files: Sequence[tuple[str, Sequence[str]]]
-    index: bytes | None
-
-
-_Signature = list[tuple[Any, ...]]
-
-
-def _signature(tensors: Mapping[str, Tensor]) -> _Signature:
-    return [
-        (n, t.dtype, t.shape, getattr(t, "placements", None), getattr(t, "device_mesh", None))
-        for n, t in tensors.items()
-    ]
-
 
 def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
     """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
@@ -168,14 +134,16 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
     Every worker calls it, since they agree on who writes what; `alone` is for one process by itself.
     """
     host = host or Host()
-    layout = host.layout_of(tensors)
-    if layout is None:
+    kinds = [
+        (n, t.dtype, t.shape, getattr(t, "placements", None), getattr(t, "device_mesh", None))
+        for n, t in tensors.items()
+    ]
+    if host.plan is None or host.plan[0] != kinds:
         writer = _Writer()
         with _explained(f"{storage.uri}: cannot save"):
             save_state(tensors, storage_writer=writer, no_dist=alone)
-        layout = _Layout(writer.files, writer.index)
-        host.keep(tensors, layout)
-    return Staged(storage, tensors, layout, host)
+        host.plan = kinds, writer
+    return Staged(storage, tensors, host.plan[1], host)
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
@@ -219,6 +187,7 @@ class _Writer(_Unprepared, StorageWriter):
 
     def __init__(self) -> None:
         self.files: list[tuple[str, list[str]]] = []
+        """The worker's files, each with its tensors in order."""
         self.index: bytes | None = None
         """The index of all workers' tensors, on the first worker."""
 
@@ -431,17 +400,18 @@ def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
 
 def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
     missing = [name for name in tensors if name not in stored]
+    differing = [name for name in tensors if name in stored and tuple(tensors[name].shape) != stored[name].size]
     if missing:
-        raise ModelError(
-            f"{storage.uri}: saved from a model of another architecture: it has no {missing[0]} ({len(missing)} of "
-            f"{len(tensors)} tensors are missing); resume with the model that the run was trained with"
-        )
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != stored[name].size:
-            raise ModelError(
-                f"{storage.uri}: saved from a model of another architecture: {name} is {list(stored[name].size)} there "
-                f"and {list(tensor.shape)} here; resume with the model that the run was trained with"
-            )
+        difference = f"it has no {missing[0]} ({len(missing)} of {len(tensors)} tensors are missing)"
+    elif differing:
+        name = differing[0]
+        difference = f"{name} is {list(stored[name].size)} there and {list(tensors[name].shape)} here"
+    else:
+        return
+    raise ModelError(
+        f"{storage.uri}: saved from a model of another architecture: {difference}; resume with the model that the run "
+        "was trained with"
+    )
 
 
 def _dtype(name: str) -> torch.dtype:

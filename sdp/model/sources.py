@@ -15,15 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sdp.errors import ModelError
-from sdp.model import layout
+from sdp.model import cache, hub, layout
 from sdp.model.family import MIRROR, SD1, SD2, Family
 from sdp.model.layout import PARTS, Exists
-
-if TYPE_CHECKING:
-    from sdp.storage import StorageOptions
+from sdp.storage import StorageOptions, open_storage
+from sdp.storage.uri import parse as parse_uri
 
 BUILTIN = "builtin:"
 FORMS = "builtin:tiny, owner/name@REVISION on the model hub, a local folder (./model), or an s3:// or gs:// folder"
@@ -80,10 +79,7 @@ def parse(text: str) -> ModelSource:
 
 
 def check(
-    source: ModelSource | str,
-    parts: Sequence[str] = PARTS,
-    *,
-    storage: "StorageOptions | None" = None,
+    source: ModelSource | str, parts: Sequence[str] = PARTS, *, storage: StorageOptions | None = None
 ) -> ModelSource:
     """Raise ModelError unless the source exists and has these parts, which must fit together.
 
@@ -91,8 +87,6 @@ def check(
     """
     source = parse(source) if isinstance(source, str) else source
     if source.kind == "hub":
-        from sdp.model import hub
-
         _require_files(source, hub.exists(source), parts)
         return source
     exists, read = _files_of(source, storage)
@@ -106,21 +100,13 @@ def check(
     return source
 
 
-def resolve(
-    source: ModelSource | str,
-    *,
-    storage: "StorageOptions | None" = None,
-) -> LocalModel:
+def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None) -> LocalModel:
     """Return the source as a local folder, downloaded if needed and once for all processes of a machine.
 
     The digest is that of the content, which must match a pinned `sha256`.
     """
     source = parse(source) if isinstance(source, str) else source
-    from sdp.model import cache
-
     if source.kind == "hub":
-        from sdp.model import hub
-
         path = hub.download(source)
     elif source.kind == "bucket":
         path = cache.download(source, storage)
@@ -138,7 +124,7 @@ def resolve(
     return LocalModel(path, digest, source)
 
 
-def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Literal["epsilon", "v"]:
+def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Literal["epsilon", "v"]:
     """Return the prediction type of a source's U-Net, by its scheduler_config.json. Reads nothing else."""
     name = "scheduler/scheduler_config.json"
     prediction = _read_config(source, name, storage).get("prediction_type", "epsilon")
@@ -152,19 +138,17 @@ def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | Non
     )
 
 
-def family(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Family | None:
+def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family | None:
     """Return the published model whose U-Net has the source's size, or None."""
     unet = _read_config(source, "unet/config.json", storage)
     keys = ("block_out_channels", "layers_per_block", "cross_attention_dim")
     return next((known for known in (SD2, SD1) if all(unet.get(key) == known.unet[key] for key in keys)), None)
 
 
-def _read_config(source: ModelSource | str, name: str, storage: "StorageOptions | None") -> dict[str, Any]:
+def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
     if source.kind == "hub":
-        from sdp.model import hub
-
         data = hub.read(source, name)
     else:
         data = _files_of(source, storage)[1](name)
@@ -206,8 +190,6 @@ def local_folder(source: ModelSource) -> Path:
         if name != "tiny":
             raise ModelError(f"model source {source}: unknown builtin model; expected builtin:tiny")
         return Path(str(files("sdp.model") / "tiny"))
-    from sdp.storage.uri import parse as parse_uri
-
     path = Path(parse_uri(source.uri).path)
     if not path.is_dir():
         cause = "is a file, not a folder" if path.exists() else "no such folder"
@@ -218,11 +200,9 @@ def local_folder(source: ModelSource) -> Path:
     return path
 
 
-def _files_of(source: ModelSource, storage: "StorageOptions | None") -> tuple[Exists, Callable[[str], bytes]]:
+def _files_of(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
     """Return a test for the files of a folder or bucket, and a function that reads one."""
     if source.kind == "bucket":
-        from sdp.storage import open_storage
-
         folder = open_storage(source.uri, storage)
         return folder.exists, folder.read
     path = local_folder(source)

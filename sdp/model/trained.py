@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sdp.config.train import LoraConfig
-from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, ModelError, one_line
 from sdp.model import load, sources
-from sdp.model.checkpoints import CONFIG, read_weights
+from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.family import blocks, encode_text, predict, text_blocks
 from sdp.model.lora import add_lora, merge_lora
 from sdp.model.sources import ModelSource
@@ -135,4 +134,4 @@ def refuse_lora(
 
 def lora_of(folder: Storage) -> LoraConfig:
     """Return the LoRA configuration of a checkpoint's run."""
-    return LoraConfig.model_validate(read_json(folder, CONFIG).get("lora", {}), strict=False)
+    return LoraConfig.model_validate(read_config(folder).get("lora", {}), strict=False)

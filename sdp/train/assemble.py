@@ -35,8 +35,7 @@ from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
-from sdp.train.plan import DATASET_KINDS
-from sdp.train.prediction import with_prediction
+from sdp.train.plan import DATASET_KINDS, with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import channels_last, compile_blocks
@@ -108,14 +107,14 @@ def make_reader(
     The embedding is None unless captions reach the trainers as embeddings.
     """
     if config.data.mode == "offline":
-        sources = open_sources(config, write=True)
+        sources = open_sources(config)
         for source in sources.all:
-            if source.dataset is not None:
-                refuse_another_encoder(config, source.dataset, model)
+            if source.written is not None:
+                refuse_another_encoder(config, source.written, model)
         latents = offline_reader(config, sources, world)
         embedded = latents.columns[1].name == TEXT
         return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
-    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
+    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
     collocated = config.data.mode == "collocated"
     columns = open_columns(config, dataset) if collocated else None
     if columns and columns.tables:  # a table may have been replaced since the job began

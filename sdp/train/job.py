@@ -30,8 +30,7 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
 from sdp.train.phases import finished_phases, phases_of, refuse_other_phases, total_state, with_remaining_budget
-from sdp.train.plan import DATASET_KINDS, TrainPlan, make_plan
-from sdp.train.prediction import with_prediction
+from sdp.train.plan import DATASET_KINDS, TrainPlan, make_plan, with_prediction
 from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer

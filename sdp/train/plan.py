@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from sdp.config import TrainConfig
 from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.output import read_json
 from sdp.encode.joined import contents_of
 from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, FIRST, TrainState, find_checkpoint, read_marker
+from sdp.model.checkpoints import FIRST, TrainState, find_checkpoint, read_config, read_marker
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
@@ -30,7 +29,6 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
 from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
-from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
 
 DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
@@ -91,6 +89,18 @@ class TrainPlan:
         ]
 
 
+def with_prediction(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with objective.prediction resolved."""
+    if config.objective.prediction is not None:
+        return config
+    key, own = _own_prediction(config)
+    if own == "epsilon" and config.objective.zero_terminal_snr:
+        hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
+        got = f"null, and {key} was trained to predict epsilon"
+        raise ConfigError([Problem("objective.prediction", "v while zero_terminal_snr is on", got, hint)])
+    return config.replaced(objective=config.objective.replaced(prediction=own))
+
+
 def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     """Check all that can be wrong, the cheapest first, and return the plan.
 
@@ -121,11 +131,11 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         )
     if step is not None and state.position:
         _refuse_another_epoch(config, run.checkpoint(step), state, rows)
-    before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
+    before = read_config(run.checkpoint(step)) if step is not None else {}
     notes = [
         *_batch_notes(before, batch),
         *_schedule_notes(config, before, state),
-        *filter(None, [prediction_note(config) if begun else None, tight]),
+        *filter(None, [_prediction_note(config) if begun else None, tight]),
         *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
     ]
     return TrainPlan(
@@ -143,9 +153,31 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     )
 
 
+def _prediction_note(config: TrainConfig) -> str | None:
+    """Return a line for the user if the weights that a run begins with were trained for another target."""
+    if config.model.start_from is None and config.model.unet == "new":
+        return None
+    key, own = _own_prediction(config)
+    if own == config.objective.prediction:
+        return None
+    return (
+        f"objective.prediction is {config.objective.prediction}, and {key} was trained to predict {own}: its weights "
+        "have to learn another target; null keeps theirs"
+    )
+
+
+def _own_prediction(config: TrainConfig) -> tuple[str, str]:
+    """Return the key of the model that the run begins with, and the prediction that it was trained for."""
+    options = config.storage.options()
+    if config.model.start_from is not None:
+        trained = read_config(find_checkpoint(config.model.start_from, options))
+        return "model.start_from", trained["objective"]["prediction"]
+    return "model.source", sources.prediction_type(config.model.source, storage=options)
+
+
 def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
     """Refuse to begin with a run that has trained other networks: a U-Net needs its own text encoder."""
-    was = bool(read_json(other, CONFIG)["model"].get("train_text_encoder", False))
+    was = bool(read_config(other)["model"].get("train_text_encoder", False))
     if was != config.model.train_text_encoder:
         expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
         hint = "or export that run with sdp export and begin with the result (model.source)"
@@ -205,7 +237,7 @@ def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
         state.start.places,
         strict=False,  # another list of datasets is refused later
     ):
-        size = source.weighted.dataset.rows
+        size = source.dataset.rows
         if consumed and size != rows:
             yield (
                 f"{uri}: has changed from {rows:,} to {size:,} rows: pass {number} over it ends after {consumed:,} "
@@ -217,7 +249,7 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
     """Refuse to continue an epoch with other rows: its order would repeat some and miss others."""
     marker = read_marker(checkpoint)
     hint = "set it back; it may change when max_epochs has ended the epoch"
-    limit = read_json(checkpoint, CONFIG).get("limit")
+    limit = read_config(checkpoint).get("limit")
     if limit != config.limit:
         raise ConfigError([Problem("limit", f"{limit} until epoch {state.epoch} is over", str(config.limit), hint)])
     granule = marker.get("granule", config.data.batch_size)
@@ -235,11 +267,11 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
 def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
     opened = open_sources(config, newest=newest)
-    datasets = [source.dataset for source in opened.all if source.dataset is not None]
+    datasets = [source.written for source in opened.all if source.written is not None]
     if model.kind in ("builtin", "local"):  # for others the workers compare digests, once they have the model
         for dataset in datasets:
             refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
-    first = opened.all[0].weighted.dataset
+    first = opened.all[0].dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = opened.rows, config.data.shuffle
     if opened.buckets is None:
@@ -292,7 +324,7 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 
 
 def _refuse_empty_holdout(config: TrainConfig) -> None:
-    own = open_sources(config).all[0].weighted.dataset
+    own = open_sources(config).all[0].dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
     weights = RowWeights(0.0, config.limit)
     if not _any_row(ranges, lambda rows: (weights(rows) > 0) & held_out(rows, config.data.holdout)):

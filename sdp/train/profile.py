@@ -8,7 +8,7 @@ the stopwatch's activities. On a GPU, kernels belong to the activity in which th
 import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sdp.train.stopwatch import ANNOTATION
@@ -32,46 +32,29 @@ class Span:
     start: float
     end: float
     name: str = ""
+    """For work of the GPU, the operation that launched it."""
+    launched: float = 0.0
+    """For work of the GPU, the moment at which the host launched it."""
 
     @property
     def length(self) -> float:
         return self.end - self.start
 
 
-@dataclass(slots=True)
-class _Phase:
-    """One activity, over all steps."""
-
-    host: float = 0.0
-    gpu: float = 0.0
-    """The sum of its kernels."""
-    clock: float = 0.0
-    """On a GPU, the time from the first kernel to the end of the last; otherwise the host's time."""
-    peak: int | None = None
-    before: int | None = None
-    after: int | None = None
-    ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
 def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return the content of profile/summary.json; times are means over the steps, in milliseconds."""
     events = trace["traceEvents"]
-    steps = _spans(events, "user_annotation", _STEP)
-    marks = _spans(events, "user_annotation", ANNOTATION)
-    marks = [Span(m.start, m.end, m.name.removeprefix(ANNOTATION)) for m in marks if _at(steps, m.start) is not None]
+    steps = _annotated(events, _STEP)
+    marks = [mark for mark in _annotated(events, ANNOTATION) if _at(steps, mark.start) is not None]
     active = {_at(steps, mark.start) for mark in marks}
     steps = [step for number, step in enumerate(steps) if number in active]  # without the time after the last step
     kernels = [kernel for kernel in _kernels(events) if _at(steps, kernel.launched) is not None]
     memory = _memory(events, of_gpu=bool(kernels))
-    phases = _phases(marks, kernels)
-    _add_memory(phases, marks, memory)
     ops = _ops(events, steps, marks, kernels)
-    for name, phase, spent in ops:
-        phases[phase].ops[name] += spent
     count = max(len(steps), 1)
     total = sum(step.length for step in steps)
-    named = sum(phase.clock for phase in phases.values())
-    phases[OTHER].clock = max(0.0, total - named)
+    phases = _phases(marks, kernels, memory)
+    phases[OTHER]["clock"] = max(0.0, total - sum(phase["clock"] for phase in phases.values()))
     return {
         "format": FORMAT,
         "device": device,
@@ -79,36 +62,23 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
         "steps": len(steps),
         "step_ms": [_ms(step.length) for step in steps],
         "gpu_busy": _busy(steps, kernels),
-        "phases": [_phase_summary(name, phase, count, total) for name, phase in phases.items()],
-        "ops": _top(ops, count, sum(spent for *_, spent in ops)),
+        "phases": [_phase_summary(name, phase, ops, count, total) for name, phase in phases.items()],
+        "ops": _top(ops, count),
         "memory": {
             "of": "gpu" if kernels else "host",
             "counted_from": "the beginning" if kernels else "the profile's beginning",
-            "peak": max((m.total for m in memory), default=None),
+            "peak": max((allocated for _, allocated in memory), default=None),
         },
         "timeline": _timeline(steps[-1], marks, kernels, memory) if steps else None,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    span: Span
-    launched: float
-    """The moment at which the host launched it."""
-    op: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Allocated:
-    at: float
-    total: int
-
-
-def _spans(events: Iterable[Mapping[str, Any]], category: str, prefix: str) -> list[Span]:
+def _annotated(events: Iterable[Mapping[str, Any]], prefix: str) -> list[Span]:
+    """Return the spans that torch's or sdp's annotations name, without the prefix."""
     spans = [
-        Span(e["ts"], e["ts"] + e["dur"], e["name"])
+        Span(e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(prefix))
         for e in events
-        if e.get("ph") == "X" and e.get("cat") == category and e["name"].startswith(prefix)
+        if e.get("ph") == "X" and e.get("cat") == "user_annotation" and e["name"].startswith(prefix)
     ]
     return sorted(spans, key=lambda span: span.start)
 
@@ -119,18 +89,15 @@ def _at(spans: Sequence[Span], moment: float) -> int | None:
     return number if number >= 0 and moment <= spans[number].end else None
 
 
-def _kernels(events: Sequence[Mapping[str, Any]]) -> list[_Kernel]:
-    launches = {
-        e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in _LAUNCH and "correlation" in _args(e)
-    }
-    names = {
-        e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op" and "External id" in _args(e)
-    }
+def _kernels(events: Sequence[Mapping[str, Any]]) -> list[Span]:
+    launches = {_args(e).get("correlation"): e["ts"] for e in events if e.get("cat") in _LAUNCH}
+    names = {_args(e).get("External id"): e["name"] for e in events if e.get("cat") == "cpu_op"}
     return [
-        _Kernel(
-            Span(e["ts"], e["ts"] + e["dur"], e["name"]),
-            launches.get(_args(e).get("correlation"), e["ts"]),
-            names.get(_args(e).get("External id"), e["name"]),
+        Span(
+            e["ts"],
+            e["ts"] + e["dur"],
+            names.get(_args(e).get("External id", ""), e["name"]),
+            launches.get(_args(e).get("correlation", ""), e["ts"]),
         )
         for e in events
         if e.get("ph") == "X" and e.get("cat") in _GPU
@@ -142,54 +109,69 @@ def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return args
 
 
-def _memory(events: Iterable[Mapping[str, Any]], *, of_gpu: bool) -> list[_Allocated]:
-    totals = [
-        _Allocated(e["ts"], int(e["args"]["Total Allocated"]))
+def _memory(events: Iterable[Mapping[str, Any]], *, of_gpu: bool) -> list[tuple[float, int]]:
+    """Return the moments at which memory was allocated or freed, each with the bytes allocated then."""
+    return sorted(
+        (e["ts"], int(e["args"]["Total Allocated"]))
         for e in events
         if e.get("name") == "[memory]" and (_args(e).get("Device Type") != 0) == of_gpu
-    ]
-    return sorted(totals, key=lambda allocated: allocated.at)
+    )
 
 
-def _phases(marks: Sequence[Span], kernels: Sequence[_Kernel]) -> dict[str, _Phase]:
-    phases: dict[str, _Phase] = {}
-    for mark in marks:
-        phases.setdefault(mark.name, _Phase()).host += mark.length
-    phases[OTHER] = _Phase()
+def _phases(
+    marks: Sequence[Span], kernels: Sequence[Span], memory: Sequence[tuple[float, int]]
+) -> dict[str, dict[str, Any]]:
+    """Return the microseconds and the memory of each activity, over all steps.
+
+    `clock` is the time from an activity's first kernel to the end of its last, or without a GPU the host's time.
+    """
     work = _launched_in(marks, kernels)
+    by_name: dict[str, list[tuple[Span, list[Span]]]] = defaultdict(list)
     for number, mark in enumerate(marks):
-        phase, spans = phases[mark.name], work.get(number, [])
-        phase.gpu += sum(span.length for span in spans)
-        if spans:
-            phase.clock += max(span.end for span in spans) - min(span.start for span in spans)
-        elif not kernels or mark.name == "data":  # the GPU has no part in it
-            phase.clock += mark.length
-    phases[OTHER].gpu = sum(span.length for span in work.get(None, []))
+        by_name[mark.name].append((mark, work.get(number, [])))
+    phases: dict[str, dict[str, Any]] = {}
+    for name, parts in by_name.items():
+        clock = 0.0
+        for mark, spans in parts:
+            if spans:
+                clock += max(span.end for span in spans) - min(span.start for span in spans)
+            elif not kernels or name == "data":  # the GPU has no part in it
+                clock += mark.length
+        phases[name] = {
+            "clock": clock,
+            "host": sum(mark.length for mark, _ in parts),
+            "gpu": sum(span.length for _, spans in parts for span in spans),
+            "memory": _memory_around([mark for mark, _ in parts], memory),
+        }
+    rest = sum(span.length for span in work.get(None, []))
+    phases[OTHER] = {"clock": 0.0, "host": 0.0, "gpu": rest, "memory": _memory_around([], memory)}
     return phases
 
 
-def _launched_in(marks: Sequence[Span], kernels: Sequence[_Kernel]) -> dict[int | None, list[Span]]:
+def _launched_in(marks: Sequence[Span], kernels: Sequence[Span]) -> dict[int | None, list[Span]]:
     work: dict[int | None, list[Span]] = defaultdict(list)
     for kernel in kernels:
-        work[_at(marks, kernel.launched)].append(kernel.span)
+        work[_at(marks, kernel.launched)].append(kernel)
     return work
 
 
-def _add_memory(phases: Mapping[str, _Phase], marks: Sequence[Span], memory: Sequence[_Allocated]) -> None:
-    """Add each activity's memory before, at its peak and after, from the step with the highest peak."""
-    moments = [allocated.at for allocated in memory]
+def _memory_around(
+    marks: Sequence[Span], memory: Sequence[tuple[float, int]]
+) -> tuple[int | None, int | None, int | None]:
+    """Return the memory before an activity, at its peak and after it, in the step with the highest peak."""
+    best: tuple[int | None, int | None, int | None] = (None, None, None)
+    moments, totals = [at for at, _ in memory], [total for _, total in memory]
     for mark in marks:
         first, last = bisect.bisect_left(moments, mark.start), bisect.bisect_right(moments, mark.end)
-        inside = [allocated.total for allocated in memory[first:last]]
-        before = memory[first - 1].total if first else (inside[0] if inside else None)
-        peak = max([*inside, *([before] if before is not None else [])], default=None)
-        phase = phases[mark.name]
-        if peak is not None and (phase.peak is None or peak > phase.peak):
-            phase.peak, phase.before, phase.after = peak, before, inside[-1] if inside else before
+        inside = totals[first:last]
+        around = [totals[first - 1] if first else inside[0], *inside] if first or inside else []
+        if around and (best[1] is None or max(around) > best[1]):
+            best = around[0], max(around), around[-1]
+    return best
 
 
 def _ops(
-    events: Sequence[Mapping[str, Any]], steps: Sequence[Span], marks: Sequence[Span], kernels: Sequence[_Kernel]
+    events: Sequence[Mapping[str, Any]], steps: Sequence[Span], marks: Sequence[Span], kernels: Sequence[Span]
 ) -> list[tuple[str, str, float]]:
     """Return operations with their phase and microseconds: the GPU's if there is one, else the host's."""
 
@@ -198,7 +180,7 @@ def _ops(
         return marks[number].name if number is not None else OTHER
 
     if kernels:
-        return [(kernel.op, phase(kernel.launched), kernel.span.length) for kernel in kernels]
+        return [(kernel.name, phase(kernel.launched), kernel.length) for kernel in kernels]
     by_thread = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event.get("cat") == "cpu_op" and _at(steps, event["ts"]) is not None:
@@ -225,42 +207,45 @@ def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
     return done
 
 
-def _top(ops: Sequence[tuple[str, str, float]], steps: int, total: float) -> list[dict[str, Any]]:
-    calls = Counter(name for name, *_ in ops)
-    spent: dict[str, float] = defaultdict(float)
+def _top(ops: Sequence[tuple[str, str, float]], steps: int) -> list[dict[str, Any]]:
+    calls, spent = Counter(name for name, *_ in ops), Counter[str]()
     for name, _, microseconds in ops:
-        spent[name] += microseconds
+        spent[name] += microseconds  # type: ignore[assignment]  # counters add any numbers
+    total = sum(spent.values())
     return [
         {
             "name": name,
             "calls": round(calls[name] / steps, 1),
-            "ms": _ms(spent[name] / steps),
-            "share": round(spent[name] / total, 4) if total else 0.0,
+            "ms": _ms(microseconds / steps),
+            "share": round(microseconds / total, 4) if total else 0.0,
         }
-        for name in sorted(spent, key=lambda name: -spent[name])[:_TOP]
+        for name, microseconds in spent.most_common(_TOP)
     ]
 
 
-def _phase_summary(name: str, phase: _Phase, steps: int, total: float) -> dict[str, Any]:
-    best = sorted(phase.ops, key=lambda op: -phase.ops[op])[:_TOP_OF_PHASE]
+def _phase_summary(
+    name: str, phase: Mapping[str, Any], ops: Sequence[tuple[str, str, float]], steps: int, total: float
+) -> dict[str, Any]:
+    before, peak, after = phase["memory"]
+    own = _top([op for op in ops if op[1] == name], steps)[:_TOP_OF_PHASE]
     return {
         "name": name,
-        "ms": _ms(phase.clock / steps),
-        "share": round(phase.clock / total, 4) if total else 0.0,
-        "host_ms": _ms(phase.host / steps),
-        "gpu_ms": _ms(phase.gpu / steps),
-        "memory_before": phase.before,
-        "memory_peak": phase.peak,
-        "memory_after": phase.after,
-        "ops": [{"name": op, "ms": _ms(phase.ops[op] / steps)} for op in best],
+        "ms": _ms(phase["clock"] / steps),
+        "share": round(phase["clock"] / total, 4) if total else 0.0,
+        "host_ms": _ms(phase["host"] / steps),
+        "gpu_ms": _ms(phase["gpu"] / steps),
+        "memory_before": before,
+        "memory_peak": peak,
+        "memory_after": after,
+        "ops": [{"name": op["name"], "ms": op["ms"]} for op in own],
     }
 
 
-def _busy(steps: Sequence[Span], kernels: Sequence[_Kernel]) -> float | None:
+def _busy(steps: Sequence[Span], kernels: Sequence[Span]) -> float | None:
     """Return the share of time in which the GPU was busy."""
     if not kernels:
         return None
-    spans = union(kernel.span for kernel in kernels)
+    spans = union(kernels)
     duration = max(steps[-1].end, spans[-1].end) - steps[0].start
     return round(sum(span.length for span in spans) / duration, 4)
 
@@ -277,12 +262,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _timeline(
-    step: Span, marks: Sequence[Span], kernels: Sequence[_Kernel], memory: Sequence[_Allocated]
+    step: Span, marks: Sequence[Span], kernels: Sequence[Span], memory: Sequence[tuple[float, int]]
 ) -> dict[str, Any]:
     """Return one step for the picture, in milliseconds from its beginning."""
     in_step = [mark for mark in marks if step.start <= mark.start <= step.end]
     own = [kernel for kernel in kernels if step.start <= kernel.launched <= step.end]
-    end = max([step.end, *(kernel.span.end for kernel in own)])
+    end = max([step.end, *(kernel.end for kernel in own)])
     width = (end - step.start) / _BINS
 
     def since(moment: float) -> float:
@@ -294,16 +279,16 @@ def _timeline(
             first, last = min(span.start for span in spans), max(span.end for span in spans)
             on_gpu.append([in_step[number].name, since(first), since(last)])
     busy = [0.0] * _BINS if own else []
-    for span in union(kernel.span for kernel in own):
+    for span in union(own):
         first, last = (min(_BINS - 1, max(0, int((moment - step.start) / width))) for moment in (span.start, span.end))
         for number in range(first, last + 1):
             low = step.start + number * width
             busy[number] += max(0.0, min(span.end, low + width) - max(span.start, low)) / width
     curve: dict[int, int] = {}
-    for allocated in memory:
-        if step.start <= allocated.at <= end:
-            number = min(_BINS - 1, int((allocated.at - step.start) / width))
-            curve[number] = max(curve.get(number, 0), allocated.total)
+    for at, total in memory:
+        if step.start <= at <= end:
+            number = min(_BINS - 1, int((at - step.start) / width))
+            curve[number] = max(curve.get(number, 0), total)
     return {
         "ms": _ms(end - step.start),
         "host": [[mark.name, since(mark.start), since(mark.end)] for mark in in_step],

@@ -7,14 +7,13 @@ model. Each row is noised once in each range of timesteps.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import open_dataset
@@ -23,9 +22,8 @@ from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import join, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.loading import Loader
 from sdp.train.data.order import Ints, RowRange
-from sdp.train.data.rows import Rows, batch_of, empty_rows
+from sdp.train.data.rows import Loader, Rows, batch_of, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
@@ -35,26 +33,24 @@ from sdp.train.world import World
 _SEED = 0x5D9
 """The seed of the noise, which is the same in all runs, so that they can be compared."""
 
+Selected = tuple[RowRange, NDArray[np.bool_]]
+"""A row group, and a mask of its rows to measure on."""
+
 
 @dataclass(frozen=True)
 class ValidationRows:
     """The rows of a dataset that may be measured on."""
 
     latents: LatentsDataset
-    load_weights: Callable[[], Weigh]
-    """Returns the weights apart from the hold-out: takedowns and the limit."""
+    weigh: Weigh
+    """The weights apart from the hold-out: takedowns and the limit."""
     holdout: float | None = None
     """The share that is held out from training and measured on; None means all rows."""
 
-    def selector(self) -> Callable[[Ints], NDArray[np.bool_]]:
-        """Return a function that selects the addresses to measure on; takedowns are read now."""
-        weigh = self.load_weights()
-
-        def select(rows: Ints) -> NDArray[np.bool_]:
-            selected = weigh(rows) > 0
-            return selected if self.holdout is None else selected & held_out(rows, self.holdout)
-
-        return select
+    def select(self, rows: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the addresses to measure on."""
+        selected = self.weigh(rows) > 0
+        return selected if self.holdout is None else selected & held_out(rows, self.holdout)
 
 
 def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
@@ -62,12 +58,11 @@ def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
     if source is not None:
         dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
         latents = open_latents(dataset, config.data.resolution)
-        return ValidationRows(latents, partial(row_weights, dataset.storage, 0.0, None))
+        return ValidationRows(latents, row_weights(dataset.storage, 0.0, None))
     own = open_sources(config).all[0]
-    load_weights: Callable[[], Weigh] = partial(RowWeights, 0.0, config.limit)
-    if own.dataset is not None:
-        load_weights = partial(row_weights, own.dataset.storage, 0.0, config.limit)
-    return ValidationRows(own.weighted.dataset, load_weights, config.data.holdout)
+    storage = own.written.storage if own.written is not None else None
+    weigh = row_weights(storage, 0.0, config.limit) if storage is not None else RowWeights(0.0, config.limit)
+    return ValidationRows(own.dataset, weigh, config.data.holdout)
 
 
 def load_validation_batch(source: ValidationRows, rows: int, world: World, batch_size: int) -> Batch:
@@ -77,7 +72,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     rows of weight 0.
     """
     latents, reader = source.latents, GroupReader(source.latents)
-    shares = _share(latents, reader, source.selector(), rows, world)
+    shares = _share(latents, reader, source.select, rows, world)
     own_ranges = [(row_range, mask) for row_range, mask in shares if mask.any()]
     count = sum(int(mask.sum()) for _, mask in own_ranges)
     counts = [int(one) for (one,) in world.all_gather([float(count)])]
@@ -89,7 +84,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, own_ranges)])
 
 
-def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
+def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
     count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
@@ -100,7 +95,7 @@ def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_
 def _by_shape(
     latents: LatentsDataset,
     reader: GroupReader,
-    ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]],
+    ranges: Sequence[Selected],
     world: World,
     batch_size: int,
 ) -> Batch:
@@ -128,7 +123,7 @@ def _by_shape(
 
 def _share(
     latents: LatentsDataset, reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[tuple[RowRange, NDArray[np.bool_]]]:
+) -> Iterator[Selected]:
     """Yield this worker's row groups and the selected rows of each; only addresses are read."""
     order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
     count = 0
@@ -167,6 +162,7 @@ class Validation:
         return {f"{low}-{high - 1}": mean for (low, high), mean in ranges}
 
 
+@torch.no_grad()
 def measure(
     networks: nn.Module,
     objective: Objective,
@@ -183,7 +179,15 @@ def measure(
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
-        losses = _losses(networks, objective, conditioning, micro_batch, edges, forward)
+        by_range = []
+        with forward():
+            text = conditioning.text_or_empty(micro_batch, torch.zeros_like(micro_batch.weights, dtype=torch.bool))
+            for number, (low, high) in enumerate(pairwise(edges)):
+                random = RowRandom(_SEED, number, micro_batch.rows)
+                timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
+                each = losses_at(networks, objective, micro_batch, random, timesteps, text)
+                by_range.append(each.double() * micro_batch.weights)
+        losses = torch.stack(by_range, dim=1)
         rows = losses.mean(dim=1)[micro_batch.weights > 0]
         totals[:buckets] += losses.sum(dim=0)
         totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
@@ -196,23 +200,3 @@ def measure(
 def edges_of(timesteps: int, buckets: int) -> tuple[int, ...]:
     """Return the edges of `buckets` ranges of nearly equal length."""
     return tuple(timesteps * n // buckets for n in range(buckets + 1))
-
-
-@torch.no_grad()
-def _losses(
-    networks: nn.Module,
-    objective: Objective,
-    conditioning: Conditioning,
-    batch: Batch,
-    edges: Sequence[int],
-    forward: Callable[[], AbstractContextManager[Any]],
-) -> Tensor:
-    """Return the loss of each row in each range of timesteps; 0 for padding."""
-    losses = []
-    with forward():
-        text = conditioning.text_or_empty(batch, torch.zeros_like(batch.weights, dtype=torch.bool))
-        for number, (low, high) in enumerate(pairwise(edges)):
-            random = RowRandom(_SEED, number, batch.rows)
-            timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
-            losses.append(losses_at(networks, objective, batch, random, timesteps, text).double() * batch.weights)
-    return torch.stack(losses, dim=1)

@@ -63,14 +63,13 @@ class World:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def any_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag whether any worker has set it."""
-        counts = self.sum_of(torch.tensor([float(flag) for flag in flags], device=self.device))
-        return [bool(count > 0) for count in counts.tolist()]
+    def any_of(self, flag: bool) -> bool:
+        """Return whether any worker has set a flag."""
+        return bool(self.sum_of(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""
-        self.any_of([True])
+        self.any_of(True)
 
 
 def choose_device(local_rank: int = 0) -> torch.device:

@@ -11,8 +11,7 @@ from sdp.errors import ConfigError, ModelError
 from sdp.model.checkpoints import find_checkpoint
 from sdp.storage import open_storage
 from sdp.train.job import run
-from sdp.train.plan import make_plan
-from sdp.train.prediction import with_prediction
+from sdp.train.plan import make_plan, with_prediction
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 from tests.training import config

@@ -81,7 +81,7 @@ def test_the_frechet_distance_is_that_of_torchmetrics() -> None:
 
 def test_moments_that_come_in_batches_are_those_of_the_whole() -> None:
     rows = features(1001) + 1000.0  # far from nought, where sums of squares lose their last digits
-    moments = Moments(24)
+    moments = Moments()
     for start in range(0, 1001, 77):
         moments.add(rows[start : start + 77].astype(np.float32))
     moments.add(rows[:0].astype(np.float32))

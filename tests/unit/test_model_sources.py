@@ -293,7 +293,8 @@ def bucket(model: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def opened(uri: str, options: StorageOptions | None = None) -> Storage:
         return real(str(model) if uri.startswith("s3://") else uri, options)
 
-    monkeypatch.setattr("sdp.storage.open_storage", opened)
+    monkeypatch.setattr("sdp.model.sources.open_storage", opened)
+    monkeypatch.setattr("sdp.model.cache.open_storage", opened)
     return "s3://bucket/model"
 
 

@@ -118,7 +118,7 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
 
 
 def test_the_loss_can_be_measured_on_rows_of_several_shapes(latents: LatentsDataset) -> None:
-    batch = load_validation_batch(ValidationRows(latents, RowWeights), 30, World(), GRANULE)
+    batch = load_validation_batch(ValidationRows(latents, RowWeights()), 30, World(), GRANULE)
     rows = []
     for part in micro_batches(batch):
         for row, latent in zip(part.counted.tolist(), part.latents, strict=False):

@@ -154,7 +154,7 @@ def test_rows_of_another_length_are_told_with_their_file(tmp_path: Path) -> None
 
 
 def test_several_captions_in_one_column_are_chosen_from_but_not_those_that_are_missing() -> None:
-    from sdp.train.data.loading import choose_captions
+    from sdp.train.data.rows import choose_captions
 
     captions = np.arange(1, 1 + 300 * 4, dtype=np.uint64).repeat(2).reshape(300, 4, 2)
     captions[:100, 1:] = 0  # one caption

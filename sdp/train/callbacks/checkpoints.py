@@ -1,12 +1,9 @@
 """Saves the run at regular steps."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 
 @dataclass
@@ -15,11 +12,11 @@ class SaveCheckpoints(Callback):
 
     every_steps: int
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step % self.every_steps == 0:
             trainer.save_wanted = True
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:
         if trainer.world.is_main:
             trainer.checkpointer.run.record(
                 "checkpoint",

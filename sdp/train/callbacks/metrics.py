@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,7 @@ from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.limits import OtherPhases, forecast, last_step
 from sdp.train.metrics_log import MetricsLog
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 _WRITE_S = 60.0
 _RECENT = 30
@@ -58,17 +56,17 @@ class RecordMetrics(Callback):
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
     _first: Meter | None = None
-    _recent: "deque[Meter]" = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _recent: deque[Meter] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _saving: float = 0.0
     _written_at: float = 0.0
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
             # Steps after the checkpoint are repeated, and their lines replace the earlier ones.
             self._log = MetricsLog(trainer.checkpointer.run.storage, trainer.state.step)
             self._written_at = time.monotonic()
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:
             return
         self._meter.add(report)
@@ -78,12 +76,12 @@ class RecordMetrics(Callback):
             self._log.publish()  # with the checkpoint, so that a job that resumes from it has all earlier lines
             self._written_at = time.monotonic()
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
         self._saving += saved.seconds
         if self._log is not None:
             self._log.publish()
 
-    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002
+    def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
         if self._log is not None:
             self._log.finish()
 
@@ -91,7 +89,7 @@ class RecordMetrics(Callback):
         if self._log is not None:
             self._log.close()
 
-    def _line(self, trainer: "Trainer", report: StepReport, log: MetricsLog) -> None:
+    def _line(self, trainer: Trainer, report: StepReport, log: MetricsLog) -> None:
         meter, self._meter = self._meter, Meter()
         state, world = trainer.state, trainer.world
         good = meter.steps - meter.skipped
@@ -127,7 +125,7 @@ class RecordMetrics(Callback):
         if self.publish is not None:
             self.publish(line)
 
-    def _forecast(self, trainer: "Trainer", meter: Meter) -> dict[str, float]:
+    def _forecast(self, trainer: Trainer, meter: Meter) -> dict[str, float]:
         """Return GPU-hours and cost so far and at the end of all phases, and the time of that end, as far as known."""
         state, batch, recent, others = trainer.state, trainer.batch_size, self._recent, self.others
         figures = {

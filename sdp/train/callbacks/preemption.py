@@ -2,12 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sdp.train.callbacks.base import Callback, StepReport
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 EVERY_STEPS = 20
 """Steps between checks, each of which is a collective; a spot notice comes two minutes ahead."""
@@ -22,7 +19,7 @@ class SaveBeforePreemption(Callback):
     every_steps: int = EVERY_STEPS
     _saved: bool = False
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._saved or report.step % self.every_steps:
             return
         if self.is_near():

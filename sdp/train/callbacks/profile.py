@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -17,9 +17,7 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.optimizer import shard
 from sdp.train.profile import summarize
 from sdp.train.timeline import PICTURE, SUMMARY, drawing
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +36,11 @@ class Profile(Callback):
     _seen: int = 0
     _profiler: Any = None
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main and self.start == 1:
             self._begin(trainer)
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if not trainer.world.is_main:
             return
         self._seen += 1
@@ -54,7 +52,7 @@ class Profile(Callback):
         elif self._seen == self.start - 1:
             self._begin(trainer)
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
             return
         if self._profiler is not None and self._seen > self.start:
@@ -67,7 +65,7 @@ class Profile(Callback):
     def close(self) -> None:
         self._stop()
 
-    def _begin(self, trainer: "Trainer") -> None:
+    def _begin(self, trainer: Trainer) -> None:
         """Start the profiler; the next step is its own warm-up."""
         activities = [ProfilerActivity.CPU]
         if trainer.world.device.type == "cuda":
@@ -86,7 +84,7 @@ class Profile(Callback):
             profiler.stop()
         return profiler
 
-    def _end(self, trainer: "Trainer") -> None:
+    def _end(self, trainer: Trainer) -> None:
         trainer.stopwatch.annotate = False
         cuda = trainer.world.device.type == "cuda"
         if cuda:
@@ -106,7 +104,7 @@ class Profile(Callback):
         log.info("profiled %d steps: %s", summary["steps"], run.storage.uri_of(PICTURE))
 
 
-def state_bytes(trainer: "Trainer") -> dict[str, int]:
+def state_bytes(trainer: Trainer) -> dict[str, int]:
     """Return the bytes of this worker's share of weights, moving average and AdamW's moments."""
     sizes = {"weights": 0, "average": 0, "optimizer": 0}
     for name, tensor in trainer.tensors().items():

@@ -3,9 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,18 +12,16 @@ from torch import Tensor
 from sdp.config import TrainConfig
 from sdp.device import DTYPES
 from sdp.errors import StorageError, one_line
+from sdp.generate.painter import text_encoding
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
-from sdp.model.family import encode_text
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ class DrawSamples(Callback):
     _networks: Networks | None = None
     _text: Text | None = None
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.samples
         if self._drawing is not None:
             self._credit += settings.share * report.seconds
@@ -61,14 +58,14 @@ class DrawSamples(Callback):
         while self._drawing is not None and self._credit > 0:
             self._continue(trainer)
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         deadline = time.monotonic() + _END_S
         while self._drawing is not None and time.monotonic() < deadline:
             self._continue(trainer)
 
-    def _begin(self, trainer: "Trainer", step: int) -> None:
+    def _begin(self, trainer: Trainer, step: int) -> None:
         """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
-        if trainer.world.any_of([self._drawing is not None])[0]:
+        if trainer.world.any_of(self._drawing is not None):
             if trainer.world.is_main:
                 log.warning(
                     "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps or "
@@ -84,7 +81,7 @@ class DrawSamples(Callback):
             self._spent = time.perf_counter() - began
             self._credit = -self._spent
 
-    def _continue(self, trainer: "Trainer") -> None:
+    def _continue(self, trainer: Trainer) -> None:
         """Do one action of the set being drawn."""
         assert self._drawing is not None
         began = time.perf_counter()
@@ -110,7 +107,7 @@ class DrawSamples(Callback):
                 whole_s=round(time.monotonic() - self._began, 3),
             )
 
-    def _copy(self, trainer: "Trainer") -> None:
+    def _copy(self, trainer: Trainer) -> None:
         """Copy the moving average, or without one the weights, and encode the prompts if needed."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
         into = self._parameters(trainer) if trainer.world.is_main else {}
@@ -124,7 +121,7 @@ class DrawSamples(Callback):
             self._text = self._encoded(trainer, self._trained.text_encoder)
 
     @torch.no_grad()
-    def _parameters(self, trainer: "Trainer") -> dict[str, Tensor]:
+    def _parameters(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the parameters to draw with, by their names in checkpoints; the first call builds the networks."""
         if self._trained is None or self._networks is None:
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
@@ -142,20 +139,15 @@ class DrawSamples(Callback):
             self._networks = Networks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
         return {name: weights.data for name, weights in self._trained.weights().items()}
 
-    @torch.no_grad()
-    def _encoded(self, trainer: "Trainer", trained: torch.nn.Module | None) -> Text:
+    def _encoded(self, trainer: Trainer, trained: torch.nn.Module | None) -> Text:
         model = resolve(self.config.model.source, storage=self.config.storage.options()).path
         empty, device = trainer.conditioning.empty, trainer.world.device
         # Trainers that receive embeddings have no text encoder, so one is loaded here for a moment.
-        encoder: Any = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
-        tokenizer = load.load_tokenizer(model)
-
-        def encode(prompts: Sequence[str]) -> Tensor:
-            return encode_text(encoder, load.token_ids(tokenizer, prompts).to(device))
-
+        encoder = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
+        encode = text_encoding(model, encoder, device)
         return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 
-    def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
+    def _draw(self, trainer: Trainer, step: int) -> Iterator[None]:
         """Draw all pictures of a step, yielding after each action."""
         assert self._networks is not None
         assert self._text is not None

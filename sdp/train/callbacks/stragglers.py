@@ -4,12 +4,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.train.callbacks.base import Callback, StepReport
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 OWN_PARTS = ("data", "copy", "forward")
 """The parts of a step before the first collective. Under fsdp forward has collectives, and only data and copy count."""
@@ -24,10 +22,10 @@ class NameSlowest(Callback):
     _steps: int = 0
     _hosts: list[str] = field(default_factory=list)
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         self._hosts = trainer.world.gather(socket.gethostname())
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if trainer.world.size == 1:
             return
         self._seconds = [s + report.parts.get(part, 0.0) for s, part in zip(self._seconds, OWN_PARTS, strict=True)]

@@ -3,18 +3,16 @@
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import read_marker
 from sdp.telemetry import Telemetry
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from sdp.datasets.outcomes import Outcome
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 _EVERY_S = 1.0
 
@@ -45,7 +43,7 @@ class EmitMetrics(Callback):
     _parts: dict[str, float] = field(default_factory=dict)
     _steps: int = 0
     _samples: int = 0
-    _bad: list["Outcome"] = field(default_factory=list)
+    _bad: list[Outcome] = field(default_factory=list)
     _bad_reported: int = 0
     _reported_at: float = 0.0
 
@@ -58,7 +56,7 @@ class EmitMetrics(Callback):
         if "encoded" in line:
             self.telemetry.reach("sdp_train_encoded_total", line["encoded"])
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         self.telemetry.process("trainer", trainer.world.rank)
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_info", 1, data_mode=trainer.config.data.mode)
@@ -66,7 +64,7 @@ class EmitMetrics(Callback):
             self._report_checkpoint(trainer.checkpointer.run)
         self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         self._steps += 1
         self._samples += report.samples if report.verdict == "good" else 0
         for part, seconds in report.parts.items():
@@ -78,7 +76,7 @@ class EmitMetrics(Callback):
         if time.monotonic() - self._reported_at > _EVERY_S:
             self._report(trainer, report.epoch + report.epoch_done)
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:
         self._parts["checkpoint"] = self._parts.get("checkpoint", 0.0) + saved.seconds
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_checkpoint_step", saved.step)
@@ -94,10 +92,10 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_checkpoint_step", step)
             self.telemetry.show("sdp_train_checkpoint_time_seconds", created.timestamp())
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
-    def _report(self, trainer: "Trainer", epoch: float) -> None:
+    def _report(self, trainer: Trainer, epoch: float) -> None:
         telemetry, world, state = self.telemetry, trainer.world, trainer.state
         self._reported_at = time.monotonic()
         for part, seconds in self._parts.items():

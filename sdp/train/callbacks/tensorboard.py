@@ -11,12 +11,10 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.train.callbacks.base import Callback, Saved
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 FOLDER = "tensorboard"
 _WRITE_S = 300.0
@@ -27,7 +25,7 @@ class WriteEvents(Callback):
     """Collects metrics on the main worker and writes them every five minutes, at checkpoints and at the end."""
 
     clock: Callable[[], float] = time.time
-    _trainer: "Trainer | None" = None
+    _trainer: Trainer | None = None
     _events: list[bytes] = field(default_factory=list)
     _written_at: float = 0.0
     _files: int = 0
@@ -39,15 +37,15 @@ class WriteEvents(Callback):
         if self.clock() - self._written_at > _WRITE_S:
             self._write()
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
             self._trainer, self._written_at = trainer, self.clock()
             self._events.append(_record(self.clock(), trainer.state.step + 1, session_log={"status": "START"}))
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
         self._write()
 
-    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002
+    def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
         self._write()
 
     def _write(self) -> None:

@@ -2,17 +2,14 @@
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import FSDPModule
 
 from sdp.config import TrainConfig
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.batch import Batch
+from sdp.train.trainer import Trainer
 from sdp.train.validation import load_validation_batch, measure, validation_rows
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
 
 
 @dataclass
@@ -26,12 +23,12 @@ class MeasureValidationLoss(Callback):
     config: TrainConfig
     _batch: Batch | None = None
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         settings = self.config.evaluate
         rows = validation_rows(self.config, settings.source)
         self._batch = load_validation_batch(rows, settings.rows, trainer.world, self.config.data.batch_size)
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.evaluate
         if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
             return

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.errors import SdpError
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +42,16 @@ class Watchdog(Callback):
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         self._beat = time.monotonic()
         where = trainer.checkpointer.run.storage, trainer.world.rank
         self._thread = threading.Thread(target=self._watch, args=where, name="sdp-watchdog", daemon=True)
         self._thread.start()
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
 
     def close(self) -> None:

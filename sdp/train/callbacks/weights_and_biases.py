@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.errors import UserError, one_line
 from sdp.telemetry.emit import run_name
 from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.tensorboard import numbers
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
+from sdp.train.trainer import Trainer
 
 
 def require_wandb(project: str | None) -> None:
@@ -37,7 +35,7 @@ class LogToWandb(Callback):
         if self._run is not None:
             self._run.log(numbers(line), step=int(line["step"]))
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
             return
         wandb: Any = import_module("wandb")

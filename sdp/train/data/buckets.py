@@ -9,7 +9,6 @@ A granule takes `data.batch_size` positions of the epoch.
 import io
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from sdp.console import Progress
 from sdp.datasets.concurrently import ordered_map
 from sdp.device import thread_pool
-from sdp.errors import AlreadyExists, DatasetError, NotFound
+from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import Storage
 from sdp.train.data.batch import Batch
@@ -69,8 +68,7 @@ def count_buckets(dataset: LatentsDataset, run: Storage, number: int, *, write: 
     if write:
         sink = io.BytesIO()
         np.save(sink, counts, allow_pickle=False)
-        with suppress(AlreadyExists):  # another worker wrote the same
-            run.create(name, sink.getvalue())
+        run.publish(name, sink.getvalue())
     return counts
 
 

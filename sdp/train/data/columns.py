@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 from sdp.config.train import ColumnsConfig
 from sdp.errors import DatasetError
 from sdp.model.family import TOKEN_DTYPE, TOKENS, latent_shape
-
-if TYPE_CHECKING:
-    import torch
 
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
@@ -42,12 +38,6 @@ class Column:
     @property
     def width(self) -> int:
         return self.numbers * self.dtype.itemsize
-
-    @property
-    def torch_dtype(self) -> "torch.dtype":
-        import torch  # imported late: encoders need no torch to read, and its import takes a second
-
-        return torch.from_numpy(np.empty(0, self.dtype)).dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +116,8 @@ def _find_latents(
 
 def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: str) -> None:
     """Refuse raw VAE output, whose standard deviation is about five times what the U-Net expects."""
-    if not file.metadata.num_rows:
-        return
-    table = file.read_row_group(_first_group(file), columns=[stored.name])
-    sample = np.concatenate(stored.items(table[stored.name].slice(0, 256), column)).view(column.dtype)
-    deviation = float(np.std(sample.astype(np.float32)))
-    if deviation > 3:
+    sample = np.concatenate(stored.items(_first_rows(file, stored.name), column)).view(column.dtype)
+    if sample.size and (deviation := float(np.std(sample.astype(np.float32)))) > 3:
         raise DatasetError(
             f"source.columns.factor: {stored.name} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
             "it to 0.18215, or to 1 to use the latents as they are"
@@ -195,19 +181,19 @@ def _describe_field(field: pa.Field, uri: str) -> tuple[Column, Stored]:
 def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
     """Return the count of numbers in the first row of a column, and their kind: floats (f) or integers (i)."""
     try:
-        table = file.read_row_group(_first_group(file), columns=[field.name]) if file.metadata.num_rows else None
-        values = _flat(table[field.name].chunk(0).slice(0, 1)) if table is not None else None
+        values = _flat(_first_rows(file, field.name).chunk(0).slice(0, 1))
     except (pa.ArrowException, TypeError) as error:
         raise DatasetError(
             f"{uri}: column {field.name} is {field.type}, expected bytes, lists or tensors of numbers ({error})"
         ) from error
-    if values is None:
-        return 0, "f"
-    return len(values), "i" if pa.types.is_integer(values.type) else "f"
+    return len(values), "i" if len(values) and pa.types.is_integer(values.type) else "f"
 
 
-def _first_group(file: pq.ParquetFile) -> int:
-    return next(n for n in range(file.num_row_groups) if file.metadata.row_group(n).num_rows)
+def _first_rows(file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    """Return the first values of a column, up to 256 of one row group."""
+    groups = (file.read_row_group(number, columns=[name])[name] for number in range(file.num_row_groups))
+    rows = next((rows for rows in groups if len(rows)), None)
+    return pa.chunked_array([[]], file.schema_arrow.field(name).type) if rows is None else rows.slice(0, 256)
 
 
 def _flat(array: pa.Array) -> pa.Array:

@@ -2,26 +2,27 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
+from sdp.datasets.manifest import Dataset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.columns import Column
 from sdp.train.data.latents import GroupReader, LatentsDataset
-from sdp.train.data.loading import Loader
 from sdp.train.data.mixture import Mixture, MixtureSpan, shares_of
 from sdp.train.data.order import EpochOrder, Lane, LaneRange, Window
 from sdp.train.data.prefetch import prefetched
-from sdp.train.data.rows import Buffers, Rows, batch_of
+from sdp.train.data.rows import Buffers, Loader, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
 from sdp.train.randomness import seed_of_phase
 
@@ -35,6 +36,9 @@ class WeightedDataset:
     """Number of its samples for each sample of the first dataset."""
     load_weights: Callable[[], Weigh] = RowWeights
     """Returns the rows' weights; called at the beginning of each epoch."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    written: Dataset | None = None
+    """The dataset as sdp wrote it; None for plain files."""
 
 
 @dataclass(frozen=True)
@@ -175,22 +179,6 @@ class Passes:
             lanes.close()
 
 
-@dataclass(slots=True)
-class _LoadedWindow:
-    """A window that is being read, or has been."""
-
-    start: int
-    stop: int
-    future: Future[Rows]
-    _rows: Rows | None = None
-
-    def rows(self) -> Rows:
-        """Wait for the rows and return them; the future's lock is taken only once."""
-        if self._rows is None:
-            self._rows = self.future.result()
-        return self._rows
-
-
 class Lanes:
     """The windows of an epoch that are being read or used, in order, by lane."""
 
@@ -199,7 +187,7 @@ class Lanes:
     ) -> None:
         self._order, self._loader, self._epoch, self._pool = order, loader, epoch, pool
         self._lanes: dict[int, Lane] = {}
-        self._windows: dict[int, deque[_LoadedWindow]] = {}
+        self._windows: dict[int, deque[tuple[Window, Future[Rows]]]] = {}
         self._sufficient: dict[int, float] = {}
         """For each lane, the row up to which requests need no further reading."""
         self._buffers = buffers
@@ -213,19 +201,19 @@ class Lanes:
             self._read(lane_range.lane, lane_range.start, lane_range.stop)
         for lane_range in short:
             # Half a window ahead (and at least two ranges), so that a lane rarely holds two whole windows.
-            last, end = self._windows[lane_range.lane][-1], len(self._lane(lane_range.lane))
+            last, end = self._windows[lane_range.lane][-1][0], len(self._lane(lane_range.lane))
             ahead = max((last.stop - last.start) // 2, 2 * (lane_range.stop - lane_range.start))
             if last.stop < lane_range.stop + ahead:
                 self._read(lane_range.lane, last.stop, min(lane_range.stop + ahead, end))
-            upto = self._windows[lane_range.lane][-1].stop
+            upto = self._windows[lane_range.lane][-1][0].stop
             self._sufficient[lane_range.lane] = upto - ahead if upto < end else math.inf
 
     def rows(self, lane_range: LaneRange) -> Iterator[Rows]:
         """Yield the rows of a requested range, window by window."""
-        for window in self._windows[lane_range.lane]:
+        for window, rows in self._windows[lane_range.lane]:
             start, stop = max(lane_range.start, window.start), min(lane_range.stop, window.stop)
             if start < stop:
-                yield window.rows().slice(start - window.start, stop - window.start)
+                yield rows.result().slice(start - window.start, stop - window.start)
 
     def release(self, row: int) -> None:
         """Release the windows before a row in every lane; all lanes are read at one pace."""
@@ -235,15 +223,15 @@ class Lanes:
     def release_in(self, lane: int, row: int) -> None:
         """Release the windows before a row in one lane."""
         windows = self._windows[lane]
-        while windows and windows[0].stop <= row:
-            done = windows.popleft()
-            if done.future.done() and done.future.exception() is None:
-                self._buffers.give_back(done.rows())
+        while windows and windows[0][0].stop <= row:
+            _, rows = windows.popleft()
+            if rows.done() and rows.exception() is None:
+                self._buffers.give_back(rows.result())
 
     def close(self) -> None:
         for windows in self._windows.values():
-            for window in windows:
-                window.future.cancel()
+            for _, rows in windows:
+                rows.cancel()
         self._windows.clear()
 
     def _lane(self, number: int) -> Lane:
@@ -253,10 +241,10 @@ class Lanes:
 
     def _read(self, lane: int, start: int, stop: int) -> None:
         windows = self._windows.setdefault(lane, deque())
-        start = max(start, windows[-1].stop) if windows else start
+        start = max(start, windows[-1][0].stop) if windows else start
         while start < stop:
             window = self._lane(lane).window_at(start)
-            windows.append(_LoadedWindow(window.start, window.stop, self._pool.submit(self._load, window)))
+            windows.append((window, self._pool.submit(self._load, window)))
             start = window.stop
 
     def _load(self, window: Window) -> Rows:

@@ -9,7 +9,7 @@ slices ahead. Rows of a window that are consumed, or belong to another trainer, 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -69,17 +69,18 @@ class EncodedReader(Reader):
         share = -(-batch_size // self.world)
         lanes: dict[int, deque[tuple[Window, Rows]]] = {}
         bad: dict[int, Outcome] = {}
-        with closing(_Windows(self.dataset, route, self.engine, self.load_weights())) as windows:
+        buffers = Buffers(self.dataset.columns)
+        with closing(self._windows(route, buffers)) as windows:
             for lane_ranges in route.steps():
                 filled = []
                 for lane_range in lane_ranges:
                     lane = lanes.setdefault(lane_range.lane, deque())
                     while not lane or lane[-1][0].stop < lane_range.stop:
-                        window, rows, outcomes = windows.next()
+                        window, rows, outcomes = next(windows)
                         lane.append((window, rows))
                         bad |= outcomes
                     while lane[0][0].stop <= lane_range.start:
-                        windows.give_back(lane.popleft()[1])
+                        buffers.give_back(lane.popleft()[1])
                     for window, rows in lane:
                         start, stop = max(lane_range.start, window.start), min(lane_range.stop, window.stop)
                         if start < stop:
@@ -89,6 +90,51 @@ class EncodedReader(Reader):
                     own = [bad.pop(row) for row in batch.rows[batch.weights == 0].tolist() if row in bad]
                     batch = replace(batch, bad=tuple(own))
                 yield batch
+
+    def _windows(self, route: "Route", buffers: Buffers) -> Generator[tuple[Window, Rows, dict[int, Outcome]]]:
+        """Yield the encoded windows of a route, in order, each with its rows and the bad ones among them by address."""
+        weigh = self.load_weights()
+        requested: deque[tuple[Window, list[NDArray[np.int64]]]] = deque()
+        # Windows being encoded, with the places of each slice's rows in them.
+        results = self.engine.encoded(self._slices(route, requested))
+        with closing(results):  # type: ignore[type-var]  # all engines are generators
+            for first in results:
+                window, places = requested.popleft()
+                into = buffers.take(len(window))
+                into.rows[:], into.weights[:] = -1, 0
+                bad: dict[int, Outcome] = {}
+                for number, slice_places in enumerate(places):
+                    encoded = next(results) if number else first
+                    into.rows[slice_places] = encoded.rows
+                    into.weights[slice_places] = encoded.weights
+                    into.latents[slice_places] = _items(encoded.latents)
+                    into.text[slice_places] = _items(encoded.text)
+                    bad |= {outcome.row: outcome for outcome in encoded.bad}
+                into.weights[:] *= weigh(into.rows)
+                yield window, into, bad
+
+    def _slices(self, route: "Route", requested: deque[tuple[Window, list[NDArray[np.int64]]]]) -> Iterator[Slice]:
+        """Yield the slices of a route's windows, and note each window with the places of its slices' rows."""
+        data, epoch = self.dataset, route.order.epoch
+        for lane, window in route.windows():
+            needed, places, at = route.needed(lane, window), window.places(), 0
+            slices: list[tuple[Slice, NDArray[np.int64]]] = []
+            for row_range in window.ranges:
+                row_group = row_range.row_group
+                uri = data.storage.uri_of(data.paths[int(data.row_groups.part[row_group])])
+                group = int(data.row_groups.group[row_group])
+                for skip in range(row_range.start, row_range.stop, data.slice_rows):
+                    count = min(data.slice_rows, row_range.stop - skip)
+                    slice_places = places[at : at + count]
+                    at += count
+                    if needed[slice_places].any():
+                        data_slice = Slice.of(
+                            uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[slice_places]
+                        )
+                        slices.append((data_slice, slice_places))
+            requested.append((window, [slice_places for _, slice_places in slices]))
+            for data_slice, _ in slices:
+                yield data_slice
 
 
 @dataclass(frozen=True)
@@ -133,65 +179,6 @@ class Route:
 
     def _step(self, start: int) -> list[LaneRange]:
         return list(self.order.share(start, start + self.batch_size, self.rank, self.world))
-
-
-class _Windows:
-    """The encoded windows of a route, in order."""
-
-    def __init__(self, dataset: ImagesDataset, route: Route, engine: Engine, weigh: Weigh) -> None:
-        self._dataset, self._route, self._weigh = dataset, route, weigh
-        self._requested: deque[tuple[Window, list[NDArray[np.int64]]]] = deque()
-        """Windows being encoded, with the places of each slice's rows in them."""
-        self._encoded = engine.encoded(self._slices())
-        self._buffers = Buffers(dataset.columns)
-
-    def next(self) -> tuple[Window, Rows, dict[int, Outcome]]:
-        """Return the next window, its rows, and the bad ones among them by address."""
-        first = next(self._encoded, None)  # requests the next window, if it has not been
-        window, places = self._requested.popleft()
-        into = self._buffers.take(len(window))
-        into.rows[:], into.weights[:] = -1, 0
-        bad: dict[int, Outcome] = {}
-        for number, slice_places in enumerate(places):
-            encoded = first if number == 0 else next(self._encoded, None)
-            if encoded is None:
-                raise RuntimeError("the engine returned fewer slices than were requested")
-            into.rows[slice_places] = encoded.rows
-            into.weights[slice_places] = encoded.weights
-            into.latents[slice_places] = _items(encoded.latents)
-            into.text[slice_places] = _items(encoded.text)
-            bad |= {outcome.row: outcome for outcome in encoded.bad}
-        into.weights[:] *= self._weigh(into.rows)
-        return window, into, bad
-
-    def give_back(self, rows: Rows) -> None:
-        self._buffers.give_back(rows)
-
-    def close(self) -> None:
-        if hasattr(self._encoded, "close"):
-            self._encoded.close()
-
-    def _slices(self) -> Iterator[Slice]:
-        data, epoch = self._dataset, self._route.order.epoch
-        for lane, window in self._route.windows():
-            needed, places, at = self._route.needed(lane, window), window.places(), 0
-            slices: list[tuple[Slice, NDArray[np.int64]]] = []
-            for row_range in window.ranges:
-                row_group = row_range.row_group
-                uri = data.storage.uri_of(data.paths[int(data.row_groups.part[row_group])])
-                group = int(data.row_groups.group[row_group])
-                for skip in range(row_range.start, row_range.stop, data.slice_rows):
-                    count = min(data.slice_rows, row_range.stop - skip)
-                    slice_places = places[at : at + count]
-                    at += count
-                    if needed[slice_places].any():
-                        data_slice = Slice.of(
-                            uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[slice_places]
-                        )
-                        slices.append((data_slice, slice_places))
-            self._requested.append((window, [slice_places for _, slice_places in slices]))
-            for data_slice, _ in slices:
-                yield data_slice
 
 
 def _items(values: NDArray[np.uint8]) -> NDArray[np.void]:

@@ -40,19 +40,19 @@ class RowGroups:
     @staticmethod
     def of(parts: Sequence[Sequence[int]]) -> "RowGroups":
         """Return the row groups, given for each part the rows of its row groups."""
-        counts = [len(groups) for groups in parts]
-        return RowGroups(
-            np.repeat(np.arange(len(parts)), counts),
-            np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)]),
-            np.array([rows for groups in parts for rows in groups], dtype=np.int64),
-        )
+        return RowGroups.listed(pa.chunked_array([pa.array(parts, pa.list_(pa.int64()))]))
 
     @staticmethod
     def listed(row_groups: pa.ChunkedArray) -> "RowGroups":
-        """Return the row groups that a manifest's column lists, without a Python object for each of millions."""
+        """Return the row groups that a column lists, by their rows or as a manifest does.
+
+        It makes no Python object for each of millions.
+        """
         lists = pa.concat_arrays(row_groups.chunks)
         counts = pc.list_value_length(lists).to_numpy().astype(np.int64)
-        rows = pc.struct_field(lists.flatten(), "rows").to_numpy().astype(np.int64)
+        values = lists.flatten()
+        values = pc.struct_field(values, "rows") if pa.types.is_struct(values.type) else values
+        rows = values.to_numpy().astype(np.int64)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         return RowGroups(np.repeat(np.arange(len(counts)), counts), np.arange(len(rows)) - first, rows)
 

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.errors import AlreadyExists, DatasetError, NotFound
+from sdp.datasets.records import BadRecord, parse
+from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage, open_storage
 
 
@@ -27,9 +28,9 @@ class Pin:
 def open_pinned(
     config: TrainConfig, number: int, uri: str, kind: str, *, newest: bool = False, write: bool = False
 ) -> Dataset:
-    """Open the run's `number`-th dataset in the pinned version, or in the `newest`; with `write`, pin that one.
+    """Open the run's `number`-th dataset in the pinned version, or in the `newest`.
 
-    If no version is pinned, the newest is opened.
+    If no version is pinned, the newest is opened. The driver, which has the run's lease, pins it with `write`.
     """
     options = config.storage.options()
     run, storage = open_storage(config.output.uri, options), open_storage(uri, options)
@@ -40,14 +41,8 @@ def open_pinned(
             return pinned
     dataset = open_dataset(storage, kind)
     if write:
-        content = json.dumps(asdict(Pin(storage.uri, dataset.manifest.version, dataset.digest)), indent=1).encode()
-        if newest:
-            run.publish(_name(number), content)
-        else:
-            try:
-                run.create(_name(number), content)
-            except AlreadyExists:  # another worker was first
-                return open_pinned(config, number, uri, kind)
+        pin = Pin(storage.uri, dataset.manifest.version, dataset.digest)
+        run.publish(_name(number), json.dumps(asdict(pin), indent=1).encode())
     return dataset
 
 
@@ -87,13 +82,10 @@ def _name(number: int) -> str:
 
 def _read_pin(run: Storage, number: int) -> Pin | None:
     try:
-        raw = run.read(_name(number))
+        return parse(Pin, run.read(_name(number)))
     except NotFound:
         return None
-    try:
-        data = json.loads(raw)
-        return Pin(str(data["uri"]), int(data["version"]), str(data["digest"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except BadRecord as error:
         raise DatasetError(
             f"{run.uri_of(_name(number))}: not the pinned version of a dataset ({error}); restore it, or delete it if "
             "the dataset has not changed since the run began"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.concurrently import ordered_map
-from sdp.errors import AlreadyExists, DatasetError, NotFound, one_line
+from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
 from sdp.storage.uri import join
@@ -48,7 +48,7 @@ class PlainFiles:
 def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, write: bool) -> pa.Table:
     """Return the run's list of the files of its `number`-th source.
 
-    The first call makes the list; with `write` the run's folder keeps it.
+    The first call makes the list; the driver, which has the run's lease, keeps it in the run's folder with `write`.
     """
     name = f"_source/{number:03d}.parquet"
     files = list_source(uri, options)
@@ -61,10 +61,7 @@ def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, writ
         sink = pa.BufferOutputStream()
         below = [path.removeprefix(f"{root}/") if root else path for path in table["uri"].to_pylist()]
         pq.write_table(table.set_column(0, _SCHEMA.field(0), pa.array(below, pa.string())), sink)
-        try:
-            run.create(name, sink.getvalue())
-        except AlreadyExists:  # another worker was first
-            return _unchanged(_moved(_read(run, name), root), files, uri, options)
+        run.publish(name, sink.getvalue())
     return table
 
 
@@ -72,9 +69,8 @@ def open_plain(
     listing: pa.Table, uri: str, options: StorageOptions, resolution: int, columns: ColumnsConfig, limit: int | None
 ) -> LatentsDataset:
     """Open the listed files as a dataset."""
-    groups: list[list[int]] = listing["row_groups"].to_pylist()
     paths = tuple(listing["uri"].to_pylist())
-    row_groups = RowGroups.of(groups)
+    row_groups = RowGroups.listed(listing["row_groups"])
     low = np.cumsum(row_groups.rows) - row_groups.rows
     if not row_groups.rows.sum():
         raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the URI")

@@ -1,19 +1,28 @@
-"""Rows inside a reader, their columns as raw bytes, and the batch made from them."""
+"""Rows inside a reader: loading them from row groups, their columns as raw bytes, and the batch made from them."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.batch import PAD, Batch
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column, Items
+from sdp.train.data.latents import GroupReader
+from sdp.train.data.order import Ints, RowRange
+from sdp.train.data.weights import Weigh
+from sdp.train.randomness import Purpose, RowRandom
 
-if TYPE_CHECKING:
-    from torch import Tensor
+_MARK = 8
+"""Leading bytes that are all zero only if a caption is missing: no text begins with so many zeros."""
+_BITS = 31
 
-    from sdp.train.data.batch import Batch
+Kept = NDArray[np.bool_] | None
+"""The rows of a range to keep; None means all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +50,15 @@ def empty_rows(count: int, columns: tuple[Column, Column]) -> Rows:
     return Rows(np.empty(count, np.int64), np.empty(count, np.float32), latents, text)
 
 
-def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], *, pin: bool = False) -> "Batch":
+def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], *, pin: bool = False) -> Batch:
     """Join rows into a batch, padded to `size`; the only place where a batch's bytes are copied."""
-    import torch  # imported late: encoders need no torch to read
-
-    from sdp.train.data.batch import PAD, Batch
-
     latents, text = columns
     kind = "token_ids" if text.name == TOKEN_IDS else "text"
     tensors: dict[str, Any] = {
         "rows": torch.empty(size, dtype=torch.int64),
         "weights": torch.empty(size),
-        "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=pin),
-        kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=pin),
+        "latents": torch.empty((size, *latents.shape), dtype=_torch_dtype(latents), pin_memory=pin),
+        kind: torch.empty((size, *text.shape), dtype=_torch_dtype(text), pin_memory=pin),
     }
     into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
     if any(part.epoch is not None for part in filled):
@@ -93,7 +98,67 @@ class Buffers:
         self._free.append(replace(rows, epoch=None))
 
 
-def _raw(tensor: "Tensor") -> NDArray[np.void]:
+@dataclass(frozen=True)
+class Loader:
+    """Loads rows of one dataset for one epoch; safe to use from several threads."""
+
+    reader: GroupReader
+    weigh: Weigh
+    seed: int
+    epoch: int
+    """The epoch of this dataset."""
+    offset: int = 0
+    """Added to the addresses."""
+
+    def load(self, ranges: Sequence[RowRange], places: Ints, into: Rows, masks: Sequence[Kept] = ()) -> None:
+        """Load the rows of some ranges; the n-th row of all goes to places[n] of `into`."""
+        at = 0
+        for number, row_range in enumerate(ranges):
+            addresses, (latents, *texts) = self.reader.read(row_range)
+            if masks and (wanted := masks[number]) is not None:
+                addresses = addresses[wanted]
+                latents, *texts = ([np.concatenate(chunks)[wanted]] for chunks in (latents, *texts))
+            range_places = places[at : at + len(addresses)]
+            at += len(addresses)
+            into.rows[range_places] = addresses + self.offset
+            into.weights[range_places] = self.weigh(addresses)
+            _scatter(latents, range_places, into.latents)
+            _scatter(self._choose_captions(texts, addresses), range_places, into.text)
+
+    def _choose_captions(self, texts: Sequence[list[Items]], addresses: Ints) -> list[Items]:
+        """Return one caption for each row."""
+        if len(texts) == 1 and all(chunk.shape[1] == 1 for chunk in texts[0]):
+            return texts[0]
+        captions = np.concatenate([np.concatenate(chunks) for chunks in texts], axis=1)
+        chosen = choose_captions(captions, self.seed, self.epoch, addresses + self.offset)
+        return [captions[np.arange(len(captions)), chosen][:, None]]
+
+
+def choose_captions(captions: Items, seed: int, epoch: int, rows: Ints) -> Ints:
+    """Choose for each row one of its captions, drawn from (seed, epoch, row); return their numbers."""
+    count, width = captions.shape[1], captions.dtype.itemsize
+    raw = np.ascontiguousarray(captions).view(np.uint8).reshape(len(captions), count, width)
+    present = raw[:, :, :_MARK].any(axis=2)
+    drawn = RowRandom(seed, epoch, torch.from_numpy(rows)).integers(Purpose.CAPTION, 1 << _BITS).numpy()
+    nth = (drawn * np.maximum(1, present.sum(axis=1))) >> _BITS
+    present_first = np.argsort(~present, axis=1, kind="stable")
+    chosen: Ints = present_first[np.arange(len(captions)), nth]
+    return chosen
+
+
+def _scatter(chunks: Sequence[Items], places: Ints, into: NDArray[np.void]) -> None:
+    """Copy the rows of some chunks to their places."""
+    at = 0
+    for items in chunks:
+        into[places[at : at + len(items)]] = items[:, 0]
+        at += len(items)
+
+
+def _torch_dtype(column: Column) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, column.dtype)).dtype
+
+
+def _raw(tensor: Tensor) -> NDArray[np.void]:
     """Return a tensor's memory as one item per row."""
     flat = tensor.flatten(1).numpy()
     return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]

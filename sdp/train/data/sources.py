@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
-from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import DatasetError, SdpError
@@ -29,20 +28,10 @@ from sdp.train.data.weights import RowWeights, Weigh, row_weights
 
 
 @dataclass(frozen=True)
-class Source:
-    """One of the datasets."""
-
-    weighted: WeightedDataset
-    lineage: dict[str, Any]
-    dataset: Dataset | None
-    """The dataset that sdp wrote; None for plain files."""
-
-
-@dataclass(frozen=True)
 class Sources:
     """All datasets of a run, source.uri first."""
 
-    all: tuple[Source, ...]
+    all: tuple[WeightedDataset, ...]
     buckets: Ints | None = None
     """The rows of each row group (line) and bucket (column), if crops have several shapes."""
 
@@ -51,15 +40,13 @@ class Sources:
         """The datasets for a reader, or the views of the one dataset's buckets."""
         if self.buckets is not None:
             (source,) = self.all
-            return tuple(
-                replace(source.weighted, dataset=view) for view in views(source.weighted.dataset, self.buckets)
-            )
-        return tuple(source.weighted for source in self.all)
+            return tuple(replace(source, dataset=view) for view in views(source.dataset, self.buckets))
+        return self.all
 
     @property
     def rows(self) -> int:
         """Rows of an epoch, over all datasets."""
-        return mixture_of(tuple(source.weighted for source in self.all)).rows
+        return mixture_of(self.all).rows
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -71,27 +58,28 @@ class Sources:
 def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = False) -> Sources:
     """Open the run's datasets, in the pinned versions or in the `newest`.
 
-    With `write` the run's folder keeps what it reads: the versions of datasets, and the list of plain files.
+    With `write`, which is for the driver, the run's folder keeps what it reads: the versions of datasets, the list of
+    plain files, and the counts of shapes.
     """
     sources = Sources(tuple(_open_sources(config, write=write, newest=newest)))
     for source, uri in zip(sources.all, uris_of(config), strict=True):
-        refuse_embeddings(config, source.weighted.dataset, uri)
-    bucketed = [source for source in sources.all if source.weighted.dataset.shapes]
+        refuse_embeddings(config, source.dataset, uri)
+    bucketed = [source for source in sources.all if source.dataset.shapes]
     if not bucketed:
         return sources
     if len(sources.all) > 1:
-        uri = bucketed[0].weighted.dataset.files.uri_of("")
+        uri = bucketed[0].dataset.files.uri_of("")
         raise DatasetError(
             f"source.also: expected [] since the crops of {uri} have several shapes (transform.crop: buckets); process "
             "all datasets with square crops, or train on one"
         )
     run = open_storage(config.output.uri, config.storage.options())
-    return replace(sources, buckets=count_buckets(sources.all[0].weighted.dataset, run, 0, write=write))
+    return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write))
 
 
 def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
     """Return the empty caption's embedding if the first dataset has one."""
-    dataset = sources.all[0].dataset
+    dataset = sources.all[0].written
     if dataset is None or not dataset.storage.exists(EMPTY_TEXT):
         return None
     values: NDArray[np.float16] = np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
@@ -102,7 +90,7 @@ def embedded(config: TrainConfig) -> bool:
     """Return whether captions reach the trainers as embeddings; if latents cannot be read, as configured."""
     with suppress(SdpError):
         if config.data.mode == "offline":
-            return open_sources(config).all[0].weighted.dataset.text.name == TEXT
+            return open_sources(config).all[0].dataset.text.name == TEXT
     return config.text_encoded
 
 
@@ -111,7 +99,7 @@ def uris_of(config: TrainConfig) -> list[str]:
     return [config.source.uri, *(other.uri for other in config.source.also)]
 
 
-def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[Source]:
+def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[WeightedDataset]:
     run = open_storage(config.output.uri, config.storage.options())
     options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
     configured: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
@@ -122,13 +110,13 @@ def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator
             dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
             latents = open_latents(dataset, resolution, limit, columns)
             load_weights: Callable[[], Weigh] = partial(row_weights, dataset.storage, holdout, limit)
-            yield Source(WeightedDataset(latents, weight, load_weights), dataset.lineage, dataset)
+            yield WeightedDataset(latents, weight, load_weights, dataset.lineage, dataset)
         else:
             listing = freeze(run, number, uri, options, write=write)
             latents = open_plain(listing, uri, options, resolution, columns, limit)
             digest = hashlib.sha256(repr(listing.to_pylist()).encode()).hexdigest()
             lineage = {"uri": uri, "files": listing.num_rows, "files_digest": digest}
-            yield Source(WeightedDataset(latents, weight, partial(RowWeights, holdout, limit)), lineage, None)
+            yield WeightedDataset(latents, weight, partial(RowWeights, holdout, limit), lineage)
 
 
 def _has_manifest(uri: str, config: TrainConfig) -> bool:
