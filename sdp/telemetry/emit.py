@@ -113,9 +113,9 @@ def begin(uri: str) -> Telemetry:
         if run != (tag := ascii_tag(run)):
             say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray accepts only ASCII")
         return Telemetry(RayBackend(), tag, job_name())
-    from sdp.telemetry.registry import RegistryBackend
+    from sdp.telemetry import registry
 
-    return Telemetry(RegistryBackend.default(), run_name(uri))
+    return Telemetry(registry.default(), run_name(uri))
 
 
 def run_name(uri: str) -> str:
