@@ -35,7 +35,7 @@ class Xids:
 
 @dataclass(slots=True)
 class _Registration:
-    """Whether a GPU that answers is registered for events."""
+    """The registration for events of a GPU that answers."""
 
     registered: bool = False
     attempts: int = 0
