@@ -260,8 +260,9 @@ def shape_of(image: "Image.Image", background: str) -> str:
 def _nearest_colors(pixels: Bytes) -> npt.NDArray[np.intp]:
     """Return the position in COLORS of the colour nearest to each pixel."""
     palette = np.array(list(COLORS.values()), np.float32)
-    distance: Floats = ((pixels[:, :, None].astype(np.float32) - palette) ** 2).sum(axis=3)
-    return distance.argmin(axis=2)
+    distance = ((pixels[:, :, None].astype(np.float32) - palette) ** 2).sum(axis=3)
+    nearest: npt.NDArray[np.intp] = distance.argmin(axis=2)
+    return nearest
 
 
 def _scores(shape: Shape) -> dict[str, float]:

@@ -44,28 +44,15 @@ class Tls:
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = {"--tls-cert": cert, "--tls-key": key, **({"--tls-client-ca": client_ca} if client_ca else {})}
-        self._version = self._read_version()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Renewed files are loaded; invalid ones are logged and ignored."""
-        version = self._read_version()
-        if version != self._version:
-            self._version = version
-            try:
-                self._context = self._load()
-                LOG.info("reloaded the TLS certificates")
-            except UserError as error:
-                LOG.error("%s; the previous certificates stay in use", error)
+        """Return the context for a new connection. Files may be renewed at any time; invalid ones are not used."""
+        try:
+            self._context = self._load()
+        except UserError as error:
+            LOG.error("%s; the previous certificates stay in use", error)
         return self._context
-
-    def _read_version(self) -> list[object]:
-        version: list[object] = []
-        for path in self._files.values():
-            with suppress(OSError):
-                status = path.stat()
-                version += [status.st_ino, status.st_size, status.st_mtime_ns]
-        return version
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
