@@ -73,28 +73,14 @@ class Instance:
 # (such as allenai/OLMo-core's speed_monitor.py). cuBLAS has exceeded that half on an L4, so the datasheet is used.
 # Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
 
+_A100_40G = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB")
+_A100_80G = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
 _GPUS = (
     Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, 0.6 * TERA, (8, 6)),
     Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, 0.3 * TERA, (8, 9)),
     Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, 0.864 * TERA, (8, 9)),
-    Gpu(
-        "A100-40G",
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
-        ("A100-40G", "A100"),
-        40 * GIB,
-        312 * TERA,
-        1.555 * TERA,
-        (8, 0),
-    ),
-    Gpu(
-        "A100-80G",
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-        ("A100-80G", "A100"),
-        80 * GIB,
-        312 * TERA,
-        2.039 * TERA,
-        (8, 0),
-    ),
+    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA, 1.555 * TERA, (8, 0)),
+    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA, 2.039 * TERA, (8, 0)),
     Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, 3.35 * TERA, (9, 0)),
     Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, 2.0 * TERA, (9, 0)),
     Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, 3.9 * TERA, (9, 0)),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -28,26 +29,20 @@ from sdp.errors import SdpError, UserError
 from sdp.leaving import kill_descendants
 
 IMAGES = 1000
-SIDE = 64
-ONLINE_STEPS = 8
-STEPS = 400
 BATCH = 64
-PROMPTS = tuple(
-    (f"{'an' if color[0] == 'o' else 'a'} {color} {shape} on a {background} background", color)
-    for color, shape, background in (
-        ("red", "circle", "white"),
-        ("green", "square", "yellow"),
-        ("blue", "circle", "white"),
-        ("yellow", "square", "blue"),
-        ("purple", "circle", "yellow"),
-        ("orange", "square", "blue"),
-        ("white", "circle", "red"),
-        ("black", "square", "green"),
-        ("red", "square", "green"),
-        ("blue", "circle", "yellow"),
-    )
+PROMPTS = (
+    "a red circle on a white background",
+    "a green square on a yellow background",
+    "a blue circle on a white background",
+    "a yellow square on a blue background",
+    "a purple circle on a yellow background",
+    "an orange square on a blue background",
+    "a white circle on a red background",
+    "a black square on a green background",
+    "a red square on a green background",
+    "a blue circle on a yellow background",
 )
-"""The prompts of the final pictures, and the colour that each asks for."""
+"""The prompts of the final pictures; the second word is the colour that each asks for."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,82 +56,42 @@ class Step:
     """The file's name in the demo's folder, and its content."""
 
 
+def configurations(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the configurations of jobs.yaml for a folder."""
+    trainers = min(2, os.cpu_count() or 1)
+    values: dict[str, Any] = {
+        "trainers": trainers,
+        "batch_size": BATCH // trainers,
+        "prompts": PROMPTS,
+        "few_prompts": PROMPTS[:5],
+        "all_prompts": (subject.CAPTION, *PROMPTS),
+        "caption": subject.CAPTION,
+    }
+    text = Template(Path(__file__).with_name("jobs.yaml").read_text(encoding="utf-8"))
+    filled = {name: json.dumps(value) for name, value in values.items()}  # JSON is YAML, too
+    configs: dict[str, dict[str, Any]] = yaml.safe_load(text.substitute(filled, folder=json.dumps(str(folder))[1:-1]))
+    return configs
+
+
 def steps(folder: Path) -> list[Step]:
     """Return the pipeline's steps, in order."""
-    trainers = min(2, os.cpu_count() or 1)
-    folders = {name: str(folder / name) for name in ("metadata", "images", "latents", "online", "run", "samples")}
-    download = {
-        "source": {"uri": folders["metadata"], "url_column": "URL", "caption_column": "TEXT"},
-        "output": {"uri": folders["images"], "rows_per_file": 100},
-        "image": {"size": 128},
-        "fetch": {"first_byte_timeout_s": 60, "allow_private": True},  # the server is slow on a busy machine
-    }
-    process = {
-        "source": {"uri": folders["images"]},
-        "output": {"uri": folders["latents"], "rows_per_file": 400},
-        "resolutions": [SIDE],
-        "model": {"source": "builtin:tiny"},
-    }
-    train = {
-        "source": {"uri": folders["latents"]},
-        "output": {"uri": folders["run"]},
-        "model": {
-            "source": "builtin:tiny",
-            "start_from": str(folder / "online" / "checkpoints" / f"step-{ONLINE_STEPS:09d}"),
-        },
-        "data": {"mode": "offline", "resolution": SIDE, "batch_size": BATCH // trainers},
-        "max_steps": STEPS,
-        "objective": {"prediction": "v"},
-        "optimizer": {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 20, "clip_norm": 1.0},
-        "ema": {"decay": 0.99},
-        "precision": "fp32",
-        "checkpoint": {"every_steps": STEPS // 4},
-        "samples": {
-            "every_steps": STEPS // 4,
-            "prompts": [prompt for prompt, _ in PROMPTS[:5]],
-            "steps": 10,
-            "guidance_scale": 2.0,
-        },
-        "scaling": {"num_workers": trainers},
-    }
-    online = {
-        **train,
-        "source": {"uri": folders["images"]},
-        "output": {"uri": folders["online"]},
-        "model": {"source": "builtin:tiny"},
-        "data": {"mode": "online", "resolution": SIDE, "batch_size": BATCH},
-        "max_steps": ONLINE_STEPS,
-        "checkpoint": {"every_steps": ONLINE_STEPS},
-        "samples": {},
-        "log": {"every_steps": ONLINE_STEPS // 4},
-        "encode": {"num_workers": 1},
-        "scaling": {"num_workers": 1},
-    }
-    generate = {
-        "prompts": [prompt for prompt, _ in PROMPTS],
-        "output": {"uri": folders["samples"]},
-        "checkpoint": folders["run"],
-        "resolution": SIDE,
-        "sampler": {"steps": 20, "guidance_scale": 2.0},
-    }
+    pages = [str(folder / name) for name in ("online", "run", "samples")]
     page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
     return [
-        _job(folder, "download", "fetch and check the images", download),
-        Step("inspect: the outcome of every row", ("inspect", folders["images"])),
-        _job(folder, "process", "encode them to latents and tokens", process),
-        _job(folder, "train", "train a few steps online, while another process encodes the images", online, "online"),
-        _job(folder, "train", "train a tiny U-Net on the latents", train),
-        _job(folder, "generate", "draw pictures with it", generate),
-        Step(
-            "report: everything on one page",
-            ("report", *(folders[name] for name in ("online", "run", "samples")), *page),
-        ),
+        _job(folder, "download", "fetch and check the images"),
+        Step("inspect: the outcome of every row", ("inspect", str(folder / "images"))),
+        _job(folder, "process", "encode them to latents and tokens"),
+        _job(folder, "train", "train a few steps online, while another process encodes the images", "online"),
+        _job(folder, "train", "train a tiny U-Net on the latents"),
+        _job(folder, "generate", "draw pictures with it"),
+        Step("report: everything on one page", ("report", *pages, *page)),
     ]
 
 
-def _job(folder: Path, job: str, title: str, config: dict[str, Any], name: str | None = None) -> Step:
-    file = f"{name or job}.yaml"
-    return Step(f"{job}: {title}", (job, "--config", str(folder / file)), (file, config))
+def _job(folder: Path, job: str, title: str, name: str | None = None) -> Step:
+    config = name or job
+    command = (job, "--config", str(folder / f"{config}.yaml"))
+    return Step(f"{job}: {title}", command, (f"{config}.yaml", configurations(folder)[config]))
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
@@ -169,9 +124,7 @@ def run_dreambooth(folder: Path, images: int) -> list[tuple[str, str]]:
         times += run(folder, images)
         times += run_steps(folder, [Step("export: the demo's model", subject.export_command(folder))])
     subject.write_pictures(folder)
-    prompts = tuple(prompt for prompt, _ in PROMPTS)
-    step = _job(folder, "dreambooth", "teach it a shape from five pictures", subject.config(folder, SIDE, prompts))
-    return [*times, *run_steps(folder, [step])]
+    return [*times, *run_steps(folder, [_job(folder, "dreambooth", "teach it a shape from five pictures")])]
 
 
 def _call(command: Sequence[str]) -> int:
@@ -199,9 +152,8 @@ def _stop(number: int, _: object) -> None:
 
 def colours(samples: Path) -> list[tuple[str, str, str]]:
     """Return each picture's prompt, the expected colour and the actual colour."""
-    expected = dict(PROMPTS)
     return [
-        (prompt, expected[prompt], dominant_shape_color(picture, prompt.split()[-2]))
+        (prompt, prompt.split()[1], dominant_shape_color(picture, prompt.split()[-2]))
         for prompt, picture in subject.pictures(samples)
     ]
 
@@ -272,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.dreambooth:
             times = run_dreambooth(options.folder, options.images)
-            subject.judge(options.folder, dict(PROMPTS))
+            subject.judge(options.folder)
         else:
             times = run(options.folder, options.images)
             judge(options.folder)

@@ -41,16 +41,14 @@ CAPTIONS = (
 )
 _RARE_CAPTIONS = 0.15
 """Share of captions that do not use the first template."""
-_SCORES = pa.schema(
-    {
-        "similarity": pa.float64(),
-        "hash": pa.int64(),
-        "punsafe": pa.float32(),
-        "pwatermark": pa.float32(),
-        "aesthetic": pa.float32(),
-    }
+_COLUMNS = pa.schema(
+    [
+        *(("URL", pa.string()), ("TEXT", pa.string()), ("WIDTH", pa.int32()), ("HEIGHT", pa.int32())),
+        *(("similarity", pa.float64()), ("hash", pa.int64())),
+        *((name, pa.float32()) for name in ("punsafe", "pwatermark", "aesthetic")),
+    ]
 )
-"""LAION's columns of scores."""
+"""LAION's columns."""
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -108,16 +106,16 @@ class Shape:
 
 def sample(i: int, seed: int = 0) -> Shape:
     """Return the description of picture `i`."""
-    if i < 0:
-        raise ValueError(f"expected a picture's index of 0 or more, got {i}")
     draw = Draws(seed, i)
     color = draw.choice(tuple(COLORS))
     background = draw.choice(tuple(name for name in COLORS if name != color))
     shape = draw.choice(SHAPES)
-    form = 1 + draw.below(len(CAPTIONS) - 1)
-    if draw.unit() >= _RARE_CAPTIONS:
-        form = 0
-    caption = CAPTIONS[form].format(color=color, shape=shape, background=background).replace("a orange", "an orange")
+    rare = draw.choice(CAPTIONS[1:])
+    caption = (
+        (rare if draw.unit() < _RARE_CAPTIONS else CAPTIONS[0])
+        .format(color=color, shape=shape, background=background)
+        .replace("a orange", "an orange")
+    )
     shorter = 300 + draw.below(501)
     longer = round(shorter * (1 + 0.67 * draw.unit() ** 2))
     width, height = (longer, shorter) if draw.unit() < 0.55 else (shorter, longer)
@@ -154,8 +152,6 @@ def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Byt
     if size is None:
         size = (shape.width, shape.height)
     width, height = (size, size) if isinstance(size, int) else size
-    if width < 1 or height < 1:
-        raise ValueError(f"expected at least one pixel, got {width} × {height}")
     draw = Draws(shape.seed, shape.index, "paint")
     shorter = min(width, height)
     across = (np.arange(width, dtype=np.float32) + np.float32(0.5 - width / 2)) / np.float32(shorter)
@@ -205,25 +201,17 @@ def metadata_table(n: int, base_url: str | Sequence[str], seed: int = 0, start: 
     The pictures use several base URLs in turn.
     """
     bases = [base.rstrip("/") for base in ([base_url] if isinstance(base_url, str) else base_url)]
-    shapes = [sample(i, seed) for i in range(start, start + n)]
-    scores = pa.Table.from_pylist([_scores(shape) for shape in shapes], _SCORES)
-    return pa.table(
-        {
-            "URL": pa.array([f"{bases[shape.index % len(bases)]}/{shape.path}" for shape in shapes], pa.string()),
-            "TEXT": pa.array([shape.caption for shape in shapes], pa.string()),
-            "WIDTH": pa.array([shape.width for shape in shapes], pa.int32()),
-            "HEIGHT": pa.array([shape.height for shape in shapes], pa.int32()),
-        }
-        | {name: scores[name] for name in _SCORES.names}
-    )
+    rows = []
+    for shape in (sample(i, seed) for i in range(start, start + n)):
+        url = f"{bases[shape.index % len(bases)]}/{shape.path}"
+        rows.append({"URL": url, "TEXT": shape.caption, "WIDTH": shape.width, "HEIGHT": shape.height, **_scores(shape)})
+    return pa.Table.from_pylist(rows, _COLUMNS)
 
 
 def write_metadata(
     folder: str | Path, n: int, base_url: str | Sequence[str], files: int = 1, seed: int = 0
 ) -> list[Path]:
     """Write the metadata as `files` Parquet files of nearly equal length; return their paths in order."""
-    if files < 1:
-        raise ValueError(f"expected at least one file, got {files}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -244,9 +232,7 @@ def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = 
     reach = max(1, min(height, width) // 5)
     middle = pixels[height // 2 - reach : height // 2 + reach, width // 2 - reach : width // 2 + reach, :3]
     names = list(COLORS)
-    palette = np.array([COLORS[name] for name in names], np.float32)
-    distance = ((middle.reshape(-1, 1, 3).astype(np.float32) - palette) ** 2).sum(axis=2)
-    votes = np.bincount(distance.argmin(axis=1), minlength=len(names))
+    votes = np.bincount(_nearest_colors(middle).ravel(), minlength=len(names))
     if background is not None:
         ground = names.index(background)
         if votes.sum() - votes[ground] < 0.1 * votes.sum():
@@ -257,11 +243,9 @@ def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = 
 
 def shape_of(image: "Image.Image", background: str) -> str:
     """Return the name of the shape that overlaps most with the pixels that are not background."""
-    pixels = np.asarray(image.convert("RGB"), np.float32)
+    pixels = np.asarray(image.convert("RGB"))
     side = len(pixels)
-    palette = np.array(list(COLORS.values()), np.float32)
-    nearest = ((pixels[:, :, None] - palette) ** 2).sum(axis=3).argmin(axis=2)
-    foreground = nearest != list(COLORS).index(background)
+    foreground = _nearest_colors(pixels) != list(COLORS).index(background)
     axis = (np.arange(side, dtype=np.float32) + np.float32(0.5 - side / 2)) / np.float32(side)
     positions = tuple(itertools.product((-0.05, 0.0, 0.05), (-0.05, 0.0, 0.05), (0.25, 0.28, 0.31, 0.34)))
 
@@ -271,6 +255,14 @@ def shape_of(image: "Image.Image", background: str) -> str:
         return max(float((foreground & cover).sum() / (foreground | cover).sum()) for cover in covers)
 
     return max(_OUTLINES, key=overlap)
+
+
+def _nearest_colors(pixels: Bytes) -> npt.NDArray[np.intp]:
+    """Return the position in COLORS of the colour nearest to each pixel."""
+    palette = np.array(list(COLORS.values()), np.float32)
+    distance = ((pixels[:, :, None].astype(np.float32) - palette) ** 2).sum(axis=3)
+    nearest: npt.NDArray[np.intp] = distance.argmin(axis=2)
+    return nearest
 
 
 def _scores(shape: Shape) -> dict[str, float]:
@@ -442,18 +434,12 @@ def _rounded_corners(width: int, height: int) -> Bytes:
     return alpha
 
 
+_INVERSES = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270")
+"""Pillow's names of the inverses of EXIF orientations 2 to 8."""
+
+
 def _transposed(image: "Image.Image", orientation: int) -> "Image.Image":
     """Apply the inverse of an EXIF orientation."""
-    from PIL import Image
+    from PIL.Image import Transpose
 
-    transpose = Image.Transpose
-    inverse = {
-        2: transpose.FLIP_LEFT_RIGHT,
-        3: transpose.ROTATE_180,
-        4: transpose.FLIP_TOP_BOTTOM,
-        5: transpose.TRANSPOSE,
-        6: transpose.ROTATE_90,
-        7: transpose.TRANSVERSE,
-        8: transpose.ROTATE_270,
-    }.get(orientation)
-    return image if inverse is None else image.transpose(inverse)
+    return image if orientation == 1 else image.transpose(Transpose[_INVERSES[orientation - 2]])

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 SHAPE, COLOR, BACKGROUND = "ring", "blue", "white"
 CAPTION = f"a {COLOR} zwx on a {BACKGROUND} background"
 """The subject's caption. The tokenizer does not know zwx and spells it out."""
-CLASS = f"a {COLOR} circle on a {BACKGROUND} background"
 _PICTURES, _DRAWN = 5, 4
 _BASE, _OWN, _OUT = "base", "subject", "dreambooth"
 
@@ -29,29 +28,6 @@ def write_pictures(folder: Path) -> None:
         render(shape, 128).save(folder / _OWN / f"{number}.png")
 
 
-def config(folder: Path, side: int, class_prompts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the configuration of `sdp dreambooth`. It also draws the class's prompts, to show what is forgotten."""
-    return {
-        "source": {"uri": str(folder / _OWN), "caption": CAPTION},
-        "output": {"uri": str(folder / _OUT)},
-        "model": {"source": str(folder / _BASE)},
-        "train_text_encoder": True,
-        "prior": {"prompt": CLASS, "pictures": 40},
-        "resolution": side,
-        "max_steps": 60,
-        "batch_size": 16,
-        "learning_rate": 3e-4,
-        "precision": "fp32",
-        "draw": {
-            "prompts": [CAPTION, *class_prompts],
-            "images_per_prompt": _DRAWN,
-            "steps": 20,
-            "guidance_scale": 2.0,
-        },
-        "scaling": {"use_gpu": False},
-    }
-
-
 def export_command(folder: Path) -> tuple[str, ...]:
     """Return the arguments of `sdp` that export the demo's run."""
     return "export", str(folder / "run"), str(folder / _BASE)
@@ -62,7 +38,7 @@ def has_base(folder: Path) -> bool:
     return (folder / _BASE / "model_index.json").exists()
 
 
-def judge(folder: Path, colors: dict[str, str]) -> None:
+def judge(folder: Path) -> None:
     """Check that the subject is drawn for its own caption, and the class as before for the others."""
     from PIL import Image
 
@@ -76,7 +52,7 @@ def judge(folder: Path, colors: dict[str, str]) -> None:
             background = prompt.split()[-2]
             color = dominant_shape_color(picture, background)
             leaked += shape_of(picture, background) == SHAPE
-            correct.append(color == colors[prompt])
+            correct.append(color == prompt.split()[1])
             rows.append((prompt, color, "yes" if correct[-1] else "NO"))
     say("\n── did it learn? The subject's shape, and the colours of the class\n")
     say(table(rows, ("prompt", "drawn", "correct")))

@@ -64,7 +64,7 @@ def serve(options: argparse.Namespace) -> int:
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
-        from sdp.exporter.collect import Collector, ExporterSettings
+        from sdp.exporter.collect import Collector
         from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: pip install 'sdp[exporter]'") from error
@@ -73,13 +73,9 @@ def serve(options: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     registry = CollectorRegistry()
     ProcessCollector(namespace="sdp_exporter", registry=registry)
+    node = options.node or os.environ.get("NODE_NAME", "") or os.uname().nodename
     collector = Collector(
-        ExporterSettings(
-            node=options.node or os.environ.get("NODE_NAME", "") or os.uname().nodename,
-            timeout_s=options.timeout_s,
-            proc=options.host_proc,
-            pod_resources=options.pod_resources,
-        )
+        node, timeout_s=options.timeout_s, proc=options.host_proc, pod_resources=options.pod_resources
     )
     registry.register(collector)
     tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None
@@ -89,7 +85,6 @@ def serve(options: argparse.Namespace) -> int:
     collector.scrape()  # logs the GPUs, and opens the driver before the first client's scrape
     signal.sigwait(STOP)
     server.stop()
-    collector.stop()
     say("sdp.exporter: stopped")
     return 0
 

@@ -64,31 +64,27 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     },
     (*GPU, "pci_bus_id", "minor", "vbios", "mig"): {"sdp_gpu_info": "1; what the GPU is."},
     (*GPU, "mig_uuid", "namespace", "pod", "container"): {
-        "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice, even if idle.",
+        "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice, even if idle."
     },
     (*GPU, "limit"): {
-        "sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down or shuts down, or its maximum.",
+        "sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down or shuts down, or its maximum."
     },
     (*GPU, "clock"): {
         "sdp_gpu_clock_hertz": "Current clock of a part of the GPU.",
         "sdp_gpu_clock_max_hertz": "Highest clock of that part.",
     },
     (*GPU, "reason"): {
-        "sdp_gpu_throttle_reason": "1 if this lowers clocks; gpu_idle and applications_clocks_setting are not faults.",
+        "sdp_gpu_throttle_reason": "1 if this lowers clocks; gpu_idle and applications_clocks_setting are not faults."
     },
     (*GPU, "cause"): {
         "sdp_gpu_throttled_seconds_total": "Time of lowered clocks by cause, since the driver was loaded.",
         "sdp_gpu_remapped_rows_total": "Memory rows replaced by spare ones, by cause.",
         "sdp_gpu_retired_pages_total": "Memory pages retired, by cause (boards older than Ampere).",
     },
-    (*GPU, "kind"): {
-        "sdp_gpu_nvlink_errors_total": "Errors on all NVLinks: crc_flit, crc_data, replay, recovery.",
-    },
-    (*GPU, "xid"): {
-        "sdp_gpu_xid_timestamp_seconds": "Unix time of this XID's last report since the exporter started.",
-    },
+    (*GPU, "kind"): {"sdp_gpu_nvlink_errors_total": "Errors on all NVLinks: crc_flit, crc_data, replay, recovery."},
+    (*GPU, "xid"): {"sdp_gpu_xid_timestamp_seconds": "Unix time of this XID's last report since the exporter started."},
     (*GPU, "kind", "since"): {
-        "sdp_gpu_ecc_errors_total": "Memory errors, corrected or uncorrected, since driver_load or in a lifetime.",
+        "sdp_gpu_ecc_errors_total": "Memory errors, corrected or uncorrected, since driver_load or in a lifetime."
     },
     MIG: {
         "sdp_gpu_mig_info": "1 for each MIG slice.",
@@ -110,10 +106,10 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_exporter_kubelet_up": "1 if the kubelet's pod-resources API answered this scrape.",
     },
     (*NODE, "gpu", "call", "error"): {
-        "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: no return.",
+        "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: no return."
     },
     (*NODE, "state"): {
-        "sdp_exporter_processes": "Processes on GPUs: known, unreadable (environment), unknown (not in /proc).",
+        "sdp_exporter_processes": "Processes on GPUs: known, unreadable (environment), unknown (not in /proc)."
     },
     (*NODE, "version", "python"): {"sdp_exporter_build_info": "1; versions of the exporter."},
     (): {

@@ -3,10 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prometheus_client import Metric as Family
 
@@ -14,7 +16,7 @@ from sdp.exporter import podresources
 from sdp.exporter.events import XidWatch
 from sdp.exporter.grpc import CallFailed
 from sdp.exporter.metrics import Snapshot, families
-from sdp.exporter.nvml import CallError, Driver, DriverReader, Gpu, GpuReader, Identity, Reading
+from sdp.exporter.nvml import CallError, Calls, Driver, DriverReader, Gpu, GpuReader, Identity
 from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import Facts, Owner, Processes, owner_of
 from sdp.exporter.reader_thread import ReaderThread
@@ -28,43 +30,35 @@ MAX_GPUS = 64
 """Limit on the GPUs that a driver may report; no machine has more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterSettings:
-    """The exporter's options."""
-
-    node: str
-    timeout_s: float = 2.0
-    proc: Path = Path("/proc")
-    pod_resources: Path | None = None
-    """The kubelet's socket; None if there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class _GpuThreads:
     """The threads that read one GPU."""
 
     reader: GpuReader
-    readings: ReaderThread[Reading[Gpu]]
+    gpu: ReaderThread[Gpu | None]
     pcie: ReaderThread[None]
 
 
 class Collector:
-    """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings."""
+    """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings.
 
-    def __init__(self, settings: ExporterSettings) -> None:
-        self._settings = settings
-        self._patience_s = settings.timeout_s * FOR_DEVICES
-        self._driver_reader = DriverReader()
-        self._driver = ReaderThread("driver", self._read_driver, patience_s=self._patience_s)
+    `pod_resources` is the kubelet's socket; None if there is none.
+    """
+
+    def __init__(self, node: str, *, timeout_s: float, proc: Path, pod_resources: Path | None) -> None:
+        self._node, self._timeout_s, self._pod_resources = node, timeout_s, pod_resources
+        self._patience_s = timeout_s * FOR_DEVICES
+        self._driver_reader = DriverReader(self._count)
+        self._driver = ReaderThread("driver", self._driver_reader.read, patience_s=self._patience_s)
         self._gpus: dict[int, _GpuThreads] = {}
-        self._kubelet = ReaderThread("kubelet", self._read_kubelet, patience_s=self._patience_s)
-        self._processes = Processes(settings.proc)
+        self._kubelet = ReaderThread("pod-resources", self._read_kubelet, patience_s=self._patience_s)
+        self._processes = Processes(proc)
         self._pids: frozenset[int] = frozenset()
-        self._proc = ReaderThread("processes", self._read_proc, patience_s=self._patience_s)
+        self._proc = ReaderThread("proc", self._read_proc, patience_s=self._patience_s)
         self._facts: Mapping[int, Facts | None] = {}
         self._xids = XidWatch()
         self._lock = threading.Lock()
-        self._errors: dict[CallError, int] = {}
+        self._errors: Counter[CallError] = Counter()
         self._latest: CallError | None = None
         self._answered: dict[str, tuple[Identity, float]] = {}
         self._up_at: float | None = None
@@ -76,17 +70,17 @@ class Collector:
     def scrape(self) -> Snapshot:
         began = time.monotonic()
         devices_until = began + self._patience_s
-        kubelet_ticket = self._kubelet.ask() if self._settings.pod_resources else None
-        driver = self._ask_driver(devices_until)
+        kubelet_reading = self._kubelet.ask() if self._pod_resources else None
+        driver = self._wait(self._driver, self._driver.ask(), devices_until, self._driver_reader.calls)
         readings = self._ask_gpus(driver.gpus, devices_until) if driver else {}
         gpus = tuple(gpu for gpu in readings.values() if gpu is not None)
         self._xids.watch({gpu.identity.uuid: gpu.identity.index for gpu in gpus if gpu.identity.uuid})
         kubelet_up: bool | None = None
         allotments: Allotments = {}
-        if kubelet_ticket is not None:
-            reply = self._wait(self._kubelet, kubelet_ticket, devices_until, lambda: "pod-resources")
+        if kubelet_reading is not None:
+            reply = self._wait(self._kubelet, kubelet_reading, devices_until)
             kubelet_up, allotments = reply or (False, {})
-        facts = self._ask_proc(gpus, began + self._settings.timeout_s)
+        facts = self._ask_proc(gpus, began + self._timeout_s)
         up = driver is not None and (not readings or bool(gpus))
         self._log_changes(up, driver)
         now = time.monotonic()
@@ -94,7 +88,7 @@ class Collector:
             self._answered.update((gpu.identity.uuid, (gpu.identity, now)) for gpu in gpus if gpu.identity.uuid)
             self._up_at = now if up else self._up_at
             return Snapshot(
-                node=self._settings.node,
+                node=self._node,
                 up=up,
                 driver=driver,
                 gpus=gpus,
@@ -110,60 +104,34 @@ class Collector:
                 read_seconds=now - began,
             )
 
-    def stop(self) -> None:
-        """End the idle threads. Threads that hang in the driver cannot be ended; they are daemons."""
-        self._xids.stop()
-        with self._lock:
-            gpus = [thread for threads in self._gpus.values() for thread in (threads.readings, threads.pcie)]
-        all_threads: list[ReaderThread[Any]] = [self._driver, self._kubelet, self._proc, *gpus]
-        for thread in all_threads:
-            thread.stop()
-
     def _wait(
-        self, thread: ReaderThread[T], ticket: int, until: float, call: Callable[[], str], *, gpu: str = ""
+        self, thread: ReaderThread[T], reading: "Future[T]", until: float, calls: Calls | None = None
     ) -> T | None:
         """Return a thread's reading; count an error and return None if it is late or failed."""
-        answer = thread.answer(ticket, until)
-        if answer.value is None:
-            self._count([CallError(gpu, call() or "read", "timeout" if answer.late else "exception")])
-        return answer.value
-
-    def _read_driver(self) -> Reading[Driver]:
-        reading = self._driver_reader.read()
-        self._count(reading.errors)
-        return reading
-
-    def _ask_driver(self, until: float) -> Driver | None:
-        reading = self._wait(self._driver, self._driver.ask(), until, self._driver_reader.current_call)
-        return reading.value if reading else None
+        result = thread.answer(reading, until)
+        if result.error:
+            gpu, call = (calls.gpu, calls.current or "read") if calls else ("", thread.name)
+            self._count(CallError(gpu, call, result.error))
+        return result.value
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, Gpu | None]:
         by_gpu = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
-        tickets = [threads.readings.ask() for threads in by_gpu]
+        readings = [threads.gpu.ask() for threads in by_gpu]
         gpus: dict[int, Gpu | None] = {}
-        for index, (threads, ticket) in enumerate(zip(by_gpu, tickets, strict=True)):
-            reading = self._wait(threads.readings, ticket, until, threads.reader.current_call, gpu=str(index))
-            gpus[index] = reading.value if reading else None
+        for index, (threads, reading) in enumerate(zip(by_gpu, readings, strict=True)):
+            gpus[index] = self._wait(threads.gpu, reading, until, threads.reader.calls)
             threads.pcie.ask()  # for the next scrape, so nothing waits for it here
             if threads.pcie.stuck:
-                self._count([CallError(str(index), threads.reader.pcie.calls.current, "timeout")])
+                self._count(CallError(str(index), threads.reader.pcie.calls.current, "timeout"))
         return gpus
 
     def _gpu(self, index: int) -> _GpuThreads:
         with self._lock:
             if index not in self._gpus:
-                reader = GpuReader(index)
-
-                def read() -> Reading[Gpu]:
-                    reading = reader.read()
-                    self._count(reading.errors)
-                    return reading
-
-                readings = ReaderThread(f"gpu-{index}", read, patience_s=self._patience_s)
-                pcie = ReaderThread(
-                    f"pcie-{index}", lambda: self._count(reader.pcie.read()), patience_s=self._patience_s
-                )
-                self._gpus[index] = _GpuThreads(reader, readings, pcie)
+                reader = GpuReader(index, self._count)
+                gpu = ReaderThread(f"gpu-{index}", reader.read, patience_s=self._patience_s)
+                pcie = ReaderThread(f"pcie-{index}", reader.pcie.read, patience_s=self._patience_s)
+                self._gpus[index] = _GpuThreads(reader, gpu, pcie)
             return self._gpus[index]
 
     def _lost(self, gpus: Iterable[Gpu], indexes: Iterable[int]) -> tuple[Identity, ...]:
@@ -185,26 +153,24 @@ class Collector:
             return {}
         with self._lock:
             self._pids = pids
-        facts = self._wait(self._proc, self._proc.ask(), until, lambda: "proc")
+        facts = self._wait(self._proc, self._proc.ask(), until)
         with self._lock:
             self._facts = self._facts if facts is None else facts
             return self._facts
 
     def _read_kubelet(self) -> tuple[bool, Allotments]:
-        path = self._settings.pod_resources
-        assert path is not None, "asked only if there is a socket"
+        assert self._pod_resources is not None, "asked only if there is a socket"
         try:
-            return True, podresources.list_allotments(path, timeout_s=self._patience_s)
+            return True, podresources.list_allotments(self._pod_resources, timeout_s=self._patience_s)
         except CallFailed as error:
             LOG.debug("pod-resources: %s", error)
-            self._count([CallError("", "pod-resources", "failed")])
+            self._count(CallError("", "pod-resources", "failed"))
             return False, {}
 
-    def _count(self, errors: Iterable[CallError]) -> None:
+    def _count(self, error: CallError) -> None:
         with self._lock:
-            for error in errors:
-                self._errors[error] = self._errors.get(error, 0) + 1
-                self._latest = error
+            self._errors[error] += 1
+            self._latest = error
 
     def _log_changes(self, up: bool, driver: Driver | None) -> None:
         """Log changes of the state, not every scrape."""

@@ -33,13 +33,19 @@ class Xids:
     """XID -> Unix time of the latest."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Failed attempts to register for a GPU's events."""
+@dataclass(slots=True)
+class _Registration:
+    """The registration for events of a GPU that answers."""
 
+    registered: bool = False
     attempts: int = 0
+    """Failed attempts to register."""
     next_at: float = 0.0
     """On the monotonic clock."""
+
+    @property
+    def due(self) -> bool:
+        return not self.registered and self.attempts < ATTEMPTS and time.monotonic() >= self.next_at
 
 
 class XidWatch:
@@ -50,49 +56,30 @@ class XidWatch:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._present: dict[str, int] = {}
-        """UUID -> index, of the GPUs that answer."""
-        self._registered: set[str] = set()
-        self._failures: dict[str, _Failure] = {}
-        self._stopped = False
+        self._gpus: dict[tuple[str, int], _Registration] = {}
+        """The GPUs that answer, by UUID and index."""
         self._thread: threading.Thread | None = None
         self._seen: dict[str, Xids] = {}
 
     def watch(self, gpus: Mapping[str, int]) -> None:
         """Listen to the GPUs that answer now (UUID -> index); cheap if they are known."""
         with self._changed:
-            for lost in self._present.keys() - gpus.keys():
-                self._registered.discard(lost)
-                self._failures.pop(lost, None)
-            self._present = dict(gpus)
-            if self._registration_due() and not self._stopped:
-                self._changed.notify_all()
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
-                    self._thread.start()
+            self._gpus = {gpu: self._gpus.get(gpu, _Registration()) for gpu in gpus.items()}
+            self._changed.notify_all()
+            if self._thread is None and self._gpus:
+                self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
+                self._thread.start()
 
     def seen(self) -> Mapping[str, Xids]:
         """Return the XIDs by UUID, of the GPUs that have been registered."""
         with self._changed:
             return dict(self._seen)
 
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def _registration_due(self) -> bool:
-        """Return whether a GPU is due for registration."""
-        missing = (self._failures.get(uuid, _Failure()) for uuid in self._present if uuid not in self._registered)
-        return any(failure.attempts < ATTEMPTS and time.monotonic() >= failure.next_at for failure in missing)
-
     def _run(self) -> None:
         failed = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or bool(self._present))
-                if self._stopped:
-                    return
+                self._changed.wait_for(lambda: bool(self._gpus))
             try:
                 self._listen()
                 failed = 0
@@ -100,15 +87,14 @@ class XidWatch:
                 pause_s = backoff(failed, PAUSE_S, MAX_PAUSE_S)
                 failed += 1
                 LOG.warning("listening for XID errors: %s; trying again in %g s", error, pause_s)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopped, pause_s)
+                threading.Event().wait(pause_s)
 
     def _listen(self) -> None:
         """Listen until a GPU is due for registration. It needs a new event set: the old one could hold it twice."""
         events = pynvml.nvmlEventSetCreate()
         try:
             registered = self._register(events)
-            while self._continues():
+            while not self._registration_due():
                 try:
                     event = pynvml.nvmlEventSetWait_v2(events, LISTEN_MS)
                 except pynvml.NVMLError as error:
@@ -120,41 +106,30 @@ class XidWatch:
         finally:
             pynvml.nvmlEventSetFree(events)
 
-    def _continues(self) -> bool:
+    def _registration_due(self) -> bool:
         with self._changed:
-            return not self._stopped and not self._registration_due()
+            return any(gpu.due for gpu in self._gpus.values())
 
     def _register(self, events: Any) -> dict[int, tuple[str, int]]:
-        """Register the GPUs; return those that succeeded, by their handles' addresses."""
+        """Register the GPUs; return UUID and index of those that succeeded, by their handles' addresses."""
         with self._changed:
-            self._registered.clear()
-            present, failures = dict(self._present), dict(self._failures)
+            gpus = dict(self._gpus)
         registered = {}
-        for uuid, index in present.items():
-            failure = failures.get(uuid, _Failure())
-            if failure.attempts >= ATTEMPTS:
+        for (uuid, index), gpu in gpus.items():
+            gpu.registered = False
+            if gpu.attempts >= ATTEMPTS:
                 continue
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except pynvml.NVMLError as error:
-                self._record_failure(uuid, index, failure, error)
+                _record_failure(gpu, index, error)
                 continue
             registered[address_of(handle)] = uuid, index
+            gpu.registered, gpu.attempts = True, 0
             with self._changed:
-                self._failures.pop(uuid, None)
-                if uuid in self._present:
-                    self._registered.add(uuid)
                 self._seen.setdefault(uuid, Xids())
         return registered
-
-    def _record_failure(self, uuid: str, index: int, failure: _Failure, error: Any) -> None:
-        attempts = ATTEMPTS if error.value in UNSUPPORTED else failure.attempts + 1
-        if error.value not in UNSUPPORTED:
-            LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, attempts, ATTEMPTS, error)
-        with self._changed:
-            pause_s = backoff(failure.attempts, PAUSE_S, MAX_PAUSE_S)
-            self._failures[uuid] = _Failure(attempts, time.monotonic() + pause_s)
 
     def _count(self, gpu: tuple[str, int] | None, xid: int) -> None:
         if gpu is None:
@@ -167,3 +142,10 @@ class XidWatch:
             known = xid in before.last or len(before.last) < MAX_XIDS
             last = {**before.last, xid: time.time()} if known else before.last
             self._seen[uuid] = Xids(before.total + 1, last)
+
+
+def _record_failure(gpu: _Registration, index: int, error: Any) -> None:
+    gpu.next_at = time.monotonic() + backoff(gpu.attempts, PAUSE_S, MAX_PAUSE_S)
+    gpu.attempts = ATTEMPTS if error.value in UNSUPPORTED else gpu.attempts + 1
+    if error.value not in UNSUPPORTED:
+        LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, gpu.attempts, ATTEMPTS, error)

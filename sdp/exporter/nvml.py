@@ -1,21 +1,20 @@
 """Readers of NVML, the driver's library, through nvidia-ml-py: one for the driver as a whole, one for each GPU.
 
-A call that the hardware or the driver does not support returns None. A failed call returns None, too, and adds an error
-to the reading. Calls may hang for any time, so each reader runs in its own thread (reader_thread.py).
+A call that the hardware or the driver does not support returns None. A failed call returns None, too, and is reported.
+Calls may hang for any time, so each reader runs in its own thread (reader_thread.py).
 """
 
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
 
 Sample = tuple[str, dict[str, str], float]
 """A metric of the catalogue, its labels beyond those that all metrics of the GPU have, and its value."""
 Convert = Callable[[Any], float]
-T = TypeVar("T")
 
 
 def _codes(*names: str) -> frozenset[int]:
@@ -183,38 +182,37 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[T]):
-    """A reading of the driver or of a GPU; its value is None if there was no answer."""
-
-    value: T | None
-    errors: tuple[CallError, ...]
-
-
 class Gone(Exception):
     """The GPU or the driver will answer no further calls of this reading."""
 
 
-class Calls:
-    """Calls to NVML, and their errors."""
+Report = Callable[[CallError], None]
 
-    def __init__(self, gpu: str = "") -> None:
-        self.errors: list[CallError] = []
+
+class Calls:
+    """Calls to NVML, whose errors are reported."""
+
+    def __init__(self, report: Report, gpu: str = "") -> None:
         self.current = ""
         """The call under way, or the last one; it names a call that hangs."""
-        self._gpu = gpu
+        self.gpu, self._report = gpu, report
 
-    def __call__(self, function: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
-        """Return the result; None if it is unsupported, absent or failed. Raise Gone if the GPU or driver is lost."""
+    def __call__(
+        self, function: str, *arguments: Any, absent: frozenset[int] = frozenset(), required: bool = False
+    ) -> Any:
+        """Return the result; None if it is unsupported, absent or failed.
+
+        Raise Gone if the GPU or the driver is lost, or if the call is required and has no result.
+        """
         self.current = function
         try:
             return getattr(pynvml, function)(*arguments)
         except pynvml.NVMLError as error:
             code = int(error.value)
-            if code in UNSUPPORTED or code in absent:
+            if not required and code in UNSUPPORTED | absent:
                 return None
             self.failed(function, code)
-            if code in GONE:
+            if required or code in GONE:
                 raise Gone from error
             return None
 
@@ -226,62 +224,56 @@ class Calls:
         return None
 
     def failed(self, call: str, code: int) -> None:
-        self.errors.append(CallError(self._gpu, call, _ERROR_NAMES.get(code, f"code_{code}")))
+        self._report(CallError(self.gpu, call, _ERROR_NAMES.get(code, f"code_{code}")))
 
 
 class DriverReader:
     """Opens the library, retrying at each reading, and counts the GPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report) -> None:
         self._open = False
-        self.calls = Calls()
+        self.calls = Calls(report)
 
-    def current_call(self) -> str:
-        return self.calls.current
-
-    def read(self) -> Reading[Driver]:
-        self.calls = calls = Calls()
-        driver = None
+    def read(self) -> Driver | None:
+        """Read the driver; None if it does not answer."""
+        calls = self.calls
         try:
             if not self._open:
-                calls("nvmlInit")
-                self._open = not calls.errors
-            count = calls("nvmlDeviceGetCount") if self._open else None
-            if count is not None:
-                cuda = calls("nvmlSystemGetCudaDriverVersion_v2")
-                driver = Driver(
-                    gpus=count,
-                    version=calls("nvmlSystemGetDriverVersion") or "",
-                    nvml=calls("nvmlSystemGetNVMLVersion") or "",
-                    cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-                )
+                calls("nvmlInit", required=True)
+                self._open = True
+            count = calls("nvmlDeviceGetCount", required=True)
+            cuda = calls("nvmlSystemGetCudaDriverVersion_v2")
+            return Driver(
+                gpus=count,
+                version=calls("nvmlSystemGetDriverVersion") or "",
+                nvml=calls("nvmlSystemGetNVMLVersion") or "",
+                cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+            )
         except Gone:
             # Not closed, since another thread may be in a call; a second init of an open library is harmless.
             self._open = False
-        return Reading(driver, tuple(calls.errors))
+            return None
 
 
 class PcieSampler:
     """Measures PCIe throughput for the next reading, since NVML takes 20 ms for each direction."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, report: Report) -> None:
         self._index = index
-        self.calls = Calls(str(index))
+        self.calls = Calls(report, str(index))
         self._sample: tuple[float, tuple[Sample, ...]] = (0.0, ())
 
-    def read(self) -> tuple[CallError, ...]:
-        """Take a sample; return the errors."""
-        self.calls = calls = Calls(str(self._index))
+    def read(self) -> None:
+        """Take a sample."""
         samples: list[Sample] = []
         try:
-            handle = calls("nvmlDeviceGetHandleByIndex", self._index)
-            for direction, counter in PCIE_COUNTERS.items() if handle is not None else ():
-                kilobytes = calls("nvmlDeviceGetPcieThroughput", handle, counter)
+            handle = self.calls("nvmlDeviceGetHandleByIndex", self._index, required=True)
+            for direction, counter in PCIE_COUNTERS.items():
+                kilobytes = self.calls("nvmlDeviceGetPcieThroughput", handle, counter)
                 samples += _sample(f"sdp_gpu_pcie_{direction}_bytes_per_second", kilobytes, kilo)
         except Gone:
             samples = []
         self._sample = time.monotonic(), tuple(samples)
-        return tuple(calls.errors)
 
     def latest(self) -> tuple[Sample, ...]:
         taken_at, samples = self._sample
@@ -291,29 +283,24 @@ class PcieSampler:
 class GpuReader:
     """Reads one GPU. Not thread-safe."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.calls = Calls(str(index))
+    def __init__(self, index: int, report: Report) -> None:
+        self._index = index
+        self.calls = Calls(report, str(index))
         self._identities: dict[int, Identity] = {}
         self._last_sample_us = 0
-        self.pcie = PcieSampler(index)
+        self.pcie = PcieSampler(index, report)
 
-    def current_call(self) -> str:
-        return self.calls.current
-
-    def read(self) -> Reading[Gpu]:
-        self.calls = calls = Calls(str(self.index))
-        gpu = None
+    def read(self) -> Gpu | None:
+        """Read the GPU; None if it does not answer."""
         try:
-            handle = calls("nvmlDeviceGetHandleByIndex", self.index)
-            if handle is not None:
-                gpu = self._read(calls, handle)
+            return self._read(self.calls("nvmlDeviceGetHandleByIndex", self._index, required=True))
         except Gone:
             self._identities.clear()
-        return Reading(gpu, tuple(calls.errors))
+            return None
 
-    def _read(self, calls: Calls, handle: Any) -> Gpu:
-        identity = self._identity(calls, handle)
+    def _read(self, handle: Any) -> Gpu:
+        calls = self.calls
+        identity = self._identity(handle)
         mode = calls("nvmlDeviceGetMigMode", handle)
         mig = bool(mode and mode[0])
         samples = [*self.pcie.latest(), *_read_samples(calls, handle)]
@@ -322,18 +309,18 @@ class GpuReader:
             for uuid, inner, own in _read_slices(calls, handle):
                 slices[uuid] = inner
                 samples += own
-        processes = self._read_processes(calls, handle, slices)
+        processes = self._read_processes(handle, slices)
         return Gpu(identity, tuple(samples), mig, tuple(slices), processes)
 
-    def _identity(self, calls: Calls, handle: Any) -> Identity:
+    def _identity(self, handle: Any) -> Identity:
         """Read the identity once for each handle, which refers to the same GPU while the driver is loaded."""
-        address = address_of(handle)
+        calls, address = self.calls, address_of(handle)
         if address in self._identities:
             return self._identities[address]
         uuid = calls("nvmlDeviceGetUUID", handle)
         pci = calls("nvmlDeviceGetPciInfo", handle)
         identity = Identity(
-            index=self.index,
+            index=self._index,
             uuid=uuid or "",
             product=calls("nvmlDeviceGetName", handle) or "",
             pci_bus_id=str(pci.busId) if pci is not None else "",
@@ -344,23 +331,23 @@ class GpuReader:
             self._identities = {address: identity}
         return identity
 
-    def _read_processes(self, calls: Calls, handle: Any, slices: Mapping[str, Any]) -> tuple[GpuProcess, ...]:
+    def _read_processes(self, handle: Any, slices: Mapping[str, Any]) -> tuple[GpuProcess, ...]:
         """Read the processes; with MIG, those of the slices, which the whole GPU would list again."""
         if slices:
-            return tuple(p for uuid, inner in slices.items() for p in _list_processes(calls, inner, uuid))
-        processes = _list_processes(calls, handle, "")
-        busy = self._process_utilization(calls, handle) if processes else {}
+            return tuple(p for uuid, inner in slices.items() for p in _list_processes(self.calls, inner, uuid))
+        processes = _list_processes(self.calls, handle, "")
+        busy = self._process_utilization(handle) if processes else {}
         return tuple(replace(process, sm_utilization=busy.get(process.pid)) for process in processes)
 
-    def _process_utilization(self, calls: Calls, handle: Any) -> dict[int, float]:
+    def _process_utilization(self, handle: Any) -> dict[int, float]:
         """Return the mean of each process's samples since the previous reading."""
-        calls.current = "nvmlDeviceGetProcessUtilization"
+        self.calls.current = "nvmlDeviceGetProcessUtilization"
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._last_sample_us)
         except pynvml.NVMLError as error:
             # "Not found" means no new sample; pynvml raises "success" if there is nothing to copy.
             if error.value not in UNSUPPORTED | ABSENT | {pynvml.NVML_SUCCESS}:
-                calls.failed(calls.current, int(error.value))
+                self.calls.failed(self.calls.current, int(error.value))
             return {}
         by_pid: dict[int, list[int]] = {}
         for sample in samples:

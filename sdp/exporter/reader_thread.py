@@ -1,15 +1,16 @@
-"""A thread for readings that may hang, and callers that wait for it with a deadline.
+"""Readings that may hang, each in a thread, and callers that wait for them with a deadline.
 
-NVML has no timeouts: a call into a driver that hangs may never return. So each reader has its own thread; a scrape
-waits for it until a deadline, and not at all while an earlier reading is overdue.
+NVML has no timeouts: a call into a driver that hangs may never return. So each reader has a thread; a scrape waits for
+it until a deadline, and not at all while an earlier reading is overdue.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -20,79 +21,45 @@ class ReadResult(Generic[T]):
     """The result of waiting for a reading."""
 
     value: T | None
-    """None if the reading is late, or raised an exception, which is logged."""
-    late: bool = False
+    error: Literal["", "timeout", "exception"] = ""
+    """The reason if there is no value; an exception is logged."""
 
 
 class ReaderThread(Generic[T]):
-    """Runs `read` in its own thread, once for all concurrent callers."""
+    """Runs `read` in a thread, once for all concurrent callers, and never twice at a time."""
 
     def __init__(self, name: str, read: Callable[[], T], *, patience_s: float) -> None:
-        self.name = name
-        self._read = read
-        self._patience_s = patience_s
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._asked = 0
-        self._begun = 0
-        self._done = 0
-        self._value: T | None = None
-        self._busy_since: float | None = None
-        self._stopped = False
+        self.name, self._read, self._patience_s = name, read, patience_s
+        self._lock = threading.Lock()
+        self._reading: Future[T] | None = None
+        self._began_at = 0.0
 
-    def ask(self) -> int:
-        """Request a reading and return its ticket; a reading under way is shared."""
-        with self._changed:
-            if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name=f"sdp-{self.name}", daemon=True)
-                self._thread.start()
-            if self._begun == self._done:
-                self._asked = self._begun + 1
-                self._changed.notify_all()
-                return self._asked
-            return self._begun
+    def ask(self) -> "Future[T]":
+        """Return the reading under way, or else begin one."""
+        with self._lock:
+            if self._reading is None or self._reading.done():
+                self._reading, self._began_at = Future(), time.monotonic()
+                name = f"sdp-{self.name}"
+                threading.Thread(target=self._run, args=(self._reading,), name=name, daemon=True).start()
+            return self._reading
 
-    def answer(self, ticket: int, until: float) -> ReadResult[T]:
-        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if the thread is stuck."""
-        with self._changed:
-            while self._done < ticket and not self._stopped:
-                overdue = until if self._busy_since is None else min(until, self._busy_since + self._patience_s)
-                left = overdue - time.monotonic()
-                if left <= 0:
-                    return ReadResult(None, late=True)
-                self._changed.wait(left)
-            return ReadResult(self._value, late=self._done < ticket)
+    def answer(self, reading: "Future[T]", until: float) -> ReadResult[T]:
+        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if it is overdue."""
+        overdue = min(until, self._began_at + self._patience_s)
+        wait([reading], max(0.0, overdue - time.monotonic()))
+        if not reading.done():
+            return ReadResult(None, "timeout")
+        return ReadResult(None, "exception") if reading.exception() else ReadResult(reading.result())
 
     @property
     def stuck(self) -> bool:
-        """True if the thread has been busy for longer than callers wait."""
-        with self._changed:
-            return self._busy_since is not None and time.monotonic() - self._busy_since > self._patience_s
+        """True if a reading has taken longer than callers wait."""
+        busy = self._reading is not None and not self._reading.done()
+        return busy and time.monotonic() - self._began_at > self._patience_s
 
-    def stop(self) -> None:
-        """End the thread as soon as it is idle; a thread that hangs remains."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._asked > self._begun)
-                if self._stopped:
-                    return
-                self._begun = self._asked
-                self._busy_since = time.monotonic()
-            value = self._read_or_log()
-            with self._changed:
-                self._done, self._value = self._begun, value
-                self._busy_since = None
-                self._changed.notify_all()
-
-    def _read_or_log(self) -> T | None:
+    def _run(self, reading: "Future[T]") -> None:
         try:
-            return self._read()
-        except Exception:
-            # The thread must survive: callers wait for it, and the next reading may succeed.
+            reading.set_result(self._read())
+        except Exception as error:
             LOG.exception("%s: reading failed", self.name)
-            return None
+            reading.set_exception(error)

@@ -43,31 +43,16 @@ class Tls:
     """The server's certificate; with a client authority, only clients with its certificates may connect."""
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
-        self._files = {"--tls-cert": cert, "--tls-key": key}
-        if client_ca is not None:
-            self._files["--tls-client-ca"] = client_ca
-        self._version = self._read_version()
+        self._files = {"--tls-cert": cert, "--tls-key": key, **({"--tls-client-ca": client_ca} if client_ca else {})}
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Renewed files are loaded; invalid ones are logged and ignored."""
-        version = self._read_version()
-        if version != self._version:
-            self._version = version
-            try:
-                self._context = self._load()
-                LOG.info("reloaded the TLS certificates")
-            except UserError as error:
-                LOG.error("%s; the previous certificates stay in use", error)
+        """Return the context for a new connection. Files may be renewed at any time; invalid ones are not used."""
+        try:
+            self._context = self._load()
+        except UserError as error:
+            LOG.error("%s; the previous certificates stay in use", error)
         return self._context
-
-    def _read_version(self) -> list[object]:
-        version: list[object] = []
-        for path in self._files.values():
-            with suppress(OSError):
-                status = path.stat()
-                version += [status.st_ino, status.st_size, status.st_mtime_ns]
-        return version
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -99,9 +84,7 @@ class Server(ThreadingWSGIServer):
     def __init__(self, address: str, port: int, registry: CollectorRegistry, tls: Tls | None = None) -> None:
         self._tls = tls
         self._deadlines: dict[socket.socket, float] = {}
-        """Deadlines of open connections, oldest connection first."""
-        self._silent: dict[socket.socket, None] = {}
-        """Connections that have not sent a request yet."""
+        """Deadlines of open connections; those that have not sent a request yet have the nearest ones."""
         self._changed = threading.Condition()
         try:
             if not 0 <= port <= 65535:
@@ -147,14 +130,12 @@ class Server(ThreadingWSGIServer):
         with self._changed:
             if len(self._deadlines) >= MAX_CONNECTIONS:
                 LOG.warning("more than %d connections: closing the one that was silent for longest", MAX_CONNECTIONS)
-                self._close(next(iter({**self._silent, **self._deadlines})))  # the oldest if none is silent
+                self._close(min(self._deadlines, key=self._deadlines.__getitem__))
             self._deadlines[request] = time.monotonic() + REQUEST_S
-            self._silent[request] = None
         super().process_request(request, client_address)
 
     def request_received(self, request: socket.socket) -> None:
         with self._changed:
-            self._silent.pop(request, None)
             if request in self._deadlines:
                 self._deadlines[request] = time.monotonic() + REPLY_S
 
@@ -174,7 +155,6 @@ class Server(ThreadingWSGIServer):
     def _forget(self, request: socket.socket) -> None:
         with self._changed:
             self._deadlines.pop(request, None)
-            self._silent.pop(request, None)
             self._changed.notify_all()
 
     def shutdown_request(self, request: Any) -> None:

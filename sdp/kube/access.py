@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kubernetes.config
+import yaml
+from kubernetes.config.kube_config import KubeConfigMerger
+
 from sdp.errors import UserError, one_line
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -41,15 +45,10 @@ def access(context: str | None = None, environ: Mapping[str, str] = os.environ) 
 
 
 def _from_files(files: str, context: str | None) -> Access:
-    import kubernetes.config
-    import yaml
-    from kubernetes.config import kube_config
-
-    config: Any = kubernetes.config  # untyped
-    reader: Any = kube_config
+    config = kubernetes.config
     settings = kubernetes.client.Configuration()
     try:
-        merged = reader.KubeConfigMerger(files).config
+        merged = KubeConfigMerger(files).config
         contexts = {node.value["name"]: node.value["context"] or {} for node in merged.value["contexts"]}
         name = context or merged.value.get("current-context") or ""
         if context is not None and context not in contexts:
@@ -79,13 +78,10 @@ def _logged_errors() -> Iterator[list[logging.LogRecord]]:
 
 
 def _from_pod() -> Access:
-    import kubernetes.config
-
-    config: Any = kubernetes.config  # untyped
     settings = kubernetes.client.Configuration()
     try:
-        config.load_incluster_config(client_configuration=settings)
-    except config.ConfigException as error:
+        kubernetes.config.load_incluster_config(client_configuration=settings)
+    except kubernetes.config.ConfigException as error:
         raise UserError(f"service account: {_reason(error)}; set KUBECONFIG, or mount the account's token") from error
     namespace = SERVICE_ACCOUNT / "namespace"
     return Access(settings, namespace.read_text().strip() if namespace.is_file() else "default", "")

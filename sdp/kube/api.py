@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import kubernetes
+import urllib3
+import websocket
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import ws_client
+from urllib3.exceptions import HTTPError
+
 from sdp.backoff import backoff
 from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
@@ -73,10 +80,6 @@ class Api:
     """One cluster's API server, and a namespace in it. Safe to share between threads."""
 
     def __init__(self, access: Access, namespace: str | None = None, timing: Timing | None = None) -> None:
-        import kubernetes
-        import urllib3
-
-        library: Any = kubernetes  # untyped
         self.context = access.context
         self.namespace = namespace or access.namespace
         self.timing = timing or Timing()
@@ -89,11 +92,11 @@ class Api:
             backoff_max=self.timing.longest_pause_s,
             raise_on_status=False,
         )
-        client = library.client.ApiClient(self._settings)
+        client = kubernetes.client.ApiClient(self._settings)
         self._tls = _tls(self._settings)
         client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = self._tls
         # Discovery would cost each command two more requests, and the paths are known.
-        self._client = library.dynamic.DynamicClient(client, discoverer=lambda *_: None)
+        self._client = kubernetes.dynamic.DynamicClient(client, discoverer=lambda *_: None)
 
     # --- objects ---
 
@@ -126,10 +129,7 @@ class Api:
 
     def changed(self, path: str, item: Object, seconds: float) -> None:
         """Wait until an object of a collection differs from `item`, for at most `seconds`."""
-        from kubernetes.watch import Watch
-
-        watch: Any = Watch
-        events = watch().stream(
+        events = kubernetes.watch.Watch().stream(
             self._client.request,
             "GET",
             path,
@@ -186,16 +186,10 @@ class Api:
 
     def forward(self, pod: str, port: int) -> Any:
         """Return a connection pool of urllib3 over a pod's port. Needs the right to create pods/portforward."""
-        import websocket
-        from kubernetes.stream import ws_client
-
-        from sdp.kube.forward import ForwardedPort
-
         path = f"{self.path('pods', pod, '/api/v1')}/portforward"
         url = f"{self._settings.host}{path}?ports={port}".replace("http", "ws", 1)
         headers = [f"{setting['key']}: {setting['value']}" for setting in self._settings.auth_settings().values()]
-        stream: Any = ws_client
-        proxy = stream.websocket_proxycare({}, self._settings, url, {})
+        proxy = ws_client.websocket_proxycare({}, self._settings, url, {})
         # The client's own create_websocket has no timeout.
         socket: Any = websocket.WebSocket(
             sslopt={"context": self._tls, "server_hostname": self._settings.tls_server_name}
@@ -208,25 +202,50 @@ class Api:
     @contextlib.contextmanager
     def explained(self, method: str, path: str) -> Iterator[None]:
         """Turn errors of the client libraries into SdpErrors of one line."""
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-        from websocket import WebSocketBadStatusException, WebSocketException
-
         try:
             yield
-        except WebSocketBadStatusException as error:
+        except websocket.WebSocketBadStatusException as error:
             raise explain(method, path, error.status_code, error.resp_body) from error
         except ApiException as error:
             if error.status:
                 raise explain(method, path, error.status, error.body) from error
             raise self._unreachable(error.reason) from error
-        except (HTTPError, WebSocketException, OSError) as error:
+        except (HTTPError, websocket.WebSocketException, OSError) as error:
             raise self._unreachable(getattr(error, "reason", None) or error) from error
 
     def _unreachable(self, reason: object) -> Unreachable:
         words = one_line(reason).rpartition("): ")[2] or type(reason).__name__
         host = urlsplit(self._settings.host).netloc
         return Unreachable(f"kubernetes: {host} does not answer ({words}); check the network and KUBECONFIG")
+
+
+class ForwardedPort(urllib3.HTTPConnectionPool):
+    """A connection pool of urllib3 that holds one forwarded port of a pod."""
+
+    def __init__(self, websocket: Any, port: int) -> None:
+        super().__init__("localhost", port, retries=False)
+        self._tunnel: Any = _Tunnel(websocket, [port])  # type: ignore[no-untyped-call]
+
+    def _new_conn(self) -> Any:
+        connection: Any = super()._new_conn()
+        connection.sock = self._tunnel.socket(self.port)
+        return connection
+
+    def error(self) -> str:
+        """Return the error that the API server or the pod's node reported; empty if there is none."""
+        return str(self._tunnel.error(self.port) or "").strip()
+
+
+class _Tunnel(ws_client.PortForward):
+    """The official client's port forwarding, but a broken connection ends the reader's wait without a traceback."""
+
+    def _proxy(self) -> None:
+        try:
+            super()._proxy()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 (any error ends the connection, and the reader sees it)
+            for port in self.local_ports.values():
+                port.error = port.error or str(error)
+                port.python.close()
 
 
 def explain(method: str, path: str, status: int, body: bytes | str | None) -> SdpError:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
 from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api, Forbidden, Missing, Unreachable, status_object
@@ -58,8 +61,6 @@ class Dashboard:
         return self._open("GET", path, self._api.timing.quiet_s)
 
     def _json(self, method: str, path: str) -> Object | None:
-        from urllib3.exceptions import HTTPError
-
         try:
             with self._open(method, path, self._api.timing.answer_s) as response:
                 data: Object = json.loads(response.data)
@@ -88,8 +89,6 @@ class Dashboard:
     def _open_by_forwarding(
         self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
     ) -> Any:
-        from urllib3.exceptions import HTTPError
-
         port = self._api.forward(self._head_pod(cluster), PORT)
         try:
             response = port.urlopen(method, path, headers=headers, timeout=quiet_s, preload_content=False)
@@ -103,8 +102,6 @@ class Dashboard:
     def _open_by_proxy(
         self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
     ) -> Any:
-        from kubernetes.client.exceptions import ApiException
-
         head = (cluster.get("status") or {}).get("head") or {}
         service = head.get("serviceName") or f"{self.cluster}-head-svc"
         prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"

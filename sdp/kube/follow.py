@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any, BinaryIO
 
+from urllib3.exceptions import HTTPError, TimeoutError
+
 from sdp.errors import SdpError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing, Unreachable, pause
@@ -53,8 +55,6 @@ class LogPump:
 
     def finish(self) -> None:
         """Copy the rest of the log of a job that has ended."""
-        from urllib3.exceptions import HTTPError
-
         self.stop()
         self._thread.join(self._timing.closing_s)
         if self._thread.is_alive():
@@ -73,8 +73,6 @@ class LogPump:
         self._say(f"the end of the log is missing: {reason}")
 
     def _run(self) -> None:
-        from urllib3.exceptions import HTTPError, TimeoutError
-
         failures, reported = 0, ""
         while not self._stopping.is_set():
             before = self._written

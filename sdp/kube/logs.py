@@ -3,6 +3,8 @@
 import sys
 from typing import BinaryIO
 
+from urllib3.exceptions import HTTPError
+
 from sdp.errors import UserError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing, Unreachable
@@ -15,8 +17,6 @@ def logs(
     api: Api, name: str, say: Say, *, following: bool = False, lines: int = -1, out: BinaryIO | None = None
 ) -> int:
     """Write a job's log to standard output; if following, until the job has ended, and return its exit code."""
-    from urllib3.exceptions import HTTPError
-
     target = out or sys.stdout.buffer
     state = find_job(api, name)
     if following:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+
+from kubernetes.utils import parse_quantity
 
 from sdp.errors import UserError
 from sdp.kube import Object
@@ -93,11 +94,8 @@ def _capacity(node: Object) -> dict[str, Decimal]:
 
 
 def _parsed(amounts: Mapping[str, str]) -> dict[str, Decimal]:
-    import kubernetes.utils
-
-    library: Any = kubernetes.utils  # untyped
     try:
-        return {name: library.parse_quantity(amount) for name, amount in amounts.items()}
+        return {name: parse_quantity(amount) for name, amount in amounts.items()}
     except ValueError as error:
         raise UserError(f"resources: expected Kubernetes quantities, got {dict(amounts)} ({error})") from error
 

@@ -13,10 +13,6 @@ NOTICED_S = 60.0
 """Time for the operator to notice that a job has ended."""
 
 
-class StopFailed(SdpError):
-    """The head could not be reached, or the job did not end in time."""
-
-
 def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = False) -> None:
     """Stop a job: its driver gets SIGTERM, writes a checkpoint and ends. The job can be submitted again.
 
@@ -48,7 +44,7 @@ def _stop(api: Api, state: JobState, *, delete: bool, say: Say) -> None:
         stopping = Dashboard(api, state.cluster).stop(state.submission)
     except (Missing, Unreachable, RayRefused) as error:
         if not delete:
-            raise StopFailed(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
+            raise SdpError(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
         say(f"{error}; deleting the RayJob anyway")
         return
     message = f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint"
@@ -64,7 +60,7 @@ def _wait(api: Api, name: str, say: Say) -> None:
         error.add_note(f"{name} keeps stopping; sdp status {name} shows it")
         raise
     if not state.finished:
-        raise StopFailed(
+        raise SdpError(
             f"{name} is still {state.state} after {STOP_WAIT_S + NOTICED_S:.0f} s; sdp stop {name} --delete ends it"
         )
     say(f"{name}: {state.state}; sdp submit {state.job or 'JOB'} continues from storage")

@@ -51,6 +51,22 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """The command line's choices; None takes the configuration's."""
+
+    trainers: str | None = None
+    encoders: str | None = None
+    rows: int | None = None
+    terms: str = "on-demand"
+    have: str = "images"
+    """The data that storage already holds: nothing, images or latents."""
+    egress_gb: float = 0.0
+    """Gigabytes that leave the store's region."""
+    drawing: Drawing | None = None
+    """Pictures that the trainers' GPUs also draw (dreambooth)."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedJob:
     """A job: its images, its phases and the instances that do it."""
 
@@ -66,26 +82,20 @@ class PlannedJob:
     encoders: Instance
     encoder_gpus: int | None
     """None stands for as many as the trainers need, or the published number in an offline pass."""
-    terms: str = "on-demand"
-    have: str = "images"
-    """The data that storage already holds: nothing, images or latents."""
+    options: Options
     checkpoint_samples: int = 0
     """Samples from one checkpoint to the next."""
     checkpoints: int = 0
     """Checkpoints that are kept."""
-    egress_gb: float = 0.0
-    """Gigabytes that leave the store's region."""
     gpus_each: int = 1
     """GPUs of one trainer."""
     rows_assumed: bool = False
     """True if the number of images is unknown, so that one is assumed for each training sample."""
-    drawing: Drawing | None = None
-    """Pictures that the trainers' GPUs also draw (dreambooth)."""
 
     @property
     def modes(self) -> tuple[str, ...]:
         """Return the ways to feed the trainers: dreambooth has only one."""
-        return MODES if self.drawing is None else (self.mode,)
+        return MODES if self.options.drawing is None else (self.mode,)
 
     @property
     def name(self) -> str:
@@ -95,20 +105,7 @@ class PlannedJob:
         """Return the same work on other trainers (by default on all their GPUs), with the encoders that they need."""
         gpus = gpus or count * (trainers.gpus // self.gpus_each)
         work = replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, mode=mode, encoder_gpus=None)
-        return work if self.drawing is None else replace(work, encoders=trainers, encoder_gpus=gpus)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line's choices; None takes the configuration's."""
-
-    trainers: str | None = None
-    encoders: str | None = None
-    rows: int | None = None
-    terms: str = "on-demand"
-    have: str = "images"
-    egress_gb: float = 0.0
-    drawing: Drawing | None = None
+        return work if self.options.drawing is None else replace(work, encoders=trainers, encoder_gpus=gpus)
 
 
 # --- from a configuration --------------------------------------------------------------------------------------------
@@ -132,9 +129,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> PlannedJob:
         trainer_gpus=0,
         encoders=instance,
         encoder_gpus=count or (encode.most if encode else None),
-        terms=options.terms,
-        have="images" if encode else "nothing",
-        egress_gb=options.egress_gb,
+        options=replace(options, have="images" if encode else "nothing"),
     )
 
 
@@ -162,13 +157,10 @@ def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Pla
         trainer_gpus=gpus,
         encoders=encoders,
         encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
-        terms=options.terms,
-        have=options.have,
+        options=options,
         checkpoint_samples=config.checkpoint.every_steps * batch,
         checkpoints=config.checkpoint.keep_last,
         gpus_each=config.scaling.gpus_per_worker,
-        egress_gb=options.egress_gb,
-        drawing=options.drawing,
     )
 
 
@@ -241,18 +233,18 @@ def speeds_of(
 
 def plan(work: PlannedJob, speeds: Speeds, prices: Prices) -> Plan:
     """Return the stages of one way to do the work, with their time and cost."""
-    stages = []
-    if work.have == "nothing":
+    stages, options = [], work.options
+    if options.have == "nothing":
         stages.append(_download(work, prices))
-    if work.drawing is not None:
-        stages.append(_draw(work.drawing, work, speeds, prices))
-    if work.mode == "offline" and work.phases and work.have != "latents":
+    if options.drawing is not None:
+        stages.append(_draw(options.drawing, work, speeds, prices))
+    if work.mode == "offline" and work.phases and options.have != "latents":
         stages.append(_process(work, speeds, prices))
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
     if work.trainer_gpus:
         stages.append(_storage(work, sum(stage.hours for stage in stages), prices))
-    if work.egress_gb:
-        stages.append(_egress(work.egress_gb, prices))
+    if options.egress_gb:
+        stages.append(_egress(options.egress_gb, prices))
     if not work.trainer_gpus:
         group = stages[0].groups[0]
         return Plan(f"{stages[0].name}, {group.count} x {group.instance}", tuple(stages))
@@ -352,14 +344,14 @@ def _encoder_group(work: PlannedJob, gpus: int, prices: Prices) -> InstanceGroup
 
 def _price_group(instance: Instance, count: int, gpus: int, work: PlannedJob, prices: Prices) -> InstanceGroup:
     """Return a group with its price. Only trainers must have one on these terms; others may be on demand instead."""
-    own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
-    terms = work.terms if instance is work.trainers or own else "on-demand"
+    own = prices.row(instance.name, work.options.terms) if instance is not work.trainers else None
+    terms = work.options.terms if instance is work.trainers or own else "on-demand"
     return InstanceGroup(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
 
 
 def interruptions_of(work: PlannedJob, prices: Prices) -> Interruptions | None:
     """Return the trainers' interruptions on spot instances; None on other terms."""
-    rate = prices.need(work.trainers.name, work.terms).interruptions_per_hour if work.trainer_gpus else None
+    rate = prices.need(work.trainers.name, work.options.terms).interruptions_per_hour if work.trainer_gpus else None
     if not rate:
         return None
     cost = prices.interruption
@@ -417,6 +409,6 @@ def _candidates(work: PlannedJob, prices: Prices, workers: int | None = None) ->
     for gpu in GPUS.values():
         if (
             gpu.memory_bytes >= _TRAINER_MEMORY
-            and (instance := prices.best([gpu.name], work.terms, workers, work.gpus_each)) is not None
+            and (instance := prices.best([gpu.name], work.options.terms, workers, work.gpus_each)) is not None
         ):
             yield instance

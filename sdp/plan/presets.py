@@ -38,13 +38,7 @@ def preset_text(name: str) -> str:
     """Return a preset as a table for people."""
     recorded = reference()["presets"][name]
     rows = [
-        (
-            plan.name,
-            figure.replace("_", " "),
-            f"{printed:,.1f}",
-            f"{value:,.1f}",
-            f"{value / printed - 1:+.2%}",
-        )
+        (plan.name, figure.replace("_", " "), f"{printed:,.1f}", f"{value:,.1f}", f"{value / printed - 1:+.2%}")
         for plan, article in preset(name)
         for figure, printed in article.items()
         for value in [computed(plan, figure)]

@@ -69,7 +69,7 @@ def answer(
                 "of bf16, since no speed of fp8 is published and its layers keep their inputs in bf16"
             )
         notes["roofline"] = "; ".join(line(roofline, work, speeds) for roofline in rooflines(config, work))
-    if trains and work.mode == "offline" and work.drawing is None:
+    if trains and work.mode == "offline" and work.options.drawing is None:
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
         intervals = [make.interval_h(work, stage.rate) for stage in own.stages if stage.limit]
@@ -164,7 +164,7 @@ def values(config: JobConfig, work: PlannedJob, own: Plan) -> dict[str, Any]:
             "minReplicas": 0,
             "maxReplicas": most.count,
         }
-        if work.terms == "spot" and role == "trainers":
+        if work.options.terms == "spot" and role == "trainers":
             groups[role]["nodeSelector"]["karpenter.sh/capacity-type"] = "spot"
     if processed:
         jobs["process"] = {"encode": place["encoders"]}
@@ -237,7 +237,7 @@ def _prices(work: PlannedJob, own: Plan, modes: Sequence[Plan], prices: Prices) 
     names = dict.fromkeys(g.instance for plan in [own, *modes] for stage in plan.stages for g in stage.groups)
     lines = []
     for name in names:
-        row = prices.row(name, work.terms) or prices.need(name, "on-demand")
+        row = prices.row(name, work.options.terms) or prices.need(name, "on-demand")
         source = prices.sources.get(row.source, row.source)
         lines.append(
             f"{name}, {row.per_hour:g} {prices.currency} an hour {row.terms}: {row.region}, {row.as_of}, {source}"

@@ -38,7 +38,7 @@ class Telemetry:
     run: str
     job: str = ""
     """The submitted job's name in Ray."""
-    _reached: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
+    _reached: dict[tuple[str, tuple[tuple[str, object], ...]], float] = field(default_factory=dict)
     _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
     _failed: bool = False
@@ -46,46 +46,44 @@ class Telemetry:
     def count(self, name: str, amount: float, **labels: object) -> None:
         """Add to a counter."""
         if amount > 0:
-            metric = _metric(name, COUNTER)
-            self._emit(metric, amount, self._labels(metric, labels))
+            self._emit(COUNTER, name, amount, labels)
 
     def reach(self, name: str, total: float, **labels: object) -> None:
         """Raise a counter to this process's total; a total that falls has restarted, and adds nothing."""
-        metric = _metric(name, COUNTER)
-        values = self._labels(metric, labels)
-        key = (name, tuple(values.values()))
+        key = (name, tuple(labels.items()))
         before, self._reached[key] = self._reached.get(key, 0.0), total
-        if total > before:
-            self._emit(metric, total - before, values)
+        self.count(name, total - before, **labels)
 
     def show(self, name: str, value: float | None, **labels: object) -> None:
         """Set a gauge, unless the value is None."""
         if value is not None:
-            metric = _metric(name, GAUGE)
-            self._emit(metric, value, self._labels(metric, labels))
+            self._emit(GAUGE, name, value, labels)
 
     def observed(self, name: str, counts: Sequence[int]) -> None:
         """Raise a histogram to totals by bucket, the last of which has no bound.
 
         Each value counts as the middle of its bucket: buckets and quantiles are exact, the sum is not.
         """
-        metric = _metric(name, HISTOGRAM)
+        bounds = CATALOGUE[name].bounds
         before, self._counts[name] = self._counts.get(name, [0] * len(counts)), list(counts)
-        labels = self._labels(metric, {})
-        edges = [0.0, *metric.bounds, 2 * metric.bounds[-1]]
+        edges = [0.0, *bounds, 2 * bounds[-1]]
         middles = [(low + high) / 2 for low, high in pairwise(edges)]
         for middle, count, earlier in zip(middles, counts, before, strict=True):
             for _ in range(count - earlier):
-                self._emit(metric, middle, labels)
+                self._emit(HISTOGRAM, name, middle, {})
 
     def process(self, role: str, rank: int | str = "") -> None:
         """Announce this process's role."""
         self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank, job_name=self.job)
 
-    def _emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+    def _emit(self, kind: str, name: str, value: float, labels: Mapping[str, object]) -> None:
         """Hand a value to the backend. Its errors end here: no job fails because its metrics do."""
+        metric = CATALOGUE[name]
+        if metric.kind != kind:
+            raise ValueError(f"{name}: expected a {kind}, got a {metric.kind}")
+        series = self._labels(metric, labels)
         try:
-            self.backend.emit(metric, value, labels)
+            self.backend.emit(metric, value, series)
         except Exception as error:  # noqa: BLE001 (a backend may raise anything)
             if not self._failed:
                 say(f"telemetry: {metric.name} and perhaps other metrics cannot be emitted: {one_line(error, 200)}")
@@ -113,9 +111,9 @@ def begin(uri: str) -> Telemetry:
         if run != (tag := ascii_tag(run)):
             say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray accepts only ASCII")
         return Telemetry(RayBackend(), tag, job_name())
-    from sdp.telemetry.registry import RegistryBackend
+    from sdp.telemetry import registry
 
-    return Telemetry(RegistryBackend.default(), run_name(uri))
+    return Telemetry(registry.default(), run_name(uri))
 
 
 def run_name(uri: str) -> str:
@@ -124,10 +122,3 @@ def run_name(uri: str) -> str:
     if len(parts) > 1 and parts[-1].startswith("phase-"):
         return "/".join(parts[-2:])[:100]
     return (parts[-1] if parts else uri)[:100]
-
-
-def _metric(name: str, kind: str) -> Metric:
-    metric = CATALOGUE[name]
-    if metric.kind != kind:
-        raise ValueError(f"{name}: expected a {kind}, got a {metric.kind}")
-    return metric

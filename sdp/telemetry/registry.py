@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -11,8 +12,6 @@ from sdp.telemetry.catalogue import ACTIONS, COUNTER, GAUGE, HISTOGRAM, Metric
 
 FAMILIES: dict[str, Any] = {COUNTER: Counter, GAUGE: Gauge, HISTOGRAM: Histogram}
 
-_default: list["RegistryBackend"] = []
-
 
 @dataclass
 class RegistryBackend:
@@ -20,13 +19,6 @@ class RegistryBackend:
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _families: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def default() -> "RegistryBackend":
-        """Return this process's only backend: a registry refuses a second family of the same name."""
-        if not _default:
-            _default.append(RegistryBackend(REGISTRY))
-        return _default[0]
 
     def emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """Emit a value."""
@@ -40,11 +32,16 @@ class RegistryBackend:
         getattr(family.labels(**labels), ACTIONS[metric.kind])(value)
 
 
+@cache
+def default() -> RegistryBackend:
+    """Return this process's only backend: a registry refuses a second family of the same name."""
+    return RegistryBackend(REGISTRY)
+
+
 def forget() -> None:
     """Clear all series: their run has ended, though this process has not."""
-    for backend in _default:
-        for family in backend._families.values():
-            family.clear()
+    for family in default()._families.values():
+        family.clear()
 
 
 def serve(port: int, key: str, address: str = "0.0.0.0") -> Any:

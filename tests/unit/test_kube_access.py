@@ -13,8 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from sdp.errors import UserError
 from sdp.kube.access import access
-from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, NoSuchKind, Timing, Unreachable, explain
-from sdp.kube.forward import ForwardedPort
+from sdp.kube.api import AlreadyThere, Api, Forbidden, ForwardedPort, Missing, NoSuchKind, Timing, Unreachable, explain
 
 CONFIG = {
     "apiVersion": "v1",
