@@ -270,9 +270,7 @@ def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[]
         if content != first:
             changed = Record.load(content)
             return bool(changed and changed.released)
-        if waited > ttl:
-            return True
-        if record and record.owner.is_known_dead():
+        if waited > ttl or (record and record.owner.is_known_dead()):
             return True
         idle.wait(min(ttl / 10, 1.0))
 

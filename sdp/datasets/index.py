@@ -5,7 +5,7 @@ adds files that were appended, or requests another attempt at failed rows. No ve
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -147,14 +147,14 @@ class Index:
     def parts_of(self, work: Work) -> list[str]:
         """Return the parts upstream that hold a work's rows, in order, if the source is a dataset."""
         unit = work.unit
-        if work.attempt:
-            version = next(v for v in self.versions if v.attempt == work.attempt)
-            if version.files.num_rows:  # a retry upstream wrote new rows
-                return _overlapping([self._all_files[version.number]], unit)
-            earlier = [v.number for v in self.versions if v.attempt < work.attempt]
-            return _overlapping([self._all_files[number] for number in earlier], unit)
-        version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
-        return _overlapping([self._first_attempts, self._retried_files[version.number]], unit)
+        if not work.attempt:
+            version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
+            groups = [self._first_attempts, self._retried_files[version.number]]
+        elif (version := next(v for v in self.versions if v.attempt == work.attempt)).files.num_rows:
+            groups = [self._all_files[version.number]]  # a retry upstream wrote new rows
+        else:
+            groups = [self._all_files[v.number] for v in self.versions if v.attempt < work.attempt]
+        return list(dict.fromkeys(path for spans in groups for path in spans.overlapping(unit)))
 
     @cached_property
     def _first_attempts(self) -> "_Spans":
@@ -199,10 +199,6 @@ class _VersionHead:
     units: tuple[Whole, ...]
     root: str = ""
     """The source's folder, as `uri.near` writes it. The table's paths are relative to the folder."""
-
-
-def _overlapping(groups: Sequence[_Spans], unit: Unit) -> list[str]:
-    return list(dict.fromkeys(path for spans in groups for path in spans.overlapping(unit)))
 
 
 def version_name(number: int) -> str:

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, repeated_rows, total
+from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, refuse_foreign, repeated_rows, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
 from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
@@ -122,7 +122,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
 
     def account_of(part: tuple[int, int]) -> pa.Table:
         info, account = read_footer(storage, files[part])
-        _refuse_foreign(storage, info, works)
+        refuse_foreign(storage, info, works)
         return account
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
@@ -159,12 +159,6 @@ def with_problems(description: Description, problems: Iterable[str]) -> Descript
     return replace(description, problems=all_problems, complete=description.complete and not all_problems)
 
 
-def _refuse_foreign(storage: Storage, info: PartInfo, works: Mapping[tuple[int, int], Work]) -> None:
-    work = works.get((info.unit.number, info.attempt))
-    if work is None or work.unit != info.unit:
-        raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
-
-
 def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
     """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
@@ -184,7 +178,7 @@ def _infos(
 ) -> list[PartInfo]:
     def look(file: FileInfo) -> PartInfo:
         info = verify_part(storage, file) if verify else read_info(storage, file)
-        _refuse_foreign(storage, info, works)
+        refuse_foreign(storage, info, works)
         return info
 
     infos = ordered_map(lambda file: _try_read(problems, lambda: look(file)), files)

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,21 +37,21 @@ class Ledger:
     """Consumed addresses by epoch. Workers' ledgers are merged by union, so their order does not matter."""
 
     def __init__(self) -> None:
-        self._epochs: dict[int, BitMap64] = {}
+        self._epochs: defaultdict[int, BitMap64] = defaultdict(BitMap64)
 
     def add(self, epoch: int, rows: Rows) -> None:
         """Record some addresses."""
-        self._rows(epoch).update(np.ascontiguousarray(rows, dtype=np.uint64))
+        self._epochs[epoch].update(np.ascontiguousarray(rows, dtype=np.uint64))
 
     def add_range(self, epoch: int, start: int, stop: int) -> None:
         """Record the addresses [start, stop); a whole unit takes a few bytes."""
-        self._rows(epoch).add_range(start, stop)
+        self._epochs[epoch].add_range(start, stop)
 
     def merge(self, others: Iterable["Ledger"]) -> None:
         """Add what other ledgers have recorded."""
         for other in others:
             for epoch, rows in other._epochs.items():
-                self._rows(epoch).update(rows)
+                self._epochs[epoch].update(rows)
 
     def consumed(self, epoch: int) -> int:
         """Return the number of addresses that an epoch has consumed."""
@@ -93,6 +94,3 @@ class Ledger:
         except (ValueError, struct.error) as error:
             raise DatasetError(f"{where}: not a ledger ({error}); use another checkpoint") from error
         return ledger
-
-    def _rows(self, epoch: int) -> BitMap64:
-        return self._epochs.setdefault(epoch, BitMap64())

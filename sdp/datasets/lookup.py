@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
+from sdp.datasets.source import kind_of
 from sdp.errors import DatasetError, one_line
 from sdp.storage import Storage, StorageOptions, open_source
 from sdp.urls import BadUrl, parse
@@ -48,7 +49,6 @@ def in_parts(storage: Storage, paths: Iterable[str], wanted: LookupValues) -> li
 def in_source(index: Index, column: str, urls: frozenset[str], options: StorageOptions | None = None) -> list[Hit]:
     """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
-
     by_file = ordered_map(lambda file: list(_in_file(file, column, urls, options)), files, workers=4)
     return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
@@ -68,11 +68,11 @@ def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[
 
 
 def _candidates(column: pa.ChunkedArray, hosts: pa.Array) -> Iterator[tuple[int, object]]:
-    kind = column.type
-    if any(is_bytes(kind) for is_bytes in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)):
+    kind = kind_of(column.type)
+    if kind == "bytes":
         yield from enumerate(map(_text, column.to_pylist()))
         return
-    if not any(is_text(kind) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+    if kind != "text":
         return  # without text there are no URLs
     text = column.cast(pa.large_string())
     host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")

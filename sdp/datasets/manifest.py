@@ -3,12 +3,12 @@
 import hashlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, Field
@@ -21,7 +21,7 @@ from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.output import HEAD, Head, Output, read_head, read_json, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
 from sdp.datasets.records import BadRecord, Kind, Whole, dump, parse
-from sdp.datasets.units import PARTS, parse_part_name
+from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
 from sdp.storage.uri import near, resolved
@@ -203,14 +203,13 @@ def part_infos(storage: Storage, known: Iterable[PartInfo] = ()) -> list[PartInf
 
 def total(infos: Iterable[PartInfo]) -> Counts:
     """Count the outcomes of all addresses, each once however often it was attempted."""
-    counts, reasons = np.zeros(3, np.int64), dict[str, int]()
+    written, filtered, failed, reasons = 0, 0, 0, Counter[str]()
     for info in infos:
-        superseded = info.superseded
-        counts += (info.counts.written, info.counts.filtered, info.counts.failed - superseded.failed)
-        for sign, by_reason in ((1, info.counts.reasons), (-1, superseded.reasons)):
-            for reason, number in by_reason.items():
-                reasons[reason] = reasons.get(reason, 0) + sign * number
-    written, filtered, failed = (int(number) for number in counts)
+        written += info.counts.written
+        filtered += info.counts.filtered
+        failed += info.counts.failed - info.superseded
+        reasons.update(info.counts.reasons)
+        reasons.subtract(info.retried)
     return Counts(written, filtered, failed, {r: n for r, n in sorted(reasons.items()) if n})
 
 
@@ -219,9 +218,7 @@ def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
     where = output.storage.uri
     works = output.index.works_by_part()
     for part in parts:
-        work = works.get((part.unit.number, part.attempt))
-        if work is None or work.unit != part.unit or part.kind != output.head.kind:
-            raise DatasetError(f"{where}/{part.path}: not a part of this dataset; move it away")
+        refuse_foreign(output.storage, part, works, output.head.kind)
     counts = total(parts)
     expected = _expected(output)
     if expected is not None and counts.input != expected:
@@ -230,6 +227,14 @@ def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
             f"`sdp inspect --verify {where}` names the part"
         )
     return counts
+
+
+def refuse_foreign(
+    storage: Storage, part: PartInfo, works: Mapping[tuple[int, int], Work], kind: str | None = None
+) -> None:
+    """Refuse a part that is not among a dataset's works, or of another kind."""
+    if works.get((part.unit.number, part.attempt)) != part.work or (kind is not None and part.kind != kind):
+        raise DatasetError(f"{storage.uri_of(part.path)}: not a part of this dataset; move it away")
 
 
 def _expected(output: Output) -> int | None:
@@ -337,7 +342,7 @@ def parts_table(parts: Iterable[PartInfo], listed: Mapping[str, dict[str, Any]])
     rows: list[dict[str, Any]] = []
     for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt)):
         identity = (p.path, p.size, p.etag, p.unit.number, p.attempt, p.unit.start, p.unit.stop)
-        counts = (p.counts.written, p.counts.filtered, p.counts.failed, sum(p.retried.values()))
+        counts = (p.counts.written, p.counts.filtered, p.counts.failed, p.superseded)
         groups = [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups]
         row = dict(zip(PARTS_SCHEMA.names, (*identity, *counts, groups), strict=True))
         before = listed.get(p.path)

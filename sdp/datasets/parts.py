@@ -47,9 +47,9 @@ class PartInfo:
         return Work(self.unit, self.attempt)
 
     @property
-    def superseded(self) -> Counts:
-        """The counts of earlier attempts that no longer hold."""
-        return Counts(failed=sum(self.retried.values()), reasons=self.retried)
+    def superseded(self) -> int:
+        """The number of failures of earlier attempts that no longer hold."""
+        return sum(self.retried.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -134,10 +134,9 @@ def total(runs: Sequence[JobRun]) -> JobRun | None:
             work[kind].update(seconds)
         moved.update(run.moved)
         workers |= Counter(run.workers)
-    return JobRun(
-        job=runs[-1].job,
+    return replace(
+        runs[-1],
         began=runs[0].began,
-        ended=runs[-1].ended,
         seconds=sum(run.seconds for run in runs),
         counts=sum((run.counts for run in runs), Counts()),
         moved=moved,
@@ -145,7 +144,6 @@ def total(runs: Sequence[JobRun]) -> JobRun | None:
         workers=workers,
         replaced=sum(run.replaced for run in runs),
         gpu_hours=sum(run.gpu_hours for run in runs),
-        sdp=runs[-1].sdp,
     )
 
 

@@ -32,12 +32,9 @@ class Score:
     def mask(self, table: pa.Table) -> Mask:
         """Return the rows to leave out."""
         values = numbers(table, self.column)
-        excluded = np.zeros(len(values), bool)
-        with np.errstate(invalid="ignore"):
-            if self.minimum is not None:
-                excluded |= values < self.minimum
-            if self.maximum is not None:
-                excluded |= values > self.maximum
+        low = -np.inf if self.minimum is None else self.minimum
+        high = np.inf if self.maximum is None else self.maximum
+        excluded = (values < low) | (values > high)  # False where it is NaN
         return excluded if self.keep_unknown else excluded | np.isnan(values)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -59,13 +60,9 @@ def freeze_source(
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
-    moved, output = index is not output.index, output.with_index(index)
+    moved = index is not output.index
     version = Version(len(index.versions), table, extent, root=root)
-    if publish:
-        return _append(output, version, moved=moved)
-    if extent is None and not table.num_rows and not moved:
-        return output
-    return output.with_index(Index((*index.versions, version), index.unit_rows))
+    return _append(output.with_index(index), version, moved=moved, publish=publish)
 
 
 def freeze_files(
@@ -150,10 +147,12 @@ def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Ou
     return _append(output, Version(0, files, attempt=attempt, units=tuple(units)))
 
 
-def _append(output: Output, version: Version, *, moved: bool = False) -> Output:
+def _append(output: Output, version: Version, *, moved: bool = False, publish: bool = True) -> Output:
     """Publish the next version of the index, if it says anything new."""
     if version.extent is None and not version.files.num_rows and not version.units and not moved:
         return output
+    if not publish:
+        return output.with_index(Index((*output.index.versions, version), output.index.unit_rows))
     return output.with_index(index_files.append(output.storage, output.index, version))
 
 
@@ -209,8 +208,7 @@ def _units_of(index: Index, files: pa.Table) -> list[int]:
     """Return the units of the index that hold addresses of these files."""
     units: set[int] = set()
     for first, rows in zip(files["first_row"].to_pylist(), files["rows"].to_pylist(), strict=True):
-        ends = pa.array([first, min(first + rows, index.rows) - 1]).to_numpy()
-        start, last = index.units.of_rows(ends)
+        start, last = index.units.of_rows(np.array([first, min(first + rows, index.rows) - 1]))
         units.update(range(int(start), int(last) + 1))
     return sorted(units)
 

@@ -48,21 +48,18 @@ def _verdict(result: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    figures: list[tuple[str, str]] = []
-    clip = result.get("clip")
-    if clip and clip["score"] is not None:
-        figures.append(("CLIP score", f"{clip['score']:.2f} ± {clip['standard_error']:.2f}"))
-    if "fid" in result:
-        figures.append(("FID", f"{result['fid']['value']:.3f}"))
-    if result.get("fid_infinity"):
-        figures.append(("FID-infinity", f"{result['fid_infinity']['value']:.3f}"))
-    if result.get("kid"):
-        figures.append(("KID", f"{result['kid']['mean']:.5f} ± {result['kid']['deviation']:.5f}"))
-    if "similarity" in result:
-        figures.append(("similarity", f"{result['similarity']:.4f}"))
-    if "loss" in result:
-        figures.append(("loss", f"{result['loss']['mean']:.4f} ± {result['loss']['standard_error']:.4f}"))
-    return figures
+    forms = (
+        ("CLIP score", "clip", "{0[score]:.2f} ± {0[standard_error]:.2f}"),
+        ("FID", "fid", "{0[value]:.3f}"),
+        ("FID-infinity", "fid_infinity", "{0[value]:.3f}"),
+        ("KID", "kid", "{0[mean]:.5f} ± {0[deviation]:.5f}"),
+        ("similarity", "similarity", "{0:.4f}"),
+        ("loss", "loss", "{0[mean]:.4f} ± {0[standard_error]:.4f}"),
+    )
+    measured = {key: value for _, key, _ in forms if (value := result.get(key)) is not None}
+    if "clip" in measured and measured["clip"]["score"] is None:
+        del measured["clip"]
+    return [(name, form.format(measured[key])) for name, key, form in forms if key in measured]
 
 
 def _extrapolation(infinity: Mapping[str, Any]) -> Block:

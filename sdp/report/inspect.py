@@ -3,29 +3,47 @@
 `sdp report` makes its section of a run from the same description. Needs neither torch nor Ray.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sdp import lease
 from sdp.config import JOBS
 from sdp.config.base import changed
 from sdp.datasets import tombstones
+from sdp.datasets.audit import RUN
+from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.inspect import Description
 from sdp.datasets.inspect import describe as describe_dataset
 from sdp.datasets.manifest import MANIFEST, open_dataset
-from sdp.datasets.output import read_json
+from sdp.datasets.output import HEAD, read_json
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound, SdpError
 from sdp.evaluate.layout import RESULT
-from sdp.model.checkpoints import COMPLETE, CONFIG, checkpoint_name, read_ledger, read_marker, tensor_sizes
+from sdp.model.checkpoints import (
+    COMPLETE,
+    CONFIG,
+    PHASES,
+    checkpoint_name,
+    find_checkpoint,
+    read_ledger,
+    read_marker,
+    tensor_sizes,
+)
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
-from sdp.report.subject import identify, phases_of
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.run_folder import RunFolder
 from sdp.train.timeline import SUMMARY
 
+Kind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
+
+_MARKERS: dict[str, Kind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
+_CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
+_NEWEST = re.compile(r"/checkpoints(/latest)?$")
+_FOLDERS, _FILES = 100, 20_000
+"""Limits on the folders and files that are listed if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
 """Events that report a failure."""
 _HINT = "use another checkpoint"
@@ -150,6 +168,49 @@ def describe(storage: Storage, *, verify: bool = False) -> Description | Run | C
             return describe_dataset(storage, verify=verify)
 
 
+# --- what a URI is ---------------------------------------------------------------------------------------------------
+
+
+def kind_of(storage: Storage) -> Kind | None:
+    """Return the kind of a folder by its marker file, or None."""
+    return next(
+        (kind for name, kind in _MARKERS.items() if storage.exists(name)), "run" if phases_of(storage) else None
+    )
+
+
+def phases_of(storage: Storage) -> list[Storage]:
+    """Return the phases of a two-phase run."""
+    return [phase for phase in map(storage.child, PHASES) if phase.exists(RUN)]
+
+
+def identify(storage: Storage) -> tuple[Kind, Storage]:
+    """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
+
+    A URI with datasets below it is refused with their names. One without Parquet files is refused too.
+    """
+    if kind := kind_of(storage):
+        return kind, storage
+    if _NEWEST.search(storage.uri):
+        return "checkpoint", find_checkpoint(storage.uri, storage.options)
+    if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
+        raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
+    folders = storage.folders()[:_FOLDERS]
+    kinds = list(ordered_map(lambda name: kind_of(storage.child(name)), folders, workers=16))
+    if below := [name for name, kind in zip(folders, kinds, strict=True) if kind]:
+        raise DatasetError(f"{storage.uri}: no dataset here, but in {', '.join(below)}; pass one of these")
+    names = storage.names(limit=_FILES)
+    if names and not any(name.endswith(".parquet") for name in names):
+        limit = f" among the first {_FILES:,} files" if len(names) == _FILES else ""
+        raise DatasetError(
+            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}), and no Parquet file{limit}; "
+            "check the URI"
+        )
+    return "files", storage
+
+
+# --- descriptions ----------------------------------------------------------------------------------------------------
+
+
 def describe_run(storage: Storage) -> Run:
     """Describe a run, and its phases if it has any."""
     if phases := [describe_run(phase) for phase in phases_of(storage)]:
@@ -212,20 +273,14 @@ def _describe(folder: Storage, config: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         uri=folder.uri,
         run=run.uri,
-        step=state["step"],
-        samples=state["samples"],
+        **{name: state[name] for name in ("step", "samples", "epoch", "loss", "seconds")},
+        **{name: marker[name] for name in ("created", "sdp", "workers")},
         skipped=state["step"] - state["taken"] - state.get("empty", 0),
-        epoch=state["epoch"],
         epoch_rows=rows,
         epoch_done=min(1.0, state["position"] / rows) if rows else None,
         consumed=consumed,
-        loss=state["loss"],
-        seconds=state["seconds"],
         gpu_hours=state.get("gpu_hours", 0.0),
         cost=state.get("cost", 0.0),
-        created=marker["created"],
-        sdp=marker["sdp"],
-        workers=marker["workers"],
         sizes=sizes,
         files=len(stored),
         bytes=sum(file.size for file in stored),

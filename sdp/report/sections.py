@@ -12,9 +12,9 @@ from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import evaluated
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
+from sdp.report.inspect import identify, kind_of, phases_of
 from sdp.report.page import Section, write_page
 from sdp.report.run import run_sections
-from sdp.report.subject import identify, kind_of, phases_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
 _LONGEST_LINEAGE = 8

@@ -60,24 +60,19 @@ def _run_lines(run: Run) -> list[str]:
 
 def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
     """Return the newest line of the metrics as a table; `step` may be newer."""
-    older = step is not None and step > line["step"]
+    older, slow = step is not None and step > line["step"], line.get("slowest")
     rows = [
         ("step", f"{step:,}; the following is for step {line['step']:,}" if older else f"{line['step']:,}"),
         ("samples", f"{line['samples']:,}"),
         ("epoch", f"{line['epoch']}, {line['epoch_done']:.1%} done"),
         ("loss, smoothed", _number(line.get("loss_smoothed"))),
         ("img/s", f"{line['samples_per_s']:,.1f} over {counted(line['workers'], 'worker')}"),
+        ("of GPU peak", f"{line['mfu']:.1%}" if line.get("mfu") is not None else ""),
+        ("GPU memory", size(line["memory_peak"]) if line.get("memory_peak") else ""),
+        ("slowest worker", "{rank} on {host}: {seconds:.3f} s per step on its own".format(**slow) if slow else ""),
+        ("trained for", spent(line["seconds"], line.get("gpu_hours") or 0.0, line.get("cost") or 0.0)),
     ]
-    if line.get("mfu") is not None:
-        rows.append(("of GPU peak", f"{line['mfu']:.1%}"))
-    if line.get("memory_peak"):
-        rows.append(("GPU memory", size(line["memory_peak"])))
-    if slow := line.get("slowest"):
-        rows.append(
-            ("slowest worker", f"{slow['rank']} on {slow['host']}: {slow['seconds']:.3f} s per step on its own")
-        )
-    rows.append(("trained for", spent(line["seconds"], line.get("gpu_hours") or 0.0, line.get("cost") or 0.0)))
-    return rows
+    return [(name, value) for name, value in rows if value]
 
 
 def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:

@@ -22,28 +22,32 @@ if TYPE_CHECKING:
 Credentials: TypeAlias = "Callable[[], S3Credential]"
 
 _METADATA_S = 1.5
-LOOKED_IN = (
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, profile '{profile}' in ~/.aws, "
-    "AWS_CONTAINER_CREDENTIALS_*, instance metadata"
+_NO_CREDENTIALS = (
+    "no AWS credentials found (looked in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, "
+    "profile '{profile}' in ~/.aws, AWS_CONTAINER_CREDENTIALS_*, instance metadata); provide them in one of these "
+    "places"
 )
+_BY_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "credential_process", "login_session")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The settings of a connection to S3. `credentials` is None where obstore gets them; errors quote `looked_in`."""
+    """The settings of a connection to S3. `credentials` is None where obstore gets them."""
 
     region: str
     endpoint: str | None
     config: "S3Config" = field(repr=False)
     credentials: "Credentials | None" = field(repr=False)
-    looked_in: str
+    no_credentials: str
+    """The error for obstore finding none."""
 
 
 def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Access:
     """Return the settings for a bucket; raise AccessDenied if there are certainly no credentials."""
-    name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
-    looked_in = LOOKED_IN.format(profile=name)
-    profile = _Profile.load(name, env)
+    explicit = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
+    name = explicit or "default"
+    no_credentials = _NO_CREDENTIALS.format(profile=name)
+    profile = _profile(name, env)
     region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region")
     config: S3Config = {"region": region or "us-east-1"}
     endpoint = _endpoint(uri, options, env, profile)
@@ -55,17 +59,12 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Ac
     config["disable_bulk_delete"] = True
     credentials = None
     if not _obstore_finds_them(uri, env):
-        credentials = profile.credentials(uri)
-        explicit = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
+        credentials = _credentials(uri, name, profile)
         if credentials is None and explicit:
             raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', but ~/.aws has no credentials for it; add or unset it")
         if credentials is None and not _in_container(env) and not _metadata_answers(env):
-            raise AccessDenied(no_credentials(uri, looked_in))
-    return Access(config["region"], endpoint, config, credentials, looked_in)
-
-
-def no_credentials(uri: str, looked_in: str) -> str:
-    return f"{uri}: no AWS credentials found (looked in {looked_in}); provide them in one of these places"
+            raise AccessDenied(f"{uri}: {no_credentials}")
+    return Access(config["region"], endpoint, config, credentials, no_credentials)
 
 
 def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
@@ -106,12 +105,12 @@ def _metadata_answers(env: Mapping[str, str]) -> bool:
         connection.close()
 
 
-def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile: "_Profile") -> str | None:
+def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile: Mapping[str, str]) -> str | None:
     candidates = {
         "storage.endpoint": options.endpoint,
         "AWS_ENDPOINT_URL_S3": env.get("AWS_ENDPOINT_URL_S3"),
         "AWS_ENDPOINT_URL": env.get("AWS_ENDPOINT_URL"),
-        "endpoint_url in ~/.aws": profile.endpoint(),
+        "endpoint_url in ~/.aws": profile.get("endpoint_url"),
     }
     for where, endpoint in candidates.items():
         if endpoint:
@@ -121,66 +120,50 @@ def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile
     return None
 
 
-class _Profile:
-    """A profile of ~/.aws/credentials and ~/.aws/config; empty if there is none."""
-
-    def __init__(self, name: str, values: Mapping[str, str], services: Mapping[str, str]) -> None:
-        self.name = name
-        self._values = values
-        self._services = services
-
-    @classmethod
-    def load(cls, name: str, env: Mapping[str, str]) -> "_Profile":
-        home = Path(env.get("HOME") or Path.home()) / ".aws"
-        config = _ini(env.get("AWS_CONFIG_FILE") or home / "config")
-        secrets = _ini(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
-        section = "default" if name == "default" else f"profile {name}"
-        values = {**config.get(section, {}), **secrets.get(name, {})}
-        return cls(name, values, config.get(f"services {values.get('services', '')}", {}))
-
-    def get(self, key: str) -> str | None:
-        return self._values.get(key) or None
-
-    def endpoint(self) -> str | None:
-        nested = self._services.get("s3", "")  # lines of "endpoint_url = …"
-        for line in nested.splitlines():
-            key, _, value = line.partition("=")
-            if key.strip() == "endpoint_url":
-                return value.strip()
-        return self.get("endpoint_url")
-
-    def credentials(self, uri: str) -> "Credentials | None":
-        """Return a function that returns current credentials; None where the profile has none."""
-        if self.get("aws_access_key_id") and self.get("aws_secret_access_key"):
-            static: S3Credential = {
-                "access_key_id": self._values["aws_access_key_id"],
-                "secret_access_key": self._values["aws_secret_access_key"],
-                "token": self.get("aws_session_token"),
-                "expires_at": None,
-            }
-            return lambda: static
-        key = next((key for key in _BY_BOTO3 if self.get(key)), None)
-        return self._boto3(uri, key) if key else None
-
-    def _boto3(self, uri: str, key: str) -> Credentials:
-        """Return boto3's credentials: only it implements single sign-on, roles and external processes."""
-        try:
-            import boto3
-            from botocore.exceptions import BotoCoreError
-            from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError:
-            raise AccessDenied(
-                f"{uri}: profile '{self.name}' has {key}, which needs boto3; "
-                "pip install 'sdp[worker]', or put keys into the environment (aws configure export-credentials)"
-            ) from None
-        try:
-            provider: Credentials = Boto3CredentialProvider(boto3.Session(profile_name=self.name))
-        except (BotoCoreError, ValueError) as error:
-            raise AccessDenied(f"{uri}: profile '{self.name}': {error}; run `aws sso login` or correct it") from None
-        return provider
+def _profile(name: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a profile of ~/.aws/credentials and ~/.aws/config; none if it does not exist."""
+    home = Path(env.get("HOME") or Path.home()) / ".aws"
+    config = _ini(env.get("AWS_CONFIG_FILE") or home / "config")
+    secrets = _ini(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
+    section = "default" if name == "default" else f"profile {name}"
+    values = {**config.get(section, {}), **secrets.get(name, {})}
+    services = config.get(f"services {values.get('services', '')}", {})
+    for line in services.get("s3", "").splitlines():  # lines of "endpoint_url = …"
+        key, _, value = line.partition("=")
+        if key.strip() == "endpoint_url":
+            values["endpoint_url"] = value.strip()
+    return values
 
 
-_BY_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "credential_process", "login_session")
+def _credentials(uri: str, name: str, profile: Mapping[str, str]) -> "Credentials | None":
+    """Return a function that returns a profile's current credentials; None where it has none."""
+    key, secret = profile.get("aws_access_key_id"), profile.get("aws_secret_access_key")
+    if key and secret:
+        static: S3Credential = {
+            "access_key_id": key,
+            "secret_access_key": secret,
+            "token": profile.get("aws_session_token") or None,
+            "expires_at": None,
+        }
+        return lambda: static
+    setting = next((setting for setting in _BY_BOTO3 if profile.get(setting)), None)
+    if setting is None:
+        return None
+    # Only boto3 implements single sign-on, roles and external processes.
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise AccessDenied(
+            f"{uri}: profile '{name}' has {setting}, which needs boto3; "
+            "pip install 'sdp[worker]', or put keys into the environment (aws configure export-credentials)"
+        ) from None
+    try:
+        provider: Credentials = Boto3CredentialProvider(boto3.Session(profile_name=name))
+    except (BotoCoreError, ValueError) as error:
+        raise AccessDenied(f"{uri}: profile '{name}': {error}; run `aws sso login` or correct it") from None
+    return provider
 
 
 def _ini(path: str | os.PathLike[str]) -> dict[str, dict[str, str]]:

@@ -162,8 +162,3 @@ def folder(prefix: str) -> str:
 def view(data: Data) -> memoryview:
     """Return serialised data as contiguous bytes; TypeError for anything else."""
     return memoryview(data).cast("B")
-
-
-def checked_range(start: int, length: int) -> None:
-    if start < 0 or length < 0:
-        raise ValueError(f"range from {start} of {length} bytes: neither may be negative")

@@ -17,7 +17,10 @@ from sdp.errors import UserError, one_line
 from sdp.storage import web
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import Failure, Reported
+from sdp.storage.opening import SourceFile
+from sdp.storage.reader import RemoteObject
 from sdp.storage.retry import Attempt, persist, wait
+from sdp.storage.uri import join
 
 T = TypeVar("T")
 
@@ -45,49 +48,41 @@ class HubPath:
         root = uri[: match.start("path")].rstrip("/") if match["path"] is not None else uri
         return cls(match["repo"], unquote(match["revision"] or "main"), path, root)
 
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    path: str
-    size: int
-    etag: str
+    def uri_of(self, path: str) -> str:
+        return join(self.root, path)
 
 
-def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True) -> list[HubFile]:
+def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True) -> list[SourceFile]:
     """List the files of a folder, with the content's hash as etag; [] if there is no such folder."""
 
-    def listing() -> list[HubFile]:
+    def listing() -> list[SourceFile]:
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import HfApi, RepoFile
 
         api = HfApi(endpoint=_endpoint(), token=_token() or False)
         tree = api.list_repo_tree(
-            folder.repo,
-            folder.path or None,
-            recursive=recursive,
-            revision=folder.revision,
-            repo_type="dataset",
+            folder.repo, folder.path or None, recursive=recursive, revision=folder.revision, repo_type="dataset"
         )
         try:
             files = [entry for entry in tree if isinstance(entry, RepoFile)]
         except EntryNotFoundError:
             return []
-        return [HubFile(f.path, f.size, f.lfs.sha256 if f.lfs else f.blob_id) for f in files]
+        return [SourceFile(folder.uri_of(f.path), f.size, f.lfs.sha256 if f.lfs else f.blob_id) for f in files]
 
-    async def call(attempt: Attempt) -> list[HubFile]:
+    async def call(attempt: Attempt) -> list[SourceFile]:
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
         return await attempt(asyncio.wrap_future(_in_thread(listing)))
 
-    return wait(lambda: persist(call, options, web.explaining(f"{folder.root}/{folder.path}".rstrip("/"))))
+    return wait(lambda: persist(call, options, web.explaining(folder.uri_of(folder.path))))
 
 
-def open_hub(uri: str, options: StorageOptions) -> web.WebFile:
+def open_hub(uri: str, options: StorageOptions) -> RemoteObject:
     file = HubPath.parse(uri)
     if not file.path:
         raise UserError(f"{uri}: names a repository, not a file; write {FORM}")
     token = _token()
     url = f"{_endpoint()}/datasets/{file.repo}/resolve/{quote(file.revision, safe='')}/{quote(file.path)}"
-    return web.WebFile(url, options, headers={"authorization": f"Bearer {token}"} if token else {}, name=uri)
+    return web.web_file(url, options, headers={"authorization": f"Bearer {token}"} if token else {}, name=uri)
 
 
 def _endpoint() -> str:

@@ -3,12 +3,12 @@
 import os.path
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sdp.errors import NotFound, UserError
 from sdp.storage.base import Storage, StorageOptions
-from sdp.storage.uri import WEB, WRITABLE, join, parse, shown
+from sdp.storage.uri import WEB, WRITABLE, parse, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,9 +62,9 @@ def open_source(uri: str, options: StorageOptions | None = None) -> "pa.NativeFi
     """Open a source file for random access."""
     options, location = options or StorageOptions(), parse(uri)
     if location.scheme in WEB:
-        from sdp.storage.web import WebFile
+        from sdp.storage.web import web_file
 
-        return WebFile(uri, options).open()
+        return web_file(uri, options).open()
     if location.scheme == "hf":
         from sdp.storage.hub import open_hub
 
@@ -139,9 +139,8 @@ def _below(uri: str, options: StorageOptions) -> Iterable[tuple[str, SourceFile]
         from sdp.storage.hub import HubPath, list_hub
 
         folder = HubPath.parse(uri)
-        above = f"{folder.path}/" if folder.path else ""
-        for entry in list_hub(folder, options):
-            yield entry.path[len(above) :], SourceFile(join(folder.root, entry.path), entry.size, entry.etag)
+        for file in list_hub(folder, options):
+            yield file.uri.removeprefix(f"{folder.uri_of(folder.path)}/"), file
         return
     storage = open_storage(uri, options)
     for info in storage.list():
@@ -154,11 +153,8 @@ def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
         from sdp.storage.hub import HubPath, list_hub
 
         file = HubPath.parse(uri)
-        folder = HubPath(file.repo, file.revision, file.path.rpartition("/")[0], file.root)
-        for entry in list_hub(folder, options, recursive=False):
-            if entry.path == file.path:
-                return SourceFile(join(file.root, entry.path), entry.size, entry.etag)
-        return None
+        beside = list_hub(replace(file, path=file.path.rpartition("/")[0]), options, recursive=False)
+        return next((other for other in beside if other.uri == file.uri_of(file.path)), None)
     location = parse(uri)
     above, _, name = location.uri.rpartition("/")
     if not location.path.strip("/"):
@@ -179,10 +175,10 @@ def _portable_etag(uri: str, etag: str | None) -> str | None:
 
 
 def _on_the_web(uri: str, options: StorageOptions) -> SourceFile:
-    from sdp.storage.web import WebFile
+    from sdp.storage.web import web_file
 
     path = uri.partition("?")[0]
     if "*" in path or "[" in path:
         raise UserError(f"{shown(uri)}: a web server cannot be listed; name each file")
-    file = WebFile(uri, options)
+    file = web_file(uri, options)
     return SourceFile(uri, file.size, file.etag)

@@ -117,7 +117,7 @@ class RemoteObject:
         return file
 
 
-class RangeFile:
+class RangeFile(io.RawIOBase):
     """A read-only file over ranged reads, for pyarrow.PythonFile, which serialises its calls with a lock."""
 
     def __init__(self, remote: RemoteObject) -> None:
@@ -125,7 +125,6 @@ class RangeFile:
         self._at = 0
         self._ahead = (0, b"")
         self._end = -1  # where the last read ended
-        self.closed = False
 
     def readable(self) -> bool:
         return True
@@ -133,18 +132,12 @@ class RangeFile:
     def seekable(self) -> bool:
         return True
 
-    def writable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._remote.size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
-    def read(self, length: int | None = None) -> bytes:
+    def read(self, length: int | None = -1, /) -> bytes:
         size = self._remote.size
         left = max(0, size - self._at)
         length = left if length is None or length < 0 else min(length, left)
@@ -164,7 +157,3 @@ class RangeFile:
             return block
         self._ahead = (start, block)
         return block[:length]
-
-    def close(self) -> None:
-        self.closed = True
-        self._ahead = (0, b"")

@@ -8,8 +8,10 @@ bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -18,7 +20,7 @@ from obstore.store import GCSStore, S3Store
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage import aws
-from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, checked_range, folder, view
+from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, folder, view
 from sdp.storage.explain import Failure, Kind, classify
 from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait
 from sdp.storage.uri import Location, shown
@@ -33,40 +35,51 @@ MULTIPART = 4 * 1024**3
 _PART = 64 * 1024 * 1024
 _PAGE = 1000  # objects that S3 lists at once
 
+_ERRORS: Mapping[Kind, tuple[type[SdpError], str]] = {
+    "missing": (NotFound, "{uri}: no such object; check the path"),
+    "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
+    "denied": (AccessDenied, "{uri}: access denied{at} ({cause}); check {remedy}"),
+    "credentials": (AccessDenied, "{named}: {credentials}"),
+    "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
+    "exists": (AlreadyExists, "{uri}: exists already; another writer was first"),
+    "changed": (Conflict, "{uri}: changed or deleted by another writer; read it again"),
+    "transient": (
+        Unavailable,
+        "{uri}: {cause}{at} ({tried}); check that the store is up and reachable (or raise storage.timeout_s), then run "
+        "the same command again",
+    ),
+}
+"""Errors by kind of failure. Those of the bucket name what the user `named`, not a file that sdp chose."""
+_OTHER = (StorageError, "{uri}: {cause}{at}; check the URI and the store's settings")
+_NO_GOOGLE_CREDENTIALS = "no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"
 
+
+@dataclass(frozen=True)
 class Bucket:
     """The connections to a bucket, opened at first use and shared by a storage and its children."""
 
-    def __init__(self, location: Location, options: StorageOptions) -> None:
-        self._scheme = location.scheme
-        self.name = location.bucket
-        self.uri = location.uri
-        """The folder that was opened first, which the user has named."""
-        self._options = options
-        self._access: aws.Access | None = None
-        self._stores: dict[int, S3Store | GCSStore] = {}
+    location: Location
+    """The folder that was opened first, which the user has named."""
+    options: StorageOptions
+    _stores: dict[int, S3Store | GCSStore] = field(default_factory=dict)
 
-    def access(self, uri: str) -> aws.Access | None:
-        """Return the settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
-        if self._access is None and self._scheme == "s3":
-            self._access = aws.find_access(uri, self._options, os.environ)
-        return self._access
+    @cached_property
+    def access(self) -> aws.Access | None:
+        """The settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
+        return aws.find_access(self.location.uri, self.options, os.environ) if self.location.scheme == "s3" else None
 
-    def store(self, uri: str, retries: int = 0) -> "S3Store | GCSStore":
+    def store(self, retries: int = 0) -> "S3Store | GCSStore":
         """Return the store. obstore retries by itself only in multipart uploads: only it can send a part again."""
         if retries not in self._stores:
-            self._stores[retries] = self._make(self.access(uri), retries)
+            name, access = self.location.bucket, self.access
+            # obstore reads GOOGLE_BASE_URL for the address of a server in place of Google's.
+            endpoint = access.endpoint if access else os.environ.get("GOOGLE_BASE_URL")
+            shared = self.options.client(endpoint or "", retries)
+            if access and access.credentials:
+                shared["credential_provider"] = access.credentials
+            store = S3Store(name, config=access.config, **shared) if access else GCSStore(name, **shared)
+            self._stores[retries] = store
         return self._stores[retries]
-
-    def _make(self, access: aws.Access | None, retries: int) -> "S3Store | GCSStore":
-        # obstore reads GOOGLE_BASE_URL for the address of a server in place of Google's.
-        endpoint = (access.endpoint if access else os.environ.get("GOOGLE_BASE_URL")) or ""
-        shared = self._options.client(endpoint, retries)
-        if access is None:
-            return GCSStore(self.name, **shared)
-        if access.credentials:
-            shared["credential_provider"] = access.credentials
-        return S3Store(self.name, config=access.config, **shared)
 
 
 class ObjectStorage(Storage):
@@ -164,7 +177,6 @@ class ObjectStorage(Storage):
         return self._run(path, call)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        checked_range(start, length)
         if not length:
             return b""
         key, store = self._key(path), self._ready(path)
@@ -196,7 +208,8 @@ class ObjectStorage(Storage):
 
     def _put(self, path: str, content: memoryview, mode: Any) -> FileInfo:
         multipart = mode == "overwrite" and len(content) >= MULTIPART
-        key, store = self._key(path), self._ready(path, _part_retries(self.options) if multipart else 0)
+        part_retries = FIRST_RETRIES if self.options.retries is None else self.options.retries
+        key, store = self._key(path), self._ready(path, part_retries if multipart else 0)
 
         async def call(attempt: Attempt) -> FileInfo:
             condition = mode
@@ -262,7 +275,7 @@ class ObjectStorage(Storage):
     def _ready(self, path: str, retries: int = 0) -> "S3Store | GCSStore":
         """Return the store; obstore checks its configuration when it is created."""
         try:
-            return self._bucket.store(self._bucket.uri, retries)
+            return self._bucket.store(retries)
         except obstore.exceptions.BaseError as error:
             raise self._explain(path)(classify(error), "") from None
 
@@ -272,52 +285,26 @@ class ObjectStorage(Storage):
 
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
-        uri, bucket = self.uri_of(path), self._bucket
-        bucket_uri = bucket.uri  # errors of the bucket name what the user named, not a file that sdp chose
-        access = bucket.access(bucket_uri)
+        access, location = self._bucket.access, self._bucket.location
 
         def error(failure: Failure, tried: str) -> SdpError:
-            at = f" at {shown(access.endpoint)}" if access and access.endpoint else ""
-            match kinds.get(failure.kind, failure.kind):
-                case "missing":
-                    return NotFound(f"{uri}: no such object; check the path")
-                case "bucket":
-                    return NotFound(
-                        f"{bucket_uri}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
-                    )
-                case "denied":
-                    skewed = "RequestTimeTooSkewed" in failure.cause
-                    remedy = f"the clock of {socket.gethostname()}" if skewed else "credentials and permissions"
-                    return AccessDenied(f"{uri}: access denied{at} ({failure.cause}); check {remedy}")
-                case "credentials":
-                    if access is None:
-                        return AccessDenied(
-                            f"{bucket_uri}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"
-                        )
-                    return AccessDenied(aws.no_credentials(bucket_uri, access.looked_in))
-                case "region":
-                    region = access.region if access else ""
-                    return AccessDenied(
-                        f"{bucket_uri}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
-                    )
-                case "exists":
-                    return AlreadyExists(f"{uri}: exists already; another writer was first")
-                case "changed":
-                    return Conflict(f"{uri}: changed or deleted by another writer; read it again")
-                case "transient":
-                    return Unavailable(
-                        f"{uri}: {failure.cause}{at} ({tried}); check that the store is up and reachable (or raise "
-                        "storage.timeout_s), then run the same command again"
-                    )
-                case _:
-                    return StorageError(f"{uri}: {failure.cause}{at}; check the URI and the store's settings")
+            skewed = "RequestTimeTooSkewed" in failure.cause
+            kind, text = _ERRORS.get(kinds.get(failure.kind, failure.kind), _OTHER)
+            return kind(
+                text.format(
+                    uri=self.uri_of(path),
+                    named=location.uri,
+                    bucket=location.bucket,
+                    at=f" at {shown(access.endpoint)}" if access and access.endpoint else "",
+                    cause=failure.cause,
+                    tried=tried,
+                    remedy=f"the clock of {socket.gethostname()}" if skewed else "credentials and permissions",
+                    credentials=access.no_credentials if access else _NO_GOOGLE_CREDENTIALS,
+                    region=access.region if access else "",
+                )
+            )
 
         return error
-
-
-def _part_retries(options: StorageOptions) -> int:
-    """Return how often obstore sends a part of an upload again."""
-    return FIRST_RETRIES if options.retries is None else options.retries
 
 
 def _markers(paths: Iterable[str], empty: set[str]) -> set[str]:

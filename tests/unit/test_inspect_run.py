@@ -19,7 +19,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.lease import Lease
-from sdp.report import subject
+from sdp.report import inspect as report_inspect
 from sdp.report.inspect import Checkpoint, Run, describe
 from sdp.report.summary import summary
 from sdp.storage import Storage, open_storage
@@ -316,7 +316,7 @@ def test_a_large_foreign_folder_is_refused_after_a_bounded_look(
     for number in range(20):
         (tmp_path / f"{number}.txt").touch()
     looked = list[str]()
-    monkeypatch.setattr(subject, "_FILES", 10)
+    monkeypatch.setattr(report_inspect, "_FILES", 10)
     real = LocalStorage._walk
 
     def walk(self: LocalStorage, prefix: str) -> Iterator[Any]:
@@ -329,7 +329,7 @@ def test_a_large_foreign_folder_is_refused_after_a_bounded_look(
         describe(open_storage(str(tmp_path)))
     assert len(looked) == 10
     (tmp_path / "0.parquet").write_bytes(b"PAR1nonsense")
-    monkeypatch.setattr(subject, "_FILES", 30)
+    monkeypatch.setattr(report_inspect, "_FILES", 30)
     description = describe(open_storage(str(tmp_path)))
     assert isinstance(description, Description)
     assert description.kind == "parquet"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sdp.errors import Conflict, Unavailable
 from sdp.storage import StorageOptions, reader
 from sdp.storage.reader import RangeFile
-from sdp.storage.web import WebFile
+from sdp.storage.web import web_file
 from tests.storage_server import Answer, Request, Server, ranged, serving
 
 CONTENT = bytes(range(251)) * 8000  # 2 MB, nowhere the same at multiples of a power of two
@@ -85,7 +85,7 @@ OPTIONS = StorageOptions(timeout_s=30, retries=2)
 
 def test_a_large_read_goes_out_in_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "PIECE", 300_000)
-    file = WebFile(f"{server.address}/x", OPTIONS).open()
+    file = web_file(f"{server.address}/x", OPTIONS).open()
     server.requests.clear()
     file.seek(10)
     assert file.read(1_500_000) == CONTENT[10:1_500_010]
@@ -95,7 +95,7 @@ def test_a_large_read_goes_out_in_pieces(server: Server, monkeypatch: pytest.Mon
 
 def test_a_piece_that_fails_is_fetched_again_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "PIECE", 300_000)
-    file = WebFile(f"{server.address}/x", OPTIONS).open()
+    file = web_file(f"{server.address}/x", OPTIONS).open()
     server.requests.clear()
     server.queue.append(Answer(503))
     assert file.read(1_500_000) == CONTENT[:1_500_000]
@@ -113,7 +113,7 @@ def test_parts_of_two_versions_are_never_mixed() -> None:
         return ranged(CONTENT, request, etag)
 
     with serving(changing) as server:
-        file = WebFile(f"{server.address}/x", OPTIONS).open()
+        file = web_file(f"{server.address}/x", OPTIONS).open()
         assert file.read(10) == CONTENT[:10]
         etag = '"v2"'
         with pytest.raises(Conflict, match="changed while it was read"):
@@ -127,7 +127,7 @@ def test_parquet_through_ranges_takes_few_requests() -> None:
     content = sink.getvalue().to_pybytes()
     assert len(content) > 1_000_000
     with serving(lambda request: ranged(content, request)) as own:
-        file = pq.ParquetFile(WebFile(f"{own.address}/t.parquet", OPTIONS).open(), pre_buffer=True)
+        file = pq.ParquetFile(web_file(f"{own.address}/t.parquet", OPTIONS).open(), pre_buffer=True)
         assert len(own.requests) == 1  # size, version and footer in one
         assert file.read(["row"]).equals(table.select(["row"]))
         assert len(own.requests) <= 5  # a row group each, at most
