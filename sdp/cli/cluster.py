@@ -1,6 +1,8 @@
 """The commands for jobs on a cluster: doctor, submit, status, logs and stop."""
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from sdp.cli.command import JOBS, Arguments, Parser, UsageError, say, set_argument
@@ -120,7 +122,6 @@ def doctor_arguments(parser: Parser) -> None:
 
 def run_doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
-    from pathlib import Path
 
     if args.local:
         return _describe_here(as_json=args.json)
@@ -154,7 +155,6 @@ def run_doctor(args: Arguments) -> int:
 
 
 def _describe_here(*, as_json: bool) -> int:
-    import json
 
     from sdp.cli.machine import describe
 

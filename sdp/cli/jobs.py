@@ -1,5 +1,6 @@
 """The commands that run the jobs of the pipeline."""
 
+import importlib
 import signal
 
 from sdp.cli.command import PIPELINE, Arguments, Command, Parser, missing_library, settings
@@ -18,14 +19,13 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
             parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=description)
 
     def run(args: Arguments) -> None:
-        from importlib import import_module
 
         from sdp.config import load
         from sdp.ray_loss import explained
 
         config = load(name, args.config, args.set)
         try:
-            job = import_module(f"sdp.{name}.job")
+            job = importlib.import_module(f"sdp.{name}.job")
             with explained(name):
                 result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         except ModuleNotFoundError as error:

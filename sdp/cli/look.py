@@ -1,8 +1,12 @@
 """The commands for before and after a job: config, init, inspect, audit, report and export."""
 
+import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 from sdp.cli.command import Arguments, Parser, UsageError, job_argument, missing_library, say, settings
+from sdp.console import counted
 
 
 def config_show(args: Arguments) -> None:
@@ -45,7 +49,6 @@ def init_arguments(parser: Parser) -> None:
 
 def run_init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
-    from pathlib import Path
 
     if args.store and not args.store.startswith(("s3://", "gs://")):
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
@@ -83,7 +86,6 @@ def run_init(args: Arguments) -> None:
 
 def config_schema(args: Arguments) -> None:
     """Print the JSON schema of a job's configuration, for editors and charts."""
-    import json
 
     from sdp.config import json_schema
 
@@ -101,8 +103,6 @@ def inspect_arguments(parser: Parser) -> None:
 
 def run_inspect(args: Arguments) -> int:
     """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
-    import json
-    from pathlib import Path
 
     if args.account and not Path(args.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
@@ -118,8 +118,6 @@ def run_inspect(args: Arguments) -> int:
             kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
             raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
     if args.account and isinstance(description, Description):
-        from sdp.console import counted
-
         rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
         say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
@@ -146,8 +144,6 @@ def run_audit(args: Arguments) -> None:
     if args.takedown:
         _take_down(args)
         return
-    import json
-    from dataclasses import asdict
 
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
@@ -162,9 +158,7 @@ def run_audit(args: Arguments) -> None:
 
 
 def _take_down(args: Arguments) -> None:
-    from pathlib import Path
 
-    from sdp.console import counted
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
@@ -180,9 +174,6 @@ def _take_down(args: Arguments) -> None:
     added = tombstones.add(open_storage(args.uris[0]), takedowns)
     rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:
-        import json
-        from dataclasses import asdict
-
         unmatched = [asdict(takedown) for takedown in added.unmatched]
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
         return
@@ -209,9 +200,7 @@ def report_arguments(parser: Parser) -> None:
 
 def run_report(args: Arguments) -> None:
     """Write an HTML report: pictures and failures of datasets, curves and history of runs."""
-    from pathlib import Path
 
-    from sdp.console import counted
     from sdp.report.sections import write_report
 
     if args.pictures < 0:

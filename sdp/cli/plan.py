@@ -1,5 +1,9 @@
 """`sdp plan`: the hours, cost and memory of a job."""
 
+import json
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from sdp.cli.command import Arguments, Parser, UsageError, missing_library, say, settings
@@ -52,7 +56,6 @@ def plan_arguments(parser: Parser) -> None:
 
 def run_plan(args: Arguments) -> None:
     """Estimate a job's hours and cost, in each mode and on other GPUs, before it runs."""
-    import json
 
     from sdp.plan import presets
 
@@ -93,8 +96,6 @@ def run_plan(args: Arguments) -> None:
     if args.values:
         _write_values(args.values, show.values(config, work, answer.own))
     if args.page:
-        from pathlib import Path
-
         from sdp.report.page import write_page
         from sdp.report.plan import plan_section
 
@@ -103,8 +104,6 @@ def run_plan(args: Arguments) -> None:
     memories = _memories(config, work) if args.memory and work.trainer_gpus else []
     encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
     if args.json:
-        from dataclasses import asdict
-
         estimates = [estimate for phases in memories for estimate in phases]
         memory = [
             asdict(estimate) | {"total": estimate.total, "largest_batch": estimate.largest_batch}
@@ -138,8 +137,6 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
 
 def _refuse_foreign_file(option: str, file: str, marker: str) -> None:
     """Refuse to replace a file that sdp plan has not written."""
-    from contextlib import suppress
-    from pathlib import Path
 
     start = b""
     with suppress(OSError):
@@ -149,7 +146,6 @@ def _refuse_foreign_file(option: str, file: str, marker: str) -> None:
 
 
 def _write_values(file: str, values: Any) -> None:
-    from pathlib import Path
 
     from sdp.kube.rayjob import as_yaml
     from sdp.storage.named import written_for
@@ -162,8 +158,6 @@ def _write_values(file: str, values: Any) -> None:
 
 def _memories(config: Any, work: Any) -> list[list[Any]]:
     try:
-        from dataclasses import replace
-
         from sdp.hardware import GPUS
         from sdp.plan.memory import TrainerGpus, each_phase, estimate, estimates
         from sdp.train.activations import activations

@@ -7,24 +7,21 @@ Imports neither torch nor ray, so that a laptop can check a job's configuration 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from importlib import import_module
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.config.base import JobConfig, Key, Range, WorkersConfig, changed, keys
+from sdp.config.download import DownloadConfig
+from sdp.config.dreambooth import DreamboothConfig
+from sdp.config.dump import dump_yaml
+from sdp.config.evaluate import EvaluateConfig
+from sdp.config.generate import GenerateConfig
 from sdp.config.load import Draft, draft_into, load_into, parse_into
-
-if TYPE_CHECKING:
-    from sdp.config.download import DownloadConfig
-    from sdp.config.dreambooth import DreamboothConfig
-    from sdp.config.dump import dump_yaml
-    from sdp.config.evaluate import EvaluateConfig
-    from sdp.config.generate import GenerateConfig
-    from sdp.config.process import ProcessConfig
-    from sdp.config.score import ScoreConfig
-    from sdp.config.train import TrainConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
+from sdp.config.train import TrainConfig
 
 __all__ = [
     "JOBS",
@@ -52,43 +49,16 @@ __all__ = [
     "parse_into",
 ]
 
-_MODELS = {
-    "download": "DownloadConfig",
-    "score": "ScoreConfig",
-    "process": "ProcessConfig",
-    "train": "TrainConfig",
-    "generate": "GenerateConfig",
-    "evaluate": "EvaluateConfig",
-    "dreambooth": "DreamboothConfig",
+JOBS: Mapping[str, type[JobConfig]] = {
+    "download": DownloadConfig,
+    "score": ScoreConfig,
+    "process": ProcessConfig,
+    "train": TrainConfig,
+    "generate": GenerateConfig,
+    "evaluate": EvaluateConfig,
+    "dreambooth": DreamboothConfig,
 }
-
-
-class _Jobs(Mapping[str, type[JobConfig]]):
-    """The models by job. Each is imported on first use, since a command needs only one."""
-
-    def __getitem__(self, job: str) -> type[JobConfig]:
-        model: type[JobConfig] = getattr(import_module(f"sdp.config.{job}"), _MODELS[job])
-        return model
-
-    def __contains__(self, job: object) -> bool:
-        return job in _MODELS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MODELS)
-
-    def __len__(self) -> int:
-        return len(_MODELS)
-
-
-JOBS: Mapping[str, type[JobConfig]] = _Jobs()
 """The model of each job, in the order of the pipeline."""
-
-
-def __getattr__(name: str) -> Any:
-    modules = {model: job for job, model in _MODELS.items()} | {"dump_yaml": "dump"}
-    if name not in modules:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"sdp.config.{modules[name]}"), name)
 
 
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:

@@ -135,11 +135,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 def fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield a section's fields in the order of declaration, but `storage` last."""
-    for name, field in model.model_fields.items():
-        if name != "storage":
-            yield name, field
-    if "storage" in model.model_fields:
-        yield "storage", model.model_fields["storage"]
+    yield from sorted(model.model_fields.items(), key=lambda item: item[0] == "storage")
 
 
 def keys(model: type[Section], path: str = "") -> Iterator[Key]:
@@ -246,9 +242,8 @@ class WorkersConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.accelerator is not None and self.use_gpu is False:
-            yield Problem(
-                "use_gpu", "true or null while accelerator is set", "false", "set accelerator to null to run on CPUs"
-            )
+            hint = "set accelerator to null to run on CPUs"
+            yield Problem("use_gpu", "true or null while accelerator is set", "false", hint)
 
 
 class TrainersConfig(WorkersConfig):
@@ -315,9 +310,6 @@ class JobConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         source = getattr(self.source, "uri", None)
         if source is not None and inside(self.output.uri, source):
-            yield Problem(
-                "output.uri",
-                f"a folder outside of source.uri, which is {source}",
-                repr(self.output.uri),
-                "the next run would read the output as its source",
-            )
+            expected = f"a folder outside of source.uri, which is {source}"
+            hint = "the next run would read the output as its source"
+            yield Problem("output.uri", expected, repr(self.output.uri), hint)

@@ -7,7 +7,6 @@ from ipaddress import ip_network
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from sdp.config.base import (
     REQUIRED,
@@ -23,6 +22,7 @@ from sdp.config.base import (
     Uri,
     key,
 )
+from sdp.config.uri import problem
 from sdp.errors import Problem
 
 OWN_COLUMNS = (
@@ -38,8 +38,7 @@ def _network(value: str) -> str:
     try:
         ip_network(value)
     except ValueError as error:
-        context = {"expected": "a network such as 10.1.0.0/16", "got": repr(value), "hint": str(error)}
-        raise PydanticCustomError("expected", "expected {expected}, got {got}", context) from None
+        raise problem("a network such as 10.1.0.0/16", repr(value), str(error)) from None
     return value
 
 
@@ -59,12 +58,8 @@ class DownloadSource(SourceConfig):
     def contradictions(self) -> Iterable[Problem]:
         taken = sorted({name for name in self.columns if name in OWN_COLUMNS})
         if taken:
-            yield Problem(
-                "columns",
-                "names other than an images dataset's own",
-                ", ".join(taken),
-                "remove them, or rename them in the source",
-            )
+            hint = "remove them, or rename them in the source"
+            yield Problem("columns", "names other than an images dataset's own", ", ".join(taken), hint)
 
 
 class DownloadOutput(OutputConfig):

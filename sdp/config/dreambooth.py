@@ -105,9 +105,6 @@ class DreamboothConfig(JobConfig):
         if self.evaluate.features is not None and prompt is not None and self.prior.pictures < 2:
             yield Problem("prior.pictures", "2 or more for evaluate to compare", "1", "raise it")
         if prompt is not None and not set(self.source.caption.split()) - set(prompt.split()):
-            yield Problem(
-                "source.caption",
-                f"a word that is not in prior.prompt ({prompt!r})",
-                repr(self.source.caption),
-                "name the subject by a rare word, such as unqtkn",
-            )
+            expected = f"a word that is not in prior.prompt ({prompt!r})"
+            hint = "name the subject by a rare word, such as unqtkn"
+            yield Problem("source.caption", expected, repr(self.source.caption), hint)

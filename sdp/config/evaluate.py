@@ -135,9 +135,8 @@ class EvaluateConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.source.uri is None and self.loss.checkpoint is None:
-            yield Problem(
-                "source.uri", "pictures, or a checkpoint in loss.checkpoint", "neither", "name one of the two"
-            )
+            hint = "name one of the two"
+            yield Problem("source.uri", "pictures, or a checkpoint in loss.checkpoint", "neither", hint)
         if self.source.uri is None:
             for path, value in (
                 ("clip.model", self.clip.model),
@@ -148,16 +147,12 @@ class EvaluateConfig(JobConfig):
                     yield Problem(path, "null while source.uri is null", repr(value), "name the pictures in source.uri")
             return
         if self.clip.model is None and self.features.model is None:
-            yield Problem(
-                "source.uri",
-                "null while clip.model and features.model are null",
-                repr(self.source.uri),
-                "set a network to measure the pictures with",
-            )
+            expected = "null while clip.model and features.model are null"
+            hint = "set a network to measure the pictures with"
+            yield Problem("source.uri", expected, repr(self.source.uri), hint)
         if (self.reference.uri is None) != (self.features.model is None):
             present, missing = "features.model", "reference.uri"
             if self.features.model is None:
                 present, missing = missing, present
-            yield Problem(
-                missing, f"a value while {present} is set", "null", "FID and KID need both; set both or neither"
-            )
+            hint = "FID and KID need both; set both or neither"
+            yield Problem(missing, f"a value while {present} is set", "null", hint)

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from sdp.config.base import Section, keys, section_of
+from sdp.config.base import Section, keys
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
 from sdp.console import nearest
 from sdp.errors import Problem
@@ -38,7 +38,7 @@ def value_at(data: Any, location: Location) -> Any:
 
 def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any]) -> Iterator[Problem]:
     kind, context = detail["type"], detail.get("ctx", {})
-    location, expectation = _locate(model, detail["loc"], data)
+    location, expectation, siblings = _locate(model, detail["loc"], data)
     if location is None:
         return
     path = ".".join(map(str, location))
@@ -47,7 +47,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         for problem in context["problems"]:
             yield replace(problem, path=f"{path}.{problem.path}" if path else problem.path)
     elif kind == "extra_forbidden":
-        yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, _siblings(model, location)))
+        yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
         yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")
@@ -57,10 +57,11 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         yield Problem(path, expectation, got(value), _mend(value, expectation))
 
 
-def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str]:
+def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str, list[str]]:
     """Return an error's location, without pydantic's names for members of unions, and the phrase for what it expects.
 
-    The location is None if the error is about a member of a union that the value does not resemble.
+    For an unknown key, also return the known keys beside it. The location is None if the error is about a member of a
+    union that the value does not resemble.
     """
     annotation: Any = model
     metadata: list[Any] = []
@@ -76,9 +77,9 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
             chosen = [member for member in members if _is_section(unwrap(member)[0])]
             mapping = isinstance(value_at(data, tuple(location)), Mapping)
             if not chosen or not mapping:
-                return tuple(location), expectation
+                return tuple(location), expectation, []
             if chosen[0].__name__ not in str(part):
-                return None, ""
+                return None, "", []
             annotation, metadata = chosen[0], []
             continue
         location.append(part)
@@ -93,24 +94,11 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
             expectation = phrase(annotation)
         else:
             break
-    return tuple(location), expectation
+    return tuple(location), expectation, list(annotation.model_fields) if _is_section(annotation) else []
 
 
 def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-def _siblings(model: type[Section], location: Location) -> list[str]:
-    section: type[Section] = model
-    for part in location[:-1]:
-        field = section.model_fields.get(str(part))
-        inner = section_of(field) if field else None
-        if field and not inner:
-            inner = next((m for m in union_members(unwrap(field.annotation)[0]) if _is_section(m)), None)
-        if inner is None:
-            return []
-        section = inner
-    return list(section.model_fields)
 
 
 def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:

@@ -47,8 +47,10 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
     data = _with_sections(model, read(path, overrides))
     missing = set()
     for key in keys(model):
-        if key.required and _could_be_given(data, key.path) and value_at(data, tuple(key.path.split("."))) is None:
-            _put(data, key.path.split("."), key.example)
+        *parents, name = key.path.split(".")
+        section = value_at(data, tuple(parents))
+        if key.required and isinstance(section, dict) and section.get(name) is None:
+            section[name] = key.example
             missing.add(key.path)
     try:
         config = _validate(model, data, DRAFT if part else None)
@@ -57,18 +59,6 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
             raise
         config = _validate(model, data, DRAFT)
     return Draft(config, frozenset(missing))
-
-
-def _could_be_given(data: Mapping[str, Any], path: str) -> bool:
-    """Return whether the parents of a key are mappings, or absent."""
-    node: Any = data
-    for part in path.split(".")[:-1]:
-        node = node.get(part)
-        if node is None:
-            return True
-        if not isinstance(node, Mapping):
-            return False
-    return True
 
 
 def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:

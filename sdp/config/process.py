@@ -201,17 +201,13 @@ class ProcessConfig(JobConfig):
             yield Problem("resolutions", "one or more", "none", "list the sides of the crops to encode")
         repeated = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
         if repeated:
-            yield Problem(
-                "resolutions", "each resolution once", f"{repeated[0]} more than once", "remove the repetition"
-            )
+            hint = "remove the repetition"
+            yield Problem("resolutions", "each resolution once", f"{repeated[0]} more than once", hint)
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
             yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")
         sizes = self.encode.batch_size
         if isinstance(sizes, tuple) and len(sizes) != len(self.resolutions):
-            yield Problem(
-                "encode.batch_size",
-                f"one for each of {len(self.resolutions)} resolutions",
-                f"{len(sizes)}",
-                "list as many, or set a single number",
-            )
+            expected = f"one for each of {len(self.resolutions)} resolutions"
+            hint = "list as many, or set a single number"
+            yield Problem("encode.batch_size", expected, f"{len(sizes)}", hint)

@@ -143,12 +143,8 @@ class ObjectiveConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.zero_terminal_snr and self.prediction == "epsilon":
-            yield Problem(
-                "prediction",
-                "v while zero_terminal_snr is on",
-                "'epsilon'",
-                "at zero SNR the noise is the input itself, so epsilon teaches nothing",
-            )
+            hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
+            yield Problem("prediction", "v while zero_terminal_snr is on", "'epsilon'", hint)
 
 
 class OptimizerConfig(Section):
@@ -493,17 +489,15 @@ class TrainConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_samples, self.max_hours)):
-            yield Problem(
-                "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"
-            )
+            hint = "set one of them: a run must end"
+            yield Problem("max_steps", "a whole number while max_epochs is null", "null", hint)
         if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
             yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
         yield from self._evaluate_contradictions()
         yield from self._precision_contradictions()
         if self.data.mode != "offline" and self.source.also:
-            yield Problem(
-                "source.also", f"[] while data.mode is {self.data.mode}", "a list", "only latents can be mixed"
-            )
+            hint = "only latents can be mixed"
+            yield Problem("source.also", f"[] while data.mode is {self.data.mode}", "a list", hint)
         if self.data.mode == "offline":
             of_images = {f"source.{name}": getattr(self.source, name) for name in CaptionedSource.model_fields}
             for path, value in {**of_images, "filters": self.filters}.items():
@@ -516,37 +510,25 @@ class TrainConfig(JobConfig):
             yield Problem("encode.text", expected, "'text_embedding'", hint)
         yield from self._scaling_contradictions()
         if self.max_steps is None and self.optimizer.schedule != "constant":
-            yield Problem(
-                "optimizer.schedule",
-                "constant while max_steps is null",
-                repr(self.optimizer.schedule),
-                "set max_steps: the schedule needs a last step",
-            )
+            hint = "set max_steps: the schedule needs a last step"
+            yield Problem("optimizer.schedule", "constant while max_steps is null", repr(self.optimizer.schedule), hint)
 
     def _evaluate_contradictions(self) -> Iterable[Problem]:
         if self.evaluate.every_steps is not None and self.evaluate.source is None:
             if self.data.mode != "offline":
-                yield Problem(
-                    "evaluate.source",
-                    "a latents dataset while data.mode is not offline",
-                    "null",
-                    "name one to measure on",
-                )
+                hint = "name one to measure on"
+                yield Problem("evaluate.source", "a latents dataset while data.mode is not offline", "null", hint)
             elif not self.data.holdout:
-                yield Problem(
-                    "data.holdout",
-                    "more than 0 while evaluate.every_steps is set and evaluate.source is not",
-                    "0.0",
-                    "hold out some rows, or name a dataset in evaluate.source",
-                )
+                expected = "more than 0 while evaluate.every_steps is set and evaluate.source is not"
+                hint = "hold out some rows, or name a dataset in evaluate.source"
+                yield Problem("data.holdout", expected, "0.0", hint)
 
     def _precision_contradictions(self) -> Iterable[Problem]:
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
         if self.strategy.fp8.enabled and self.precision != "bf16":
-            yield Problem(
-                "strategy.fp8.enabled", f"false while precision is {self.precision}", "true", "set precision to bf16"
-            )
+            hint = "set precision to bf16"
+            yield Problem("strategy.fp8.enabled", f"false while precision is {self.precision}", "true", hint)
         if self.lora.rank is not None:
             while_set = "while lora.rank is set"
             if self.model.unet == "new":
@@ -565,9 +547,5 @@ class TrainConfig(JobConfig):
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":
-            yield Problem(
-                "scaling.in_driver",
-                "false while data.mode is online",
-                "true",
-                "encoders run on Ray; or set data.mode to collocated",
-            )
+            hint = "encoders run on Ray; or set data.mode to collocated"
+            yield Problem("scaling.in_driver", "false while data.mode is online", "true", hint)

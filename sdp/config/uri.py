@@ -31,9 +31,9 @@ def check_endpoint(value: str) -> str:
     try:
         parts = urlsplit(value)
     except ValueError as error:
-        raise _problem("an address such as https://host:port", "one that cannot be read", str(error)) from None
+        raise problem("an address such as https://host:port", "one that cannot be read", str(error)) from None
     if "@" in parts.netloc or "@" in value or parts.query:
-        raise _problem(
+        raise problem(
             "an address without credentials",
             f"one with them, or with a query ({parts.scheme or 'https'}://…)",
             "set them in the environment, since configurations are saved with every output",
@@ -43,25 +43,25 @@ def check_endpoint(value: str) -> str:
 
 def _check(value: str, schemes: tuple[str, ...]) -> str:
     if not value.strip() or value != value.strip() or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
-        raise _problem("a URI", repr(value), "give a path or one of " + either([f"{name}://" for name in schemes]))
+        raise problem("a URI", repr(value), "give a path or one of " + either([f"{name}://" for name in schemes]))
     if "://" not in value:
         return value  # a local path
     scheme = value.split("://", 1)[0]
     if scheme not in schemes:
-        raise _problem("a local path, " + either([f"{name}://" for name in schemes]), repr(_without_query(value)))
+        raise problem("a local path, " + either([f"{name}://" for name in schemes]), repr(_without_query(value)))
     try:
         parts = urlsplit(value)
     except ValueError as error:
-        raise _problem("a URI", repr(value), str(error)) from None
+        raise problem("a URI", repr(value), str(error)) from None
     # The value is not repeated, since messages are logged.
     if "@" in parts.netloc or _SECRET_PARAMETERS & {name.lower() for name, _ in parse_qsl(parts.query)}:
-        raise _problem(
+        raise problem(
             "a URI without credentials",
             f"one with them ({scheme}://…)",
             "set them in the environment, since configurations are saved with every output",
         )
     if scheme != "file" and not parts.netloc:
-        raise _problem("a URI", repr(value), f"name the bucket or host after {scheme}://")
+        raise problem("a URI", repr(value), f"name the bucket or host after {scheme}://")
     return value
 
 
@@ -69,7 +69,8 @@ def _without_query(value: str) -> str:
     return value.split("?", 1)[0].rsplit("@", 1)[-1]
 
 
-def _problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:
+def problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:
+    """Return the error of a validator, which `explain` reports as a Problem."""
     context = {"expected": expected, "got": got, "hint": hint}
     return PydanticCustomError("expected", "expected {expected}, got {got}", context)
 
