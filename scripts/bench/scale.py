@@ -35,7 +35,7 @@ SIZES = sized((2_000, 20_000, 200_000), (10, 20, 40))
 """Units."""
 RESUME_S, UNIT_S, MEMORY_MB = 120.0, 0.05, 4096.0
 """The goals at the largest size: what a resumed job may take to find its work, a unit's share, a driver's memory."""
-NOT_DRAWN = ("inspect", "report", "audit", "ledger", "epoch", "retry", "politeness")
+NOT_DRAWN = ("inspect", "report", "audit", "ledger", "epoch", "retry", "politeness", "takedowns")
 """Cases like `manifest`, or without surprises: a picture has six colours."""
 LINEAR = 1.15
 """Exponents up to here count as linear, since small sizes have a fixed part and large ones leave the caches."""
