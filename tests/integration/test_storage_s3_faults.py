@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -255,6 +255,15 @@ def test_a_server_killed_in_the_middle_of_a_write_has_the_object_whole_or_not_at
         proxy.close()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, though a shell ignores it for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_the_middle_of_a_write_writes_nothing(storage: Storage, direct: Storage, proxy: Proxy) -> None:
     proxy.stall(after=5_000_000)
 

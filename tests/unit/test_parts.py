@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.datasets import parts
@@ -151,6 +151,7 @@ def test_a_later_attempt_supersedes_and_tries_add_up() -> None:
 FATES = st.sampled_from([(WRITTEN, None), (FILTERED, "aspect"), (FAILED, "dns"), (FAILED, "timeout")])
 
 
+@settings(deadline=None)
 @given(st.lists(FATES, min_size=1, max_size=60), st.data())
 def test_counts_over_attempts_are_those_of_the_resolved_account(
     fates: list[tuple[str, str | None]], data: st.DataObject
