@@ -41,7 +41,8 @@ def wanted(command: list[str]) -> tuple[list[str], dict[str, str]] | None:
             return None
         arguments = [each for each in arguments[1:] if not each.startswith((_SETTINGS, "--language="))]
     if arguments and arguments[0].endswith(_SCRIPTS):
-        return arguments, added
+        # Beside another Ray, an agent would try for three seconds to get the other one's port.
+        return ["--listen-port=0" if each.startswith("--listen-port=") else each for each in arguments], added
     return (arguments, added) if arguments[:1] == ["-m"] and "SDP_TESTS_WARM_PROGRAMS" in os.environ else None
 
 
