@@ -21,7 +21,7 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.model import load, sources
-from sdp.model.sources import ModelSource
+from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions
 
 if TYPE_CHECKING:

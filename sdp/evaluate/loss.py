@@ -10,7 +10,7 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_config, read_marker
-from sdp.model.sources import ModelSource
+from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.data.latents import open_latents, refuse_embeddings
 

@@ -12,8 +12,7 @@ from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
 from sdp.model import sources
 from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_config, read_marker, trained_scheduler
-from sdp.model.layout import INDEX
-from sdp.model.sources import ModelSource
+from sdp.model.layout import INDEX, ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
 _BESIDE_TRAINED = ("vae", "text_encoder", "tokenizer", "scheduler")

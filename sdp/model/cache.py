@@ -13,14 +13,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sdp.errors import ModelError, StorageError, Unavailable
 from sdp.model import layout
+from sdp.model.layout import ModelSource
 from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
-
-if TYPE_CHECKING:
-    from sdp.model.sources import ModelSource
 
 LOCK_TIMEOUT_S = 3600.0
 """Timeout for another worker on this machine to finish the same download."""
@@ -49,7 +46,7 @@ def model_files(storage: Storage) -> list[FileInfo]:
     return [file for file in files if file.path in selected]
 
 
-def download(source: "ModelSource", options: StorageOptions | None, list_files: Listing = model_files) -> Path:
+def download(source: ModelSource, options: StorageOptions | None, list_files: Listing = model_files) -> Path:
     """Download a bucket's folder as it is now, unless it is here already; return the local folder."""
     storage = open_storage(source.uri, options)
     listing = list_files(storage)

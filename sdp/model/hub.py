@@ -3,15 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.errors import ModelError, Unavailable, one_line
 from sdp.model import layout
 from sdp.model.family import MIRROR
-from sdp.model.layout import Exists
-
-if TYPE_CHECKING:
-    from sdp.model.sources import ModelSource
+from sdp.model.layout import Exists, ModelSource
 
 TIMEOUT_S = 10.0
 
@@ -20,7 +17,7 @@ def _has_model(folder: Path) -> bool:
     return layout.missing_file(lambda name: (folder / name).is_file(), layout.PARTS) is None
 
 
-def exists(source: "ModelSource") -> Exists:
+def exists(source: ModelSource) -> Exists:
     """Return a test for files of the repository at the revision, by the local cache or one request to the hub."""
     cached = _cached_folder(source)
     if cached is not None:
@@ -33,7 +30,7 @@ def exists(source: "ModelSource") -> Exists:
 
 
 def download(
-    source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
+    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
 ) -> Path:
     """Return the repository's files at the revision, in the hub library's own cache, which workers may share.
 
@@ -46,7 +43,7 @@ def download(
         return _snapshot(source, patterns, etag_timeout=TIMEOUT_S)
 
 
-def read(source: "ModelSource", name: str) -> bytes:
+def read(source: ModelSource, name: str) -> bytes:
     """Return one small file of the repository at the revision."""
     from huggingface_hub import hf_hub_download
 
@@ -56,7 +53,7 @@ def read(source: "ModelSource", name: str) -> bytes:
 
 
 def _cached_folder(
-    source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
+    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
 ) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
     from huggingface_hub import constants
@@ -74,14 +71,14 @@ def _cached_folder(
     return folder if constants.HF_HUB_OFFLINE or is_complete(folder) else None
 
 
-def _snapshot(source: "ModelSource", patterns: Sequence[str], **options: Any) -> Path:
+def _snapshot(source: ModelSource, patterns: Sequence[str], **options: Any) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(source.uri, revision=source.revision, allow_patterns=list(patterns), **options))
 
 
 @contextmanager
-def _explained(source: "ModelSource") -> Iterator[None]:
+def _explained(source: ModelSource) -> Iterator[None]:
     """Raise the hub library's errors as sdp's."""
     from huggingface_hub import errors
 

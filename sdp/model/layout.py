@@ -14,9 +14,10 @@ neither read nor downloaded, and are not part of the digest.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sdp.model.family import REQUIREMENTS
 
@@ -55,6 +56,22 @@ _REQUIRED = {
     },
 }
 """The files of each part: for each need its alternatives, each a group of files needed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A source named by a configuration. `parse` makes and validates it."""
+
+    kind: Literal["builtin", "hub", "local", "bucket"]
+    uri: str
+    """URI without the revision."""
+    revision: str | None = None
+    """Commit of a hub source, 40 hexadecimal digits."""
+    sha256: str | None = None
+    """Digest that the content must have; see `digest`."""
+
+    def __str__(self) -> str:
+        return f"{self.uri}@{self.revision}" if self.revision else self.uri
 
 
 def model_files(names: Iterable[str]) -> list[str]:

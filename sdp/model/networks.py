@@ -14,7 +14,7 @@ from typing import Literal
 
 from sdp.errors import ModelError
 from sdp.model import cache, hub, layout, sources
-from sdp.model.sources import ModelSource
+from sdp.model.layout import ModelSource
 from sdp.storage import FileInfo, Storage, StorageOptions
 
 Kind = Literal["clip", "dinov2", "vit", "inception"]

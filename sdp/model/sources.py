@@ -20,7 +20,7 @@ from typing import Any, Literal
 from sdp.errors import ModelError
 from sdp.model import cache, hub, layout
 from sdp.model.family import MIRROR, SD1, SD2, Family
-from sdp.model.layout import PARTS, Exists
+from sdp.model.layout import PARTS, Exists, ModelSource
 from sdp.storage import StorageOptions, open_storage
 from sdp.storage.uri import parse as parse_uri
 
@@ -34,22 +34,6 @@ OTHER_SOURCES = (
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>.*))?")
 _REVISION = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A source named by a configuration. `parse` makes and validates it."""
-
-    kind: Literal["builtin", "hub", "local", "bucket"]
-    uri: str
-    """Address without the revision."""
-    revision: str | None = None
-    """Commit of a hub source, 40 hexadecimal digits."""
-    sha256: str | None = None
-    """Digest that the content must have; see `sdp.model.layout.digest`."""
-
-    def __str__(self) -> str:
-        return f"{self.uri}@{self.revision}" if self.revision else self.uri
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from sdp.errors import DatasetError, ModelError, one_line
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.family import blocks, encode_text, predict, text_blocks
+from sdp.model.layout import ModelSource
 from sdp.model.lora import add_lora, merge_lora
-from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions
 
 _UNET, _TEXT_ENCODER = "unet.", "text_encoder."

@@ -15,7 +15,7 @@ from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip, run_transform
 from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
-from sdp.model.sources import ModelSource
+from sdp.model.layout import ModelSource
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 from sdp.score.near import perceptual_hash

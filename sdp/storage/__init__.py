@@ -4,8 +4,8 @@ A storage is a folder at a URI. An object appears in it whole or not at all. Eve
 a result or with one line that says what was wrong, where, and what to do.
 """
 
-from sdp.storage.base import Data, FileInfo, Storage, StorageOptions
-from sdp.storage.opening import SourceFile, list_source, open_source, open_storage
+from sdp.storage.base import Data, FileInfo, SourceFile, Storage, StorageOptions
+from sdp.storage.opening import list_source, open_source, open_storage
 from sdp.storage.uri import is_read_only, join
 
 __all__ = [

@@ -57,6 +57,16 @@ class FileInfo:
     modified: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of a source, which may be on the web."""
+
+    uri: str
+    size: int
+    etag: str | None
+    """A tag that changes with the content; None where the server sends none."""
+
+
 Files: TypeAlias = list[FileInfo]
 Names: TypeAlias = list[str]  # inside the class, `list` is the method
 

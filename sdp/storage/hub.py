@@ -15,9 +15,8 @@ from urllib.parse import quote, unquote
 
 from sdp.errors import UserError, one_line
 from sdp.storage import web
-from sdp.storage.base import StorageOptions
+from sdp.storage.base import SourceFile, StorageOptions
 from sdp.storage.explain import Failure, Reported
-from sdp.storage.opening import SourceFile
 from sdp.storage.reader import RemoteObject
 from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import join

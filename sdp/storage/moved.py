@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sdp.storage.base import StorageOptions
-from sdp.storage.opening import SourceFile, open_source, split_pattern
+from sdp.storage.base import SourceFile, StorageOptions
+from sdp.storage.opening import open_source, split_pattern
 from sdp.storage.uri import parse
 
 _SAMPLES, _SAMPLE = 16, 65_536

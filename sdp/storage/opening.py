@@ -3,25 +3,17 @@
 import os.path
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sdp.errors import NotFound, UserError
-from sdp.storage.base import Storage, StorageOptions
+from sdp.storage.base import SourceFile, Storage, StorageOptions
 from sdp.storage.uri import WEB, WRITABLE, parse, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _GLOB = re.compile(r"[*?\[]")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    uri: str
-    size: int
-    etag: str | None
-    """A tag that changes with the content; None where the server sends none."""
 
 
 def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:

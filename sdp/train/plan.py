@@ -15,6 +15,7 @@ from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
 from sdp.model.checkpoints import FIRST, TrainState, find_checkpoint, read_config, read_marker
+from sdp.model.layout import ModelSource
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
@@ -264,7 +265,7 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         )
 
 
-def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
+def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
     opened = open_sources(config, newest=newest)
     datasets = [source.written for source in opened.all if source.written is not None]
@@ -294,7 +295,7 @@ def _refuse_split_granules(config: TrainConfig) -> None:
         )
 
 
-def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
+def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check images; return what `_latents` returns."""
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
     parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
@@ -309,7 +310,7 @@ def _needed(config: TrainConfig) -> tuple[str, ...]:
     return (*PARTS, "vae") if through_vae else PARTS
 
 
-def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
+def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     """Check that the validation rows exist, and were encoded by the same model."""
     source, options = config.evaluate.source, config.storage.options()
     if config.evaluate.every_steps is None:
