@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from sdp.config.base import DRAFT, JobConfig, Section, keys, section_of
+from sdp.config.base import DRAFT, Section, keys, section_of
 from sdp.config.explain import explain, value_at
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
+from sdp.config.shared import JobConfig
 from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 20

@@ -1,15 +1,23 @@
 """Expected and actual values of keys, in words."""
 
 import types
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sdp.config.base import Says, Section
 from sdp.console import either
 
 _LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """The phrase for a key's expected value in errors, where its type alone would be unclear."""
+
+    phrase: str
 
 
 def expected(field: FieldInfo) -> str:
@@ -35,7 +43,7 @@ def phrase(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if get_origin(annotation) is tuple:
         least = _limits(metadata).get("min_length", 0)
         return f"a list{' of one or more' if least else ''}, each {phrase(get_args(annotation)[0])}"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a mapping ({', '.join(annotation.model_fields)})"
     return _scalar(annotation, _limits(metadata))
 
