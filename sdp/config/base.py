@@ -148,19 +148,15 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
             yield Key(path + name, field, model)
 
 
-def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON values that differ from a model's defaults, by dotted path."""
-    defaults = {key.path: key.field.get_default(call_default_factory=True) for key in keys(model)}
+def changed(model: type[Section], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the JSON values that differ from a model's defaults, by dotted path, with those of unknown keys."""
     different: dict[str, Any] = {}
-
-    def walk(section: Mapping[str, Any], prefix: str) -> None:
-        for name, value in section.items():
-            path = prefix + name
-            default = defaults.get(path)
-            if path not in defaults and isinstance(value, Mapping):
-                walk(value, f"{path}.")
-            elif path not in defaults or value != (list(default) if isinstance(default, tuple) else default):
-                different[path] = value
-
-    walk(values, "")
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        inner = section_of(field) if field else Section
+        default = field.get_default(call_default_factory=True) if field else None
+        if inner and isinstance(value, Mapping):
+            different |= changed(inner, value, f"{path}{name}.")
+        elif field is None or value != (list(default) if isinstance(default, tuple) else default):
+            different[path + name] = value
     return different

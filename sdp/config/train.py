@@ -9,6 +9,9 @@ from sdp.config.shared import JobConfig, OutputConfig, TrainersConfig, Workers
 from sdp.config.types import LONGEST_S, Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
+PHASES = ("phase-1", "phase-2")
+"""The folders of a two-phase run, each of which is a run."""
+
 
 class ColumnsConfig(Section):
     """The column names of a latents dataset that sdp process did not write.
@@ -466,6 +469,30 @@ class TrainConfig(JobConfig):
     """Number of times that trainers may fail and be started again."""
     watchdog_s: float | None = key(1800.0, gt=0, le=LONGEST_S)
     """Seconds without a step after which each trainer saves its stacks and is restarted; null disables it."""
+
+    @property
+    def phases(self) -> tuple["TrainConfig", ...]:
+        """The configuration of each phase, in order; the second begins with the weights of the first."""
+        second = self.phase_2
+        if second.max_steps is None:
+            return (self,)
+        one, two = (self.output.replaced(uri=f"{self.output.uri.rstrip('/')}/{name}") for name in PHASES)
+        changes = {
+            "phase_2": SecondPhaseConfig(),
+            "source": self.source.replaced(uri=second.source),
+            "data": self.data.replaced(
+                resolution=second.resolution,
+                batch_size=second.batch_size,
+                global_batch_size=second.global_batch_size,
+            ),
+            "output": two,
+            "model": self.model.replaced(start_from=one.uri, start_optimizer=second.keep_optimizer),
+            "optimizer": self.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
+            "max_steps": second.max_steps,
+            "max_epochs": None,
+            "max_samples": None,
+        }
+        return self.replaced(phase_2=SecondPhaseConfig(), output=one), self.model_copy(update=changes)
 
     @property
     def text_encoded(self) -> bool:
