@@ -168,7 +168,14 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
     if unknown:
         raise UsageError(unknown_argument(unknown[0], parser, command))
     console.configure(quiet=arguments.quiet, verbose=arguments.verbose, log_format=arguments.log_format)
-    return command.run(arguments) or 0
+    try:
+        return command.run(arguments) or 0
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "sdp":  # a bug of ours
+            raise
+        remedy = "pip install 'sdp[worker]', or submit the job to a cluster"
+        raise UserError(f"sdp {command.name}: {missing} is not installed; {remedy}") from error
 
 
 def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command, list[str]]:

@@ -153,13 +153,3 @@ SET = argument(
 )
 SETTINGS = all_of(argument("--config FILE", "the job's YAML file; without one, defaults apply"), SET)
 JSON = argument("--json", "print JSON")
-
-
-def missing_library(error: ModuleNotFoundError, command: str) -> Exception:
-    """Return the error for a missing library; a missing module of our own is a bug."""
-    missing = (error.name or "").partition(".")[0]
-    if missing == "sdp":
-        return error
-    return UserError(
-        f"sdp {command}: {missing} is not installed; pip install 'sdp[worker]', or submit the job to a cluster"
-    )

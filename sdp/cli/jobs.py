@@ -3,7 +3,7 @@
 import importlib
 import signal
 
-from sdp.cli.command import PIPELINE, SETTINGS, Arguments, Command, all_of, argument, missing_library
+from sdp.cli.command import PIPELINE, SETTINGS, Arguments, Command, all_of, argument
 
 
 def job_command(name: str, summary: str, **flags: str) -> Command:
@@ -17,12 +17,9 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
         from sdp.ray_loss import explained
 
         config = load(name, args.config, args.set)
-        try:
-            job = importlib.import_module(f"sdp.{name}.job")
-            with explained(name):
-                result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
-        except ModuleNotFoundError as error:
-            raise missing_library(error, name) from error
+        job = importlib.import_module(f"sdp.{name}.job")
+        with explained(name):
+            result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         reason, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
         if reason == "asked to stop" and signal_name in signal.Signals.__members__:
             raise KeyboardInterrupt(signal_name)  # training stopped cleanly, but before its end

@@ -6,20 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sdp.cli.command import (
-    JOB,
-    JSON,
-    LOOK,
-    PIPELINE,
-    SETTINGS,
-    Arguments,
-    UsageError,
-    argument,
-    command,
-    missing_library,
-    one_of,
-    say,
-)
+from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
 from sdp.console import counted
 
 
@@ -148,13 +135,11 @@ def audit(args: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(args, kind)) is not None]
-    value = values[0] if values else None
+    given = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
+    value = next((Takedown(kind, value) for kind, value in given if value is not None), None)
     traces = audit(args.uri, row=args.row, value=value)
-    if args.json:
-        print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
-        return
-    print("\n".join(map(summary, traces)))
+    found = [asdict(trace) for trace in traces]
+    print(json.dumps(found, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
 
 
 def _take_down(args: Arguments) -> None:
@@ -215,13 +200,10 @@ def report(args: Arguments) -> None:
 @argument("--dtype DTYPE", "fp32 (default) or fp16", choices=("fp32", "fp16"), default="fp32")
 def export(args: Arguments) -> None:
     """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
-    try:
-        from sdp.model.export import export
+    from sdp.model.export import export
 
-        form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
-        exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
-    except ModuleNotFoundError as error:
-        raise missing_library(error, "export") from error
+    form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
+    exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
     if exported.draw_command:

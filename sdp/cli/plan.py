@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, missing_library, say
+from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download", "dreambooth")
 _PRESETS = ("seed-table-2", "seed-table-4")
@@ -151,16 +151,12 @@ def _write_values(file: str, values: Any) -> None:
 
 
 def _memories(config: Any, work: Any) -> list[list[Any]]:
-    try:
-        from sdp.hardware import GPUS
-        from sdp.plan.memory import TrainerGpus, estimate, estimates
-        from sdp.train.activations import activations
-        from sdp.train.data.sources import embedded
+    from sdp.hardware import GPUS
+    from sdp.plan.memory import TrainerGpus, estimate, estimates
+    from sdp.train.activations import activations
+    from sdp.train.data.sources import embedded
 
-        place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
-        return [
-            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
-            for phase in config.phases
-        ]
-    except ModuleNotFoundError as error:
-        raise missing_library(error, "plan --memory") from error
+    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+    return [
+        [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]] for phase in config.phases
+    ]

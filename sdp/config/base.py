@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined
+from pydantic_core import CoreSchema, PydanticUndefined
 
 from sdp.config import phrases
 from sdp.errors import Problem
@@ -61,8 +61,7 @@ class Section(BaseModel):
     def _refuse_contradictions(self, info: ValidationInfo) -> Section:
         problems = () if info.context == DRAFT else tuple(self.contradictions())
         if problems:
-            text = "\n".join(map(str, problems))
-            raise PydanticCustomError("contradiction", "{text}", {"text": text, "problems": problems})
+            raise phrases.refusal(*problems)
         return self
 
 

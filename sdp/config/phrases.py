@@ -1,5 +1,6 @@
 """Expected and actual values of keys, in words."""
 
+import json
 import types
 from dataclasses import dataclass
 from datetime import date
@@ -7,8 +8,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from sdp.console import either
+from sdp.errors import Problem
 
 _LONGEST = 60
 
@@ -18,6 +21,11 @@ class Says:
     """The phrase for a key's expected value in errors, where its type alone would be unclear."""
 
     phrase: str
+
+
+def refusal(*problems: Problem) -> PydanticCustomError:
+    """Return the error of a validator, which `explain` reports as these problems of the value that it was given."""
+    return PydanticCustomError("refused", "{text}", {"text": "\n".join(map(str, problems)), "problems": problems})
 
 
 def expected(field: FieldInfo) -> str:
@@ -65,10 +73,8 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
 
 def got(value: Any) -> str:
     """Return a value for an error: as in YAML, and shortened."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
