@@ -135,11 +135,11 @@ def audit(args: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    given = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
-    value = next((Takedown(kind, value) for kind, value in given if value is not None), None)
+    names = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
+    value = next((Takedown(kind, value) for kind, value in names if value is not None), None)
     traces = audit(args.uri, row=args.row, value=value)
-    found = [asdict(trace) for trace in traces]
-    print(json.dumps(found, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
+    plain = [asdict(trace) for trace in traces]
+    print(json.dumps(plain, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
 
 
 def _take_down(args: Arguments) -> None:
