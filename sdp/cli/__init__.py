@@ -75,10 +75,8 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
     except OSError as error:
         where = f" for {error.filename}" if error.filename else ""
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and where:
-            say(
-                f"{error.filename}: {error.strerror}; change its permissions, or set HOME to a folder that is yours",
-                "error",
-            )
+            remedy = "change its permissions, or set HOME to a folder that is yours"
+            say(f"{error.filename}: {error.strerror}; {remedy}", "error")
             return UserError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -139,9 +137,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
     name = note_signal(number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
+    # `ray job stop` sends it to the supervisor, which hands it on, and to us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # `_watch` is ending the process: do not go on without a lease
     while frame is not None:
@@ -162,35 +159,40 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
 
         print("\n".join(versions()))
         return 0
-    command, rest = _find(words, commands)
-    if command is None:
-        print(_group_help(words[0], commands))
-        return 0
-    parser = CommandParser(command)
-    command.arguments(parser)
     try:
+        command, rest = _find(words, commands)
+        parser = CommandParser(command)
         arguments, unknown = parser.parse_known_args(rest)
     except HelpPrinted:
         return 0
     if unknown:
         raise UsageError(unknown_argument(unknown[0], parser, command))
     console.configure(quiet=arguments.quiet, verbose=arguments.verbose, log_format=arguments.log_format)
-    return command.run(arguments) or 0
+    try:
+        return command.run(arguments) or 0
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "sdp":  # a bug of ours
+            raise
+        remedy = "pip install 'sdp[worker]', or submit the job to a cluster"
+        raise UserError(f"sdp {command.name}: {missing} is not installed; {remedy}") from error
 
 
-def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None, list[str]]:
-    """Return the command that a line begins with, and the rest of the line; no command if a group's help is wanted."""
+def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command, list[str]]:
+    """Return the command that a line begins with, and the rest of the line."""
     for command in commands:
         name = command.name.split()
         if words[: len(name)] == name:
             return command, words[len(name) :]
-    first = words[0]
-    seconds = [command.name.split()[1] for command in commands if command.name.startswith(f"{first} ")]
-    if seconds:
-        if len(words) > 1 and words[1] in ("-h", "--help"):
-            return None, []
-        got = repr(words[1]) if len(words) > 1 else "nothing"
-        near = nearest(words[1] if len(words) > 1 else "", seconds, f"sdp {first}", f"sdp {first} ")
+    first, *rest = words
+    inner = [command for command in commands if command.name.startswith(f"{first} ")]
+    if inner and rest[:1] in (["-h"], ["--help"]):
+        print("\n".join([f"usage: sdp {first} COMMAND [options]", "", *_listed(inner, inner)]))
+        raise HelpPrinted
+    if inner:
+        seconds = [command.name.split()[1] for command in inner]
+        near = nearest("".join(rest[:1]), seconds, f"sdp {first}", f"sdp {first} ")
+        got = repr(rest[0]) if rest else "nothing"
         raise UsageError(f"{first}: expected {' or '.join(seconds)}, got {got}; {near}")
     names = list(dict.fromkeys(command.name.split()[0] for command in commands))
     what = "option" if first.startswith("-") else "command"
@@ -200,28 +202,16 @@ def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None
     raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
 
 
-# --- help ------------------------------------------------------------------------------------------------------------
-
-
 def _help(commands: Sequence[Command]) -> str:
-    width = max(len(command.name) for command in commands) + 2
     lines = ["sdp: pre-train Stable Diffusion on Ray and Kubernetes", "", "usage: sdp COMMAND [options]"]
     for group in dict.fromkeys(command.group for command in commands):
-        lines += ["", f"{group}:"]
-        lines += [f"  {command.name:{width}}{command.summary}" for command in commands if command.group == group]
-    lines += ["", "Examples:"]
-    lines += [f"  sdp {command.example}" for command in commands if command.example]
+        lines += ["", f"{group}:", *_listed([command for command in commands if command.group == group], commands)]
+    lines += ["", "Examples:", *(f"  sdp {command.example}" for command in commands if command.example)]
     lines += ["", "sdp COMMAND --help describes a command; sdp --version prints the versions of sdp and its libraries."]
     return "\n".join(lines)
 
 
-def _group_help(first: str, commands: Sequence[Command]) -> str:
-    inner = [command for command in commands if command.name.startswith(f"{first} ")]
-    width = max(len(command.name) for command in inner) + 2
-    return "\n".join(
-        [
-            f"usage: sdp {first} COMMAND [options]",
-            "",
-            *(f"  {command.name:{width}}{command.summary}" for command in inner),
-        ]
-    )
+def _listed(shown: Sequence[Command], beside: Sequence[Command]) -> list[str]:
+    """Return a line for each command that is shown, as wide as all the commands beside it need."""
+    width = max(len(command.name) for command in beside) + 2
+    return [f"  {command.name:{width}}{command.summary}" for command in shown]

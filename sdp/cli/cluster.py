@@ -5,18 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sdp.cli.command import JOBS, Arguments, Parser, UsageError, say, set_argument
+from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, UsageError, all_of, argument, command, say
 from sdp.console import table
 from sdp.errors import UserError
 
-
-def _access_arguments(parser: Parser) -> None:
-    parser.add_argument("--namespace", metavar="NAME", help="the cluster's namespace (default: the context's)")
-    parser.add_argument("--context", metavar="NAME", help="a context of KUBECONFIG (default: the current one)")
-
-
-def _cluster_argument(parser: Parser) -> None:
-    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster (default: `sdp`, or the only one)")
+_ACCESS = all_of(
+    argument("--namespace NAME", "the cluster's namespace (default: the context's)"),
+    argument("--context NAME", "a context of KUBECONFIG (default: the current one)"),
+)
+_CLUSTER = argument("--cluster NAME", "the RayCluster (default: `sdp`, or the only one)")
 
 
 def _api(args: Arguments) -> Any:
@@ -26,20 +23,16 @@ def _api(args: Arguments) -> Any:
     return Api(access(args.context), args.namespace)
 
 
-def submit_arguments(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", help=f"{', '.join(JOBS)}, or JOB-NAME, such as train-online")
-    parser.add_argument(
-        "--config", metavar="FILE", help="the job's YAML file (default: the cluster's configuration of that name)"
-    )
-    set_argument(parser)
-    _cluster_argument(parser)
-    parser.add_argument("--name", metavar="NAME", help="the RayJob's name (default: sdp-JOB- and five characters)")
-    _access_arguments(parser)
-    parser.add_argument("--no-follow", action="store_true", help="return as soon as the job is submitted")
-    parser.add_argument("--dry-run", action="store_true", help="only print the RayJob, for kubectl create")
-
-
-def run_submit(args: Arguments) -> int:
+@command(CLUSTER, "submit train --set max_steps=1000")
+@argument("JOB", f"{', '.join(JOBS)}, or JOB-NAME, such as train-online")
+@argument("--config FILE", "the job's YAML file (default: the cluster's configuration of that name)")
+@SET
+@_CLUSTER
+@argument("--name NAME", "the RayJob's name (default: sdp-JOB- and five characters)")
+@_ACCESS
+@argument("--no-follow", "return as soon as the job is submitted")
+@argument("--dry-run", "only print the RayJob, for kubectl create")
+def submit(args: Arguments) -> int:
     """Run a job on a cluster and follow it; a repeated job continues from storage."""
     from sdp.kube.submit import Submission, dry_run, submit
 
@@ -57,29 +50,23 @@ def run_submit(args: Arguments) -> int:
     return submit(_api(args), submission, say)
 
 
-def status_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a RayJob or RayCluster (default: all of them)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _access_arguments(parser)
-
-
-def run_status(args: Arguments) -> None:
+@command(CLUSTER, "status sdp-train-x7k2p")
+@argument("NAME", "a RayJob or RayCluster (default: all of them)", nargs="?")
+@JSON
+@_ACCESS
+def status(args: Arguments) -> None:
     """Show the clusters and jobs of a namespace, or one of them with its events."""
     from sdp.kube.status import status
 
     print(status(_api(args), args.name, as_json=args.json))
 
 
-def logs_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the RayJob")
-    parser.add_argument(
-        "--follow", action="store_true", help="follow the log until the job ends, and exit with the job's exit code"
-    )
-    parser.add_argument("--lines", metavar="N", type=int, default=-1, help="print only the last N lines")
-    _access_arguments(parser)
-
-
-def run_logs(args: Arguments) -> int:
+@command(CLUSTER, "logs sdp-train-x7k2p --follow")
+@argument("NAME", "the RayJob")
+@argument("--follow", "follow the log until the job ends, and exit with the job's exit code")
+@argument("--lines N", "print only the last N lines", type=int, default=-1)
+@_ACCESS
+def logs(args: Arguments) -> int:
     """Print a job's log, or follow it until the job has ended."""
     if args.lines != -1 and args.lines < 1:
         raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
@@ -90,37 +77,27 @@ def run_logs(args: Arguments) -> int:
     return logs(_api(args), args.name, say, following=args.follow, lines=args.lines)
 
 
-def stop_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the RayJob")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait for the job to end")
-    parser.add_argument("--delete", action="store_true", help="also delete the RayJob, even if the job does not answer")
-    _access_arguments(parser)
-
-
-def run_stop(args: Arguments) -> None:
+@command(CLUSTER, "stop sdp-train-x7k2p")
+@argument("NAME", "the RayJob")
+@argument("--no-wait", "do not wait for the job to end")
+@argument("--delete", "also delete the RayJob, even if the job does not answer")
+@_ACCESS
+def stop(args: Arguments) -> None:
     """End a job, with time for a last checkpoint."""
     from sdp.kube.stop import stop
 
     stop(_api(args), args.name, say, wait=not args.no_wait, delete=args.delete)
 
 
-def doctor_arguments(parser: Parser) -> None:
-    _cluster_argument(parser)
-    parser.add_argument(
-        "--manifest", metavar="FILE", help="check the output of helm template before it is applied; - is stdin"
-    )
-    parser.add_argument(
-        "--all-reduce", metavar="GPU", help="only measure an all-reduce between nodes with this accelerator"
-    )
-    parser.add_argument(
-        "--nodes", metavar="N", type=int, default=2, help="whole nodes that --all-reduce uses (default: 2)"
-    )
-    parser.add_argument("--local", action="store_true", help="describe this machine instead, for a bug report")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _access_arguments(parser)
-
-
-def run_doctor(args: Arguments) -> int:
+@command(CLUSTER, "doctor --namespace sdp")
+@_CLUSTER
+@argument("--manifest FILE", "check the output of helm template before it is applied; - is stdin")
+@argument("--all-reduce GPU", "only measure an all-reduce between nodes with this accelerator")
+@argument("--nodes N", "whole nodes that --all-reduce uses (default: 2)", type=int, default=2)
+@argument("--local", "describe this machine instead, for a bug report")
+@JSON
+@_ACCESS
+def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
 
     if args.local:

@@ -20,6 +20,8 @@ CLUSTER = "On Kubernetes"
 
 Arguments = argparse.Namespace
 Parser = argparse.ArgumentParser
+Run = Callable[[Arguments], int | None]
+_ARGUMENTS = "arguments"
 
 
 def say(line: str, level: str = "info") -> None:
@@ -43,10 +45,21 @@ class Command:
     group: str
     summary: str
     """One sentence, shown by `sdp --help`."""
-    arguments: Callable[[Parser], None]
-    run: Callable[[Arguments], int | None]
+    arguments: Callable[[Parser], object]
+    run: Run
     example: str = ""
     """A typical command line, without `sdp`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One or more arguments of a command, which decorate its function."""
+
+    add: Callable[[argparse._ActionsContainer], object]
+
+    def __call__(self, run: Run) -> Run:
+        vars(run).setdefault(_ARGUMENTS, []).insert(0, self)  # the decorator nearest to the function comes first
+        return run
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -63,9 +76,8 @@ class CommandParser(argparse.ArgumentParser):
         output = self.add_argument_group("output").add_mutually_exclusive_group()
         output.add_argument("-q", "--quiet", action="store_true", help="print only errors and results")
         output.add_argument("-v", "--verbose", action="store_true", help="also print the log of sdp and its libraries")
-        self.add_argument(
-            "--log-format", metavar="FORMAT", choices=console.FORMATS, help="text, or json: one object per line"
-        )
+        argument("--log-format FORMAT", "text, or json: one object per line", choices=console.FORMATS).add(self)
+        command.arguments(self)
 
     def error(self, message: str) -> NoReturn:
         for kind, words in (("int", "a whole number"), ("float", "a number")):
@@ -100,30 +112,44 @@ def nearest(word: str, known: Sequence[str], program: str, prefix: str = "") -> 
     return f"did you mean {prefix}{near}?" if near else f"see {program} --help"
 
 
-def settings(parser: Parser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="the job's YAML file; without one, defaults apply")
-    set_argument(parser)
+def argument(usage: str, description: str, **more: Any) -> Argument:
+    """Return an argument by its usage: `--rows N` takes a value, `--json` is a switch, `URI` is a positional one."""
+    name, _, metavar = usage.partition(" ")
+    if metavar:
+        more["metavar"] = metavar
+    elif not name.startswith("-"):
+        name, more["metavar"] = name.lower(), name
+    else:
+        more["action"] = "store_true"
+    return Argument(lambda parser: parser.add_argument(name, help=description, **more))
 
 
-def set_argument(parser: Parser) -> None:
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="set one key of the configuration by its dotted path; may be repeated",
-    )
+def all_of(*arguments: Argument) -> Argument:
+    """Return several arguments as one."""
+    return Argument(lambda parser: [each.add(parser) for each in arguments])
 
 
-def job_argument(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", choices=JOBS, help=", ".join(JOBS))
+def one_of(*arguments: Argument, required: bool = False) -> Argument:
+    """Return arguments of which a line has at most one, or exactly one if that is `required`."""
+    return Argument(lambda parser: all_of(*arguments).add(parser.add_mutually_exclusive_group(required=required)))
 
 
-def missing_library(error: ModuleNotFoundError, command: str) -> Exception:
-    """Return the error for a missing library; a missing module of our own is a bug."""
-    missing = (error.name or "").partition(".")[0]
-    if missing == "sdp":
-        return error
-    return UserError(
-        f"sdp {command}: {missing} is not installed; pip install 'sdp[worker]', or submit the job to a cluster"
-    )
+def command(group: str, example: str) -> Callable[[Run], Command]:
+    """Make the function below a command with the function's name and arguments, and its docstring as the summary."""
+
+    def made(run: Run) -> Command:
+        arguments = all_of(*vars(run).get(_ARGUMENTS, ()))
+        return Command(run.__name__.replace("_", " "), group, run.__doc__ or "", arguments.add, run, example)
+
+    return made
+
+
+JOB = argument("JOB", ", ".join(JOBS), choices=JOBS)
+SET = argument(
+    "--set KEY=VALUE",
+    "set one key of the configuration by its dotted path; may be repeated",
+    action="append",
+    default=[],
+)
+SETTINGS = all_of(argument("--config FILE", "the job's YAML file; without one, defaults apply"), SET)
+JSON = argument("--json", "print JSON")

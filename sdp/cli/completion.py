@@ -5,16 +5,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
-from sdp.cli.command import JOBS, Arguments, Command
+from sdp.cli.command import JOBS, LOOK, Arguments, Command, argument, command
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-
-
-def run_completion(args: Arguments) -> None:
+@command(LOOK, "completion bash >> ~/.bashrc")
+@argument("SHELL", ", ".join(SHELLS), choices=SHELLS)
+def completion(args: Arguments) -> None:
     """Print what bash, zsh or fish needs to complete commands, options and keys of --set."""
     from argcomplete.shell_integration import shellcode
 
@@ -27,15 +25,15 @@ def complete(commands: Sequence[Command]) -> None:
 
     root = argparse.ArgumentParser("sdp")
     groups = {"": root.add_subparsers()}
-    for command in commands:
-        group, _, name = command.name.rpartition(" ")
+    for each in commands:
+        group, _, name = each.name.rpartition(" ")
         if group not in groups:
             groups[group] = groups[""].add_parser(group).add_subparsers()
         parser = groups[group].add_parser(name)
-        command.arguments(parser)
+        each.arguments(parser)
         for action in parser._actions:
             if action.dest == "set":
-                setattr(action, "completer", partial(_settings, command.name))  # noqa: B010 - argcomplete's attribute
+                setattr(action, "completer", partial(_settings, each.name))  # noqa: B010 - argcomplete's attribute
     argcomplete.autocomplete(root)
 
 

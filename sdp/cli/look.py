@@ -4,11 +4,19 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from sdp.cli.command import Arguments, Parser, UsageError, job_argument, missing_library, say, settings
+from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
 from sdp.console import counted
 
 
+@command(LOOK, "config show download > download.yaml")
+@JOB
+@SETTINGS
+@one_of(
+    argument("--minimal", "print only the most important keys and those that are set"),
+    argument("--changed", "print only keys that differ from the defaults, without comments"),
+)
 def config_show(args: Arguments) -> None:
     """Print a job's whole configuration as YAML, with a comment on each key."""
     from sdp.config import changed, draft, dump_yaml
@@ -24,30 +32,15 @@ def config_show(args: Arguments) -> None:
         say(f"still to be set: {', '.join(sorted(resolved.missing))}")
 
 
-def config_show_arguments(parser: Parser) -> None:
-    job_argument(parser)
-    settings(parser)
-    selection = parser.add_mutually_exclusive_group()
-    selection.add_argument(
-        "--minimal", action="store_true", help="print only the most important keys and those that are set"
-    )
-    selection.add_argument(
-        "--changed", action="store_true", help="print only keys that differ from the defaults, without comments"
-    )
-
-
-def init_arguments(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of the YAML files and, on a laptop, of the data")
-    parser.add_argument("--store", metavar="URI", help="write files for a cluster with its data in this s3:// or gs://")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--urls", metavar="URI", help="Parquet with the columns url and caption (default: FOLDER/urls.parquet)"
-    )
-    source.add_argument("--pictures", metavar="URI", help="a folder of pictures, in place of URLs to download")
-    parser.add_argument("--caption", metavar="TEXT", help="the caption of all pictures, in place of a.txt beside a.jpg")
-
-
-def run_init(args: Arguments) -> None:
+@command(LOOK, "init my-data --pictures ./photos")
+@argument("FOLDER", "the folder of the YAML files and, on a laptop, of the data")
+@argument("--store URI", "write files for a cluster with its data in this s3:// or gs://")
+@one_of(
+    argument("--urls URI", "Parquet with the columns url and caption (default: FOLDER/urls.parquet)"),
+    argument("--pictures URI", "a folder of pictures, in place of URLs to download"),
+)
+@argument("--caption TEXT", "the caption of all pictures, in place of a.txt beside a.jpg")
+def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
 
     if args.store and not args.store.startswith(("s3://", "gs://")):
@@ -84,6 +77,8 @@ def run_init(args: Arguments) -> None:
         say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
 
+@command(LOOK, "config schema train")
+@JOB
 def config_schema(args: Arguments) -> None:
     """Print the JSON schema of a job's configuration, for editors and charts."""
 
@@ -92,16 +87,12 @@ def config_schema(args: Arguments) -> None:
     print(json.dumps(json_schema(args.job), indent=2))
 
 
-def inspect_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "uri", metavar="URI", help="a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
-    parser.add_argument("--verify", action="store_true", help="read every byte of every part")
-
-
-def run_inspect(args: Arguments) -> int:
+@command(LOOK, "inspect s3://bucket/images")
+@argument("URI", "a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files")
+@JSON
+@argument("--account FILE", "write each row's outcome to this Parquet file")
+@argument("--verify", "read every byte of every part")
+def inspect(args: Arguments) -> int:
     """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
 
     if args.account and not Path(args.account).absolute().parent.is_dir():
@@ -125,21 +116,17 @@ def run_inspect(args: Arguments) -> int:
     return 1 if description.problems else 0
 
 
-def audit_arguments(parser: Parser) -> None:
-    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs to search")
-    image = parser.add_mutually_exclusive_group(required=True)
-    image.add_argument("--row", metavar="N", type=int, help="the image at this address")
-    image.add_argument("--url", metavar="URL", help="the image that came from this URL")
-    image.add_argument("--sha256", metavar="HASH", help="the image with this content")
-    image.add_argument(
-        "--takedown",
-        metavar="FILE",
-        help="leave out the images in this list from now on: `row N`, `url U`, `sha256 H`",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def run_audit(args: Arguments) -> None:
+@command(LOOK, "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg")
+@argument("URI", "datasets and training runs to search", nargs="+")
+@one_of(
+    argument("--row N", "the image at this address", type=int),
+    argument("--url URL", "the image that came from this URL"),
+    argument("--sha256 HASH", "the image with this content"),
+    argument("--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`"),
+    required=True,
+)
+@JSON
+def audit(args: Arguments) -> None:
     """Trace one image through datasets and checkpoints, or take images down."""
     if args.takedown:
         _take_down(args)
@@ -148,13 +135,11 @@ def run_audit(args: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(args, kind)) is not None]
-    value = values[0] if values else None
-    traces = audit(args.uris, row=args.row, value=value)
-    if args.json:
-        print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
-        return
-    print("\n".join(map(summary, traces)))
+    names = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
+    value = next((Takedown(kind, value) for kind, value in names if value is not None), None)
+    traces = audit(args.uri, row=args.row, value=value)
+    plain = [asdict(trace) for trace in traces]
+    print(json.dumps(plain, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
 
 
 def _take_down(args: Arguments) -> None:
@@ -162,8 +147,8 @@ def _take_down(args: Arguments) -> None:
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
-    if len(args.uris) != 1:
-        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(args.uris)}")
+    if len(args.uri) != 1:
+        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(args.uri)}")
     try:
         text = Path(args.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -171,7 +156,7 @@ def _take_down(args: Arguments) -> None:
     takedowns = tombstones.parse_list(text, args.takedown)
     if not takedowns:
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
-    added = tombstones.add(open_storage(args.uris[0]), takedowns)
+    added = tombstones.add(open_storage(args.uri[0]), takedowns)
     rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:
         unmatched = [asdict(takedown) for takedown in added.unmatched]
@@ -187,18 +172,12 @@ def _take_down(args: Arguments) -> None:
         say(f"and {len(more):,} more not in this dataset")
 
 
-def report_arguments(parser: Parser) -> None:
-    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
-    parser.add_argument(
-        "--out", metavar="FILE", help="the file to write (default: NAME-report.html beside the first URI)"
-    )
-    parser.add_argument(
-        "--pictures", metavar="N", type=int, default=48, help="pictures to show of each dataset (default: 48)"
-    )
-    parser.add_argument("--title", metavar="TEXT", default="sdp report", help="the title of the page")
-
-
-def run_report(args: Arguments) -> None:
+@command(LOOK, "report s3://bucket/run --out run.html")
+@argument("URI", "datasets, training runs and evaluations", nargs="+")
+@argument("--out FILE", "the file to write (default: NAME-report.html beside the first URI)")
+@argument("--pictures N", "pictures to show of each dataset (default: 48)", type=int, default=48)
+@argument("--title TEXT", "the title of the page", default="sdp report")
+def report(args: Arguments) -> None:
     """Write an HTML report: pictures and failures of datasets, curves and history of runs."""
 
     from sdp.report.sections import write_report
@@ -206,35 +185,25 @@ def run_report(args: Arguments) -> None:
     if args.pictures < 0:
         raise UsageError(f"report: --pictures: expected 0 or more, got {args.pictures}; 0 shows none")
     out = Path(args.out) if args.out else None
-    file, count = write_report(args.uris, out, title=args.title, pictures=args.pictures)
+    file, count = write_report(args.uri, out, title=args.title, pictures=args.pictures)
     say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 
-def export_arguments(parser: Parser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run, whose newest one is taken")
-    parser.add_argument("out", metavar="OUT", help="the folder to write, new or empty: local, s3:// or gs://")
-    parser.add_argument(
-        "--single-file", dest="form", action="store_const", const="single-file", default="folder",
-        help="write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lora", dest="form", action="store_const", const="lora",
-        help="write only a run's LoRA to OUT, which diffusers' load_lora_weights reads",
-    )  # fmt: skip
-    parser.add_argument("--raw", action="store_true", help="export the weights themselves, not their moving average")
-    parser.add_argument(
-        "--dtype", metavar="DTYPE", choices=("fp32", "fp16"), default="fp32", help="fp32 (default) or fp16"
-    )
-
-
-def run_export(args: Arguments) -> None:
+@command(PIPELINE, "export s3://bucket/run ./sd2-mine")
+@argument("CHECKPOINT", "a checkpoint, or a run, whose newest one is taken")
+@argument("OUT", "the folder to write, new or empty: local, s3:// or gs://")
+@one_of(
+    argument("--single-file", "write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read"),
+    argument("--lora", "write only a run's LoRA to OUT, which diffusers' load_lora_weights reads"),
+)
+@argument("--raw", "export the weights themselves, not their moving average")
+@argument("--dtype DTYPE", "fp32 (default) or fp16", choices=("fp32", "fp16"), default="fp32")
+def export(args: Arguments) -> None:
     """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
-    try:
-        from sdp.model.export import export
+    from sdp.model.export import export
 
-        exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=args.form)
-    except ModuleNotFoundError as error:
-        raise missing_library(error, "export") from error
+    form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
+    exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
     if exported.draw_command:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sdp.cli.command import Arguments, Parser, UsageError, missing_library, say, settings
+from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download", "dreambooth")
 _PRESETS = ("seed-table-2", "seed-table-4")
@@ -28,33 +28,27 @@ _MARKER_WITHIN = 1000
 """Number of a file's first bytes that contain its title or first words."""
 
 
-def plan_arguments(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", nargs="?", choices=_PLANNED, default="train", help=", ".join(_PLANNED))
-    settings(parser)
-    parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
-    parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
-    parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
-    parser.add_argument(
-        "--rows", metavar="N", type=int, help="images in the dataset (default: limit, or one for each training sample)"
-    )
-    parser.add_argument("--have", choices=_HAVE, help="the data that storage already holds (default: images)")
-    parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
-    parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
-    parser.add_argument("--region", metavar="NAME", help="region whose prices are preferred, such as us-west-2")
-    parser.add_argument("--run", metavar="URI", help="a run on the same GPUs, for its measured speed")
-    parser.add_argument("--calibrate", action="store_true", help="measure the speed in a short run on these GPUs")
-    parser.add_argument("--deadline", metavar="HOURS", type=float, help="show the cheapest plan that ends in time")
-    parser.add_argument(
-        "--memory", action="store_true", help="also estimate the GPU memory (takes a minute, needs torch)"
-    )
-    parser.add_argument("--page", metavar="FILE", help="also write an HTML page with charts")
-    parser.add_argument("--values", metavar="FILE", help="also write the worker groups as values of charts/sdp-cluster")
-    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region, to price")
-    parser.add_argument("--budget", metavar="MONEY", type=float, help="show the fastest plan that costs no more")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def run_plan(args: Arguments) -> None:
+@command(LOOK, "plan --config train.yaml --deadline 100")
+@argument("JOB", ", ".join(_PLANNED), nargs="?", choices=_PLANNED, default="train")
+@SETTINGS
+@argument("--preset NAME", f"a published table: {', '.join(_PRESETS)}", choices=_PRESETS)
+@argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge")
+@argument("--encoders [Nx]TYPE", "instances that encode: 40xg5.2xlarge")
+@argument("--rows N", "images in the dataset (default: limit, or one for each training sample)", type=int)
+@argument(f"--have {{{','.join(_HAVE)}}}", "the data that storage already holds (default: images)", choices=_HAVE)
+@argument("--terms TERMS", ", ".join(_TERMS), choices=_TERMS, default="on-demand")
+@argument("--prices FILE", "your prices, in the shape of sdp/plan/prices.yaml")
+@argument("--region NAME", "region whose prices are preferred, such as us-west-2")
+@argument("--run URI", "a run on the same GPUs, for its measured speed")
+@argument("--calibrate", "measure the speed in a short run on these GPUs")
+@argument("--deadline HOURS", "show the cheapest plan that ends in time", type=float)
+@argument("--memory", "also estimate the GPU memory (takes a minute, needs torch)")
+@argument("--page FILE", "also write an HTML page with charts")
+@argument("--values FILE", "also write the worker groups as values of charts/sdp-cluster")
+@argument("--egress GB", "gigabytes that leave the store's region, to price", type=float)
+@argument("--budget MONEY", "show the fastest plan that costs no more", type=float)
+@JSON
+def plan(args: Arguments) -> None:
     """Estimate a job's hours and cost, in each mode and on other GPUs, before it runs."""
 
     from sdp.plan import presets
@@ -157,16 +151,12 @@ def _write_values(file: str, values: Any) -> None:
 
 
 def _memories(config: Any, work: Any) -> list[list[Any]]:
-    try:
-        from sdp.hardware import GPUS
-        from sdp.plan.memory import TrainerGpus, each_phase, estimate, estimates
-        from sdp.train.activations import activations
-        from sdp.train.data.sources import embedded
+    from sdp.hardware import GPUS
+    from sdp.plan.memory import TrainerGpus, estimate, estimates
+    from sdp.train.activations import activations
+    from sdp.train.data.sources import embedded
 
-        place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
-        return [
-            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
-            for phase in each_phase(config)
-        ]
-    except ModuleNotFoundError as error:
-        raise missing_library(error, "plan --memory") from error
+    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+    return [
+        [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]] for phase in config.phases
+    ]

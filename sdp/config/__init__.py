@@ -12,7 +12,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from sdp.config.base import JobConfig, Key, Range, WorkersConfig, changed, keys
+from sdp.config.base import Key, changed, keys
 from sdp.config.download import DownloadConfig
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.config.dump import dump_yaml
@@ -21,6 +21,7 @@ from sdp.config.generate import GenerateConfig
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
+from sdp.config.shared import JobConfig, Range, WorkersConfig
 from sdp.config.train import TrainConfig
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The parts of every job's configuration: sections, described keys, and the sections that all jobs share."""
+"""Sections of keys: what makes a configuration, and how its keys are described."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined
+from pydantic_core import CoreSchema, PydanticUndefined
 
-from sdp.config.uri import check_endpoint, check_folder_uri, check_uri, inside
+from sdp.config import phrases
 from sdp.errors import Problem
-
-if TYPE_CHECKING:
-    from sdp.storage import StorageOptions
 
 REQUIRED: Any = ...
 """Marks a key without a default."""
@@ -48,6 +45,10 @@ class Section(BaseModel):
         """Yield combinations of keys that cannot work, with paths relative to this section."""
         return ()
 
+    def problem(self, path: str, expected: str, hint: str = "", got: str = "") -> Problem:
+        """Return what is wrong with a key of this section; `got` is said in place of its value."""
+        return Problem(path, expected, got or phrases.got(reduce(getattr, path.split("."), self)), hint)
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core_schema)
@@ -60,8 +61,7 @@ class Section(BaseModel):
     def _refuse_contradictions(self, info: ValidationInfo) -> Section:
         problems = () if info.context == DRAFT else tuple(self.contradictions())
         if problems:
-            text = "\n".join(map(str, problems))
-            raise PydanticCustomError("contradiction", "{text}", {"text": text, "problems": problems})
+            raise phrases.refusal(*problems)
         return self
 
 
@@ -147,169 +147,15 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
             yield Key(path + name, field, model)
 
 
-def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON values that differ from a model's defaults, by dotted path."""
-    defaults = {key.path: key.field.get_default(call_default_factory=True) for key in keys(model)}
+def changed(model: type[Section], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the JSON values that differ from a model's defaults, by dotted path, with those of unknown keys."""
     different: dict[str, Any] = {}
-
-    def walk(section: Mapping[str, Any], prefix: str) -> None:
-        for name, value in section.items():
-            path = prefix + name
-            default = defaults.get(path)
-            if path not in defaults and isinstance(value, Mapping):
-                walk(value, f"{path}.")
-            elif path not in defaults or value != (list(default) if isinstance(default, tuple) else default):
-                different[path] = value
-
-    walk(values, "")
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        inner = section_of(field) if field else Section
+        default = field.get_default(call_default_factory=True) if field else None
+        if inner and isinstance(value, Mapping):
+            different |= changed(inner, value, f"{path}{name}.")
+        elif field is None or value != (list(default) if isinstance(default, tuple) else default):
+            different[path + name] = value
     return different
-
-
-@dataclass(frozen=True, slots=True)
-class Says:
-    """The phrase for a key's expected value in errors, where its type alone would be unclear."""
-
-    phrase: str
-
-
-Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
-"""An input: a local path, or file://, s3://, gs://, https:// or hf://."""
-
-FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
-"""An output folder: a local path, or file://, s3:// or gs://."""
-
-LONGEST_S = 604_800
-"""Seconds in a week, the longest deadline."""
-Name = Annotated[str, Field(min_length=1)]
-Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such as https://host:port")]
-"""The address of an S3-compatible store."""
-HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
-"""Text that may appear in an HTTP header."""
-Positive = Annotated[int, Field(ge=1)]
-Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
-"""Side of a square picture in pixels; the VAE divides it by 8."""
-
-
-class Range(Section):
-    """A number of workers from `min` to `max`, as the cluster has room."""
-
-    min: int = key(REQUIRED, ge=1)
-    """The fewest workers to run with."""
-    max: int = key(REQUIRED, ge=1)
-    """The most workers to use."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.min > self.max:
-            yield Problem("min", f"at most max, which is {self.max}", str(self.min), "swap them or raise max")
-
-
-Workers = Annotated[Positive | Range, Says("a whole number of 1 or more, or {min: N, max: N}")]
-"""A fixed number of workers, or an elastic range."""
-
-Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
-"""A selector of Ray node labels: {label: value}; a value may also be !value, in(a,b) or !in(a,b)."""
-
-
-class WorkersConfig(Section):
-    """The number and placement of a job's workers."""
-
-    num_workers: Workers = key(1)
-    """Number of workers, or a range in which it may grow and shrink."""
-    accelerator: Name | None = key(None)
-    """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."""
-    use_gpu: bool | None = key(None)
-    """Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a joined
-    cluster, set true or false."""
-
-    wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
-    """Seconds to wait for places on the cluster, at the start and after all its nodes were lost; then the job fails and
-    names what did not come."""
-
-    @property
-    def gpu_each(self) -> bool | None:
-        """True if each worker gets a GPU, as always with an accelerator; else `use_gpu`. None: the machine decides."""
-        return True if self.accelerator is not None else self.use_gpu
-
-    @property
-    def least(self) -> int:
-        """The fewest workers."""
-        return self.num_workers.min if isinstance(self.num_workers, Range) else self.num_workers
-
-    @property
-    def most(self) -> int:
-        """The most workers."""
-        return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.accelerator is not None and self.use_gpu is False:
-            hint = "set accelerator to null to run on CPUs"
-            yield Problem("use_gpu", "true or null while accelerator is set", "false", hint)
-
-
-class TrainersConfig(WorkersConfig):
-    """Workers that train, which may have two GPUs each."""
-
-    gpus_per_worker: int = key(1, ge=1, le=2)
-    """GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is
-    collocated) on the second."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        yield from super().contradictions()
-        if self.gpus_per_worker > 1 and self.use_gpu is False:
-            yield Problem("gpus_per_worker", "1 while use_gpu is false", str(self.gpus_per_worker), "or set use_gpu")
-
-
-class SourceConfig(Section):
-    """A job's input."""
-
-    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/input")
-    """URI of the input."""
-
-
-class OutputConfig(Section):
-    """A job's output."""
-
-    uri: FolderUri = key(REQUIRED, example="s3://bucket/output")
-    """Folder to write to: a local path, s3:// or gs://. Running the job again continues it."""
-
-
-class StorageConfig(Section):
-    """Access to object stores. Credentials come from the environment, never from a configuration."""
-
-    endpoint: Endpoint | None = key(None)
-    """Endpoint of an S3 store other than AWS; null uses the environment's."""
-    region: Name | None = key(None)
-    """Region of the S3 store; null uses the environment's."""
-    timeout_s: float = key(120.0, gt=0, le=LONGEST_S)
-    """Deadline of a storage operation in seconds, including its retries."""
-    retries: int | None = key(None, ge=0)
-    """Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the
-    store has not answered yet."""
-
-    def options(self) -> StorageOptions:
-        """Return the options for sdp.storage."""
-        from sdp.storage import StorageOptions
-
-        return StorageOptions(
-            endpoint=self.endpoint, region=self.region, timeout_s=self.timeout_s, retries=self.retries
-        )
-
-
-class JobConfig(Section):
-    """The configuration of any job; each has its own `source`, and most have more keys in `output`."""
-
-    source: Section = key(REQUIRED)
-    """The input."""
-    output: OutputConfig = key(REQUIRED)
-    """The output."""
-    limit: Positive | None = key(None)
-    """Number of rows to take from the start of the source; null takes all. It may be raised later."""
-    storage: StorageConfig = key(StorageConfig)
-    """Access to object stores."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        source = getattr(self.source, "uri", None)
-        if source is not None and inside(self.output.uri, source):
-            expected = f"a folder outside of source.uri, which is {source}"
-            hint = "the next run would read the output as its source"
-            yield Problem("output.uri", expected, repr(self.output.uri), hint)

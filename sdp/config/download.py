@@ -8,20 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from sdp.config.base import (
-    REQUIRED,
-    HeaderText,
-    JobConfig,
-    Labels,
-    Name,
-    OutputConfig,
-    Positive,
-    Says,
-    Section,
-    SourceConfig,
-    Uri,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
+from sdp.config.phrases import Says
+from sdp.config.shared import JobConfig, OutputConfig, SourceConfig
+from sdp.config.types import HeaderText, Labels, Name, Positive, Uri
 from sdp.config.uri import problem
 from sdp.errors import Problem
 
@@ -59,7 +49,7 @@ class DownloadSource(SourceConfig):
         taken = sorted({name for name in self.columns if name in OWN_COLUMNS})
         if taken:
             hint = "remove them, or rename them in the source"
-            yield Problem("columns", "names other than an images dataset's own", ", ".join(taken), hint)
+            yield self.problem("columns", "names other than an images dataset's own", hint, ", ".join(taken))
 
 
 class DownloadOutput(OutputConfig):
@@ -151,7 +141,7 @@ class ImageConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
-            yield Problem("crop", "none while image.size is null", repr(self.crop), "set image.size to crop")
+            yield self.problem("crop", "none while image.size is null", "set image.size to crop")
 
 
 class FiltersConfig(Section):
@@ -187,7 +177,7 @@ class FiltersConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         if (self.width_column is None) != (self.height_column is None):
             missing = "width_column" if self.width_column is None else "height_column"
-            yield Problem(missing, "a column, as for the other side", "null", "name both or neither")
+            yield self.problem(missing, "a column, as for the other side", "name both or neither")
 
 
 class BlocklistsConfig(Section):

@@ -3,20 +3,11 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sdp.config.base import (
-    REQUIRED,
-    JobConfig,
-    Name,
-    Positive,
-    Resolution,
-    Section,
-    SourceConfig,
-    TrainersConfig,
-    Uri,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import ModelConfig
+from sdp.config.shared import JobConfig, SourceConfig, TrainersConfig
 from sdp.config.train import LoraConfig
+from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 
@@ -101,10 +92,10 @@ class DreamboothConfig(JobConfig):
         prompt = self.prior.prompt
         compares = (self.evaluate.features or self.evaluate.clip) is not None
         if compares and max(1, len(self.draw.prompts)) * self.draw.images_per_prompt < 2:
-            yield Problem("draw.images_per_prompt", "2 or more for evaluate to compare", "1", "raise it")
+            yield self.problem("draw.images_per_prompt", "2 or more for evaluate to compare", "raise it")
         if self.evaluate.features is not None and prompt is not None and self.prior.pictures < 2:
-            yield Problem("prior.pictures", "2 or more for evaluate to compare", "1", "raise it")
+            yield self.problem("prior.pictures", "2 or more for evaluate to compare", "raise it")
         if prompt is not None and not set(self.source.caption.split()) - set(prompt.split()):
             expected = f"a word that is not in prior.prompt ({prompt!r})"
             hint = "name the subject by a rare word, such as unqtkn"
-            yield Problem("source.caption", expected, repr(self.source.caption), hint)
+            yield self.problem("source.caption", expected, hint, repr(self.source.caption))

@@ -46,10 +46,6 @@ def comment(key: Key) -> str:
 def scalar(value: Any) -> str:
     """Return a value as YAML on one line."""
     match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
         case float():
             text = repr(value)
             mantissa, e, exponent = text.partition("e")
@@ -60,7 +56,7 @@ def scalar(value: Any) -> str:
             return "{" + ", ".join(f"{name}: {scalar(inner)}" for name, inner in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(map(_item, value)) + "]"
-    return str(value)
+    return json.dumps(value)
 
 
 def _item(value: Any) -> str:

@@ -3,18 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sdp.config.base import (
-    REQUIRED,
-    JobConfig,
-    Name,
-    OutputConfig,
-    Positive,
-    Resolution,
-    Section,
-    Uri,
-    WorkersConfig,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
+from sdp.config.shared import JobConfig, OutputConfig, WorkersConfig
+from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 
@@ -135,24 +126,19 @@ class EvaluateConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.source.uri is None and self.loss.checkpoint is None:
-            hint = "name one of the two"
-            yield Problem("source.uri", "pictures, or a checkpoint in loss.checkpoint", "neither", hint)
+            expected = "pictures, or a checkpoint in loss.checkpoint"
+            yield self.problem("source.uri", expected, "name one of the two", "neither")
         if self.source.uri is None:
-            for path, value in (
-                ("clip.model", self.clip.model),
-                ("features.model", self.features.model),
-                ("reference.uri", self.reference.uri),
-            ):
+            judges = {"clip.model": self.clip.model, "features.model": self.features.model}
+            for path, value in {**judges, "reference.uri": self.reference.uri}.items():
                 if value is not None:
-                    yield Problem(path, "null while source.uri is null", repr(value), "name the pictures in source.uri")
+                    yield self.problem(path, "null while source.uri is null", "name the pictures in source.uri")
             return
         if self.clip.model is None and self.features.model is None:
             expected = "null while clip.model and features.model are null"
-            hint = "set a network to measure the pictures with"
-            yield Problem("source.uri", expected, repr(self.source.uri), hint)
+            yield self.problem("source.uri", expected, "set a network to measure the pictures with")
         if (self.reference.uri is None) != (self.features.model is None):
             present, missing = "features.model", "reference.uri"
             if self.features.model is None:
                 present, missing = missing, present
-            hint = "FID and KID need both; set both or neither"
-            yield Problem(missing, f"a value while {present} is set", "null", hint)
+            yield self.problem(missing, f"a value while {present} is set", "FID and KID need both; set both or neither")

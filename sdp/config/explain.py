@@ -43,16 +43,14 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         return
     path = ".".join(map(str, location))
     value = value_at(data, location)
-    if kind == "contradiction":
+    if kind == "refused":
         for problem in context["problems"]:
-            yield replace(problem, path=f"{path}.{problem.path}" if path else problem.path)
+            yield replace(problem, path=".".join(filter(None, (path, problem.path))))
     elif kind == "extra_forbidden":
         yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
         yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")
-    elif kind == "expected":
-        yield Problem(path, context["expected"], context["got"], context["hint"])
     else:
         yield Problem(path, expectation, got(value), _mend(value, expectation))
 

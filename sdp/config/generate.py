@@ -3,18 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sdp.config.base import (
-    REQUIRED,
-    JobConfig,
-    Name,
-    OutputConfig,
-    Positive,
-    Resolution,
-    Section,
-    Uri,
-    WorkersConfig,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
+from sdp.config.shared import JobConfig, OutputConfig, WorkersConfig
+from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 
@@ -91,6 +82,8 @@ class GenerateConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.prompts and self.source.uri is not None:
-            yield Problem("prompts", "an empty list while source.uri is set", "prompts as well", "remove one of them")
+            yield self.problem(
+                "prompts", "an empty list while source.uri is set", "remove one of them", "prompts as well"
+            )
         if not self.prompts and self.source.uri is None:
-            yield Problem("prompts", "one or more prompts, here or in a file", "none", "set prompts or source.uri")
+            yield self.problem("prompts", "one or more prompts, here or in a file", "set prompts or source.uri", "none")

@@ -10,13 +10,21 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from sdp.config.base import DRAFT, JobConfig, Section, keys, section_of
+from sdp.config.base import DRAFT, Section, keys, section_of
 from sdp.config.explain import explain, value_at
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
+from sdp.config.shared import JobConfig
 from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 20
+_UNREADABLE: Mapping[type[Exception], tuple[str, str, str]] = {
+    FileNotFoundError: ("a configuration file", "nothing there", "check the path"),
+    IsADirectoryError: ("a configuration file", "a directory", "name a file in it"),
+    PermissionError: ("a readable file", "no permission", ""),
+    UnicodeDecodeError: ("a configuration file in UTF-8", "other bytes", "save it as UTF-8"),
+}
+"""The words for a file that cannot be read: what was expected, what was found, and the remedy."""
 
 Job = TypeVar("Job", bound=Section)
 
@@ -82,16 +90,10 @@ def _read_file(path: str) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
         text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError([Problem(path, "a configuration file", "nothing there", "check the path")]) from None
-    except IsADirectoryError:
-        raise ConfigError([Problem(path, "a configuration file", "a directory", "name a file in it")]) from None
-    except PermissionError:
-        raise ConfigError([Problem(path, "a readable file", "no permission")]) from None
-    except UnicodeDecodeError:
-        raise ConfigError([Problem(path, "a configuration file in UTF-8", "other bytes", "save it as UTF-8")]) from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise ConfigError([Problem(repr(path), "a configuration file", f"an error ({error})")]) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte, or text that is not UTF-8
+        usual = _UNREADABLE.get(type(error))
+        unusual = Problem(repr(path), "a configuration file", f"an error ({error})")
+        raise ConfigError([Problem(path, *usual) if usual else unusual]) from None
     if len(content) > _LARGEST_FILE:
         raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE} bytes", "more")])
     data = parse_document(text, path)

@@ -1,15 +1,31 @@
 """Expected and actual values of keys, in words."""
 
+import json
 import types
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-from sdp.config.base import Says, Section
 from sdp.console import either
+from sdp.errors import Problem
 
 _LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """The phrase for a key's expected value in errors, where its type alone would be unclear."""
+
+    phrase: str
+
+
+def refusal(*problems: Problem) -> PydanticCustomError:
+    """Return the error of a validator, which `explain` reports as these problems of the value that it was given."""
+    return PydanticCustomError("refused", "{text}", {"text": "\n".join(map(str, problems)), "problems": problems})
 
 
 def expected(field: FieldInfo) -> str:
@@ -35,7 +51,7 @@ def phrase(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if get_origin(annotation) is tuple:
         least = _limits(metadata).get("min_length", 0)
         return f"a list{' of one or more' if least else ''}, each {phrase(get_args(annotation)[0])}"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a mapping ({', '.join(annotation.model_fields)})"
     return _scalar(annotation, _limits(metadata))
 
@@ -57,10 +73,8 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
 
 def got(value: Any) -> str:
     """Return a value for an error: as in YAML, and shortened."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):

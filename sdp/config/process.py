@@ -5,21 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sdp.config.base import (
-    REQUIRED,
-    JobConfig,
-    Labels,
-    Name,
-    OutputConfig,
-    Positive,
-    Resolution,
-    Says,
-    Section,
-    SourceConfig,
-    Uri,
-    WorkersConfig,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
+from sdp.config.phrases import Says
+from sdp.config.shared import JobConfig, OutputConfig, SourceConfig, WorkersConfig
+from sdp.config.types import Labels, Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 BatchSize = Annotated[
@@ -56,9 +45,9 @@ class Bounds(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.min is None and self.max is None:
-            yield Problem("min", "a number while max is null", "null", "set one of them")
+            yield self.problem("min", "a number while max is null", "set one of them")
         elif self.min is not None and self.max is not None and self.min > self.max:
-            yield Problem("min", f"at most max, which is {self.max:g}", f"{self.min:g}", "swap them")
+            yield self.problem("min", f"at most max, which is {self.max:g}", "swap them", f"{self.min:g}")
 
 
 Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")]
@@ -90,7 +79,7 @@ class ProcessSource(CaptionedSource):
         yield from super().contradictions()
         columns = self.caption_column
         if self.image_column in (columns if isinstance(columns, dict) else (columns,)):
-            yield Problem("caption_column", "another column than image_column", repr(self.image_column), "name it")
+            yield self.problem("caption_column", "another column than image_column", "name it", repr(self.image_column))
 
 
 class ProcessOutput(OutputConfig):
@@ -150,7 +139,7 @@ class EncoderConfig(WorkersConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
-            yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
+            yield self.problem("gpus_per_worker", "a whole number above 1", "round it")
 
 
 class EncodeConfig(EncoderConfig):
@@ -198,16 +187,17 @@ class ProcessConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if not self.resolutions:
-            yield Problem("resolutions", "one or more", "none", "list the sides of the crops to encode")
+            yield self.problem("resolutions", "one or more", "list the sides of the crops to encode", "none")
         repeated = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
         if repeated:
-            hint = "remove the repetition"
-            yield Problem("resolutions", "each resolution once", f"{repeated[0]} more than once", hint)
+            got = f"{repeated[0]} more than once"
+            yield self.problem("resolutions", "each resolution once", "remove the repetition", got)
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
-            yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")
+            expected = "multiples of 64 with transform.crop buckets"
+            yield self.problem("resolutions", expected, "change one", str(uneven[0]))
         sizes = self.encode.batch_size
         if isinstance(sizes, tuple) and len(sizes) != len(self.resolutions):
             expected = f"one for each of {len(self.resolutions)} resolutions"
             hint = "list as many, or set a single number"
-            yield Problem("encode.batch_size", expected, f"{len(sizes)}", hint)
+            yield self.problem("encode.batch_size", expected, hint, str(len(sizes)))

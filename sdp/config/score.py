@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sdp.config.base import REQUIRED, JobConfig, Name, OutputConfig, Positive, Section, Uri, key
+from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import EncoderConfig, ProcessSource, TransformWorkersConfig
+from sdp.config.shared import JobConfig, OutputConfig
+from sdp.config.types import Name, Positive, Uri
 from sdp.errors import Problem
 
 
@@ -38,11 +40,11 @@ class ScoresConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.aesthetics is not None and self.clip_model is None:
-            yield Problem("clip_model", "the CLIP model that aesthetics was trained with", "null", "name it")
+            yield self.problem("clip_model", "the CLIP model that aesthetics was trained with", "name it")
         if self.clip_model is None and self.duplicates.distance is None:
-            yield Problem("clip_model", "a CLIP model, or a duplicates.distance", "neither", "set one of them")
+            yield self.problem("clip_model", "a CLIP model, or a duplicates.distance", "set one of them", "neither")
         if self.clip_model is not None and not self.similarity and self.aesthetics is None:
-            yield Problem("similarity", "true while aesthetics is null", "false", "or set clip_model to null")
+            yield self.problem("similarity", "true while aesthetics is null", "or set clip_model to null")
 
 
 class ScoreEncodeConfig(EncoderConfig):

@@ -3,22 +3,14 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sdp.config.base import (
-    LONGEST_S,
-    REQUIRED,
-    JobConfig,
-    Name,
-    OutputConfig,
-    Positive,
-    Resolution,
-    Section,
-    TrainersConfig,
-    Uri,
-    Workers,
-    key,
-)
+from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import CaptionedSource, EncoderConfig, Filters, ModelConfig, TransformConfig
+from sdp.config.shared import JobConfig, OutputConfig, TrainersConfig, Workers
+from sdp.config.types import LONGEST_S, Name, Positive, Resolution, Uri
 from sdp.errors import Problem
+
+PHASES = ("phase-1", "phase-2")
+"""The folders of a two-phase run, each of which is a run."""
 
 
 class ColumnsConfig(Section):
@@ -144,7 +136,7 @@ class ObjectiveConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         if self.zero_terminal_snr and self.prediction == "epsilon":
             hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
-            yield Problem("prediction", "v while zero_terminal_snr is on", "'epsilon'", hint)
+            yield self.problem("prediction", "v while zero_terminal_snr is on", hint)
 
 
 class OptimizerConfig(Section):
@@ -198,14 +190,12 @@ class ScalingConfig(TrainersConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
-            got = repr(self.num_workers)
-            yield Problem("num_workers", "1 while in_driver is on", got, "the driver is one process")
+            yield self.problem("num_workers", "1 while in_driver is on", "the driver is one process")
         if self.in_driver and self.gpus_per_worker > 1:
-            yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "turn in_driver off")
+            yield self.problem("gpus_per_worker", "1 while in_driver is on", "turn in_driver off")
         for name in ("accelerator", "use_gpu") if self.in_driver else ():
-            if (value := getattr(self, name)) is not None:
-                got = repr(value).lower() if value in (True, False) else repr(value)
-                yield Problem(name, "null while in_driver is on", got, "the driver uses what its machine has")
+            if getattr(self, name) is not None:
+                yield self.problem(name, "null while in_driver is on", "the driver uses what its machine has")
 
 
 class Fp8Config(Section):
@@ -220,7 +210,7 @@ class Fp8Config(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.emulate and not self.enabled:
-            yield Problem("emulate", "false while enabled is false", "true", "set enabled as well")
+            yield self.problem("emulate", "false while enabled is false", "set enabled as well")
 
 
 class StrategyConfig(Section):
@@ -244,7 +234,7 @@ class StrategyConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.half_gradients and self.kind == "fsdp":
-            yield Problem("half_gradients", "false while kind is fsdp", "true", "fsdp sums gradients in fp32")
+            yield self.problem("half_gradients", "false while kind is fsdp", "fsdp sums gradients in fp32")
 
 
 class CheckpointConfig(Section):
@@ -326,7 +316,7 @@ class SamplesConfig(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.every_steps is not None and not self.prompts:
-            yield Problem("prompts", "one or more prompts while every_steps is set", "none", "list some")
+            yield self.problem("prompts", "one or more prompts while every_steps is set", "list some", "none")
 
 
 class TrainModelConfig(ModelConfig):
@@ -343,7 +333,7 @@ class TrainModelConfig(ModelConfig):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.start_optimizer and self.start_from is None:
-            yield Problem("start_optimizer", "false while start_from is null", "true", "set start_from")
+            yield self.problem("start_optimizer", "false while start_from is null", "set start_from")
 
 
 class LoraConfig(Section):
@@ -366,7 +356,7 @@ class LoraConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         for name, example in (("targets", "to_q"), ("text_targets", "q_proj")):
             if not getattr(self, name):
-                yield Problem(name, "one or more name endings", "none", f"list some, such as {example}")
+                yield self.problem(name, "one or more name endings", f"list some, such as {example}", "none")
 
 
 class SecondPhaseConfig(Section):
@@ -396,7 +386,7 @@ class SecondPhaseConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         set_keys = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
         if self.max_steps is None and set_keys:
-            yield Problem("max_steps", "a whole number", "null", "set the second phase's length, or remove phase_2")
+            yield self.problem("max_steps", "a whole number", "set the second phase's length, or remove phase_2")
 
 
 class PricesConfig(Section):
@@ -481,6 +471,30 @@ class TrainConfig(JobConfig):
     """Seconds without a step after which each trainer saves its stacks and is restarted; null disables it."""
 
     @property
+    def phases(self) -> tuple["TrainConfig", ...]:
+        """The configuration of each phase, in order; the second begins with the weights of the first."""
+        second = self.phase_2
+        if second.max_steps is None:
+            return (self,)
+        one, two = (self.output.replaced(uri=f"{self.output.uri.rstrip('/')}/{name}") for name in PHASES)
+        changes = {
+            "phase_2": SecondPhaseConfig(),
+            "source": self.source.replaced(uri=second.source),
+            "data": self.data.replaced(
+                resolution=second.resolution,
+                batch_size=second.batch_size,
+                global_batch_size=second.global_batch_size,
+            ),
+            "output": two,
+            "model": self.model.replaced(start_from=one.uri, start_optimizer=second.keep_optimizer),
+            "optimizer": self.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
+            "max_steps": second.max_steps,
+            "max_epochs": None,
+            "max_samples": None,
+        }
+        return self.replaced(phase_2=SecondPhaseConfig(), output=one), self.model_copy(update=changes)
+
+    @property
     def text_encoded(self) -> bool:
         """True if the captions of images reach the trainers as embeddings."""
         by_encoders = self.data.mode == "online" and not self.model.train_text_encoder
@@ -489,63 +503,61 @@ class TrainConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_samples, self.max_hours)):
-            hint = "set one of them: a run must end"
-            yield Problem("max_steps", "a whole number while max_epochs is null", "null", hint)
+            expected = "a whole number while max_epochs is null"
+            yield self.problem("max_steps", expected, "set one of them: a run must end")
         if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
-            yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
+            yield self.problem("max_cost", "null while prices.trainer_hour is null", "set the price")
         yield from self._evaluate_contradictions()
         yield from self._precision_contradictions()
         if self.data.mode != "offline" and self.source.also:
-            hint = "only latents can be mixed"
-            yield Problem("source.also", f"[] while data.mode is {self.data.mode}", "a list", hint)
+            yield self.problem("source.also", f"[] while data.mode is {self.data.mode}", "only latents can be mixed")
         if self.data.mode == "offline":
             of_images = {f"source.{name}": getattr(self.source, name) for name in CaptionedSource.model_fields}
             for path, value in {**of_images, "filters": self.filters}.items():
                 if value and path != "source.uri":
                     hint = "latents are made already: set it for sdp process"
-                    yield Problem(path, "nothing while data.mode is offline", "a value", hint)
+                    yield self.problem(path, "nothing while data.mode is offline", hint, "a value")
         if self.model.train_text_encoder and self.encode.text == "text_embedding":
             expected = "token_ids or null while model.train_text_encoder is set"
             hint = "embeddings would be those of the frozen text encoder"
-            yield Problem("encode.text", expected, "'text_embedding'", hint)
+            yield self.problem("encode.text", expected, hint)
         yield from self._scaling_contradictions()
         if self.max_steps is None and self.optimizer.schedule != "constant":
             hint = "set max_steps: the schedule needs a last step"
-            yield Problem("optimizer.schedule", "constant while max_steps is null", repr(self.optimizer.schedule), hint)
+            yield self.problem("optimizer.schedule", "constant while max_steps is null", hint)
 
     def _evaluate_contradictions(self) -> Iterable[Problem]:
         if self.evaluate.every_steps is not None and self.evaluate.source is None:
             if self.data.mode != "offline":
-                hint = "name one to measure on"
-                yield Problem("evaluate.source", "a latents dataset while data.mode is not offline", "null", hint)
+                expected = "a latents dataset while data.mode is not offline"
+                yield self.problem("evaluate.source", expected, "name one to measure on")
             elif not self.data.holdout:
                 expected = "more than 0 while evaluate.every_steps is set and evaluate.source is not"
                 hint = "hold out some rows, or name a dataset in evaluate.source"
-                yield Problem("data.holdout", expected, "0.0", hint)
+                yield self.problem("data.holdout", expected, hint)
 
     def _precision_contradictions(self) -> Iterable[Problem]:
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
-            yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
+            yield self.problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "take bf16")
         if self.strategy.fp8.enabled and self.precision != "bf16":
-            hint = "set precision to bf16"
-            yield Problem("strategy.fp8.enabled", f"false while precision is {self.precision}", "true", hint)
+            expected = f"false while precision is {self.precision}"
+            yield self.problem("strategy.fp8.enabled", expected, "set precision to bf16")
         if self.lora.rank is not None:
-            while_set = "while lora.rank is set"
             if self.model.unet == "new":
                 hint = "LoRA needs trained weights to start from"
-                yield Problem("model.unet", f"pretrained {while_set}", "'new'", hint)
+                yield self.problem("model.unet", "pretrained while lora.rank is set", hint)
             if self.strategy.fp8.enabled:
-                yield Problem("strategy.fp8.enabled", f"false {while_set}", "true", "set it to false")
+                yield self.problem("strategy.fp8.enabled", "false while lora.rank is set", "set it to false")
 
     def _scaling_contradictions(self) -> Iterable[Problem]:
         if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
-            hint = "fsdp already shards the moments"
-            yield Problem("optimizer.kind", "adamw while strategy.kind is fsdp", "'adamw_8bit'", hint)
+            expected = "adamw while strategy.kind is fsdp"
+            yield self.problem("optimizer.kind", expected, "fsdp already shards the moments")
         if self.scaling.gpus_per_worker > 1 and self.strategy.kind == "fsdp":
             hint = "fsdp already shards both networks over all GPUs"
-            yield Problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", "2", hint)
+            yield self.problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", hint)
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
-            yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
+            yield self.problem("strategy.kind", "ddp while scaling.in_driver is true", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":
             hint = "encoders run on Ray; or set data.mode to collocated"
-            yield Problem("scaling.in_driver", "false while data.mode is online", "true", hint)
+            yield self.problem("scaling.in_driver", "false while data.mode is online", hint)

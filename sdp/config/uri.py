@@ -5,7 +5,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic_core import PydanticCustomError
 
+from sdp.config.phrases import refusal
 from sdp.console import either
+from sdp.errors import Problem
 
 READABLE = ("file", "s3", "gs", "https", "http", "hf")
 WRITABLE = ("file", "s3", "gs")
@@ -14,6 +16,7 @@ WRITABLE = ("file", "s3", "gs")
 _SECRET_PARAMETERS = frozenset(
     {"access_token", "sig", "signature", "token", "x-amz-security-token", "x-amz-signature", "x-goog-signature"}
 )
+_ELSEWHERE = "set them in the environment, since configurations are saved with every output"
 
 
 def check_uri(value: str) -> str:
@@ -33,11 +36,8 @@ def check_endpoint(value: str) -> str:
     except ValueError as error:
         raise problem("an address such as https://host:port", "one that cannot be read", str(error)) from None
     if "@" in parts.netloc or "@" in value or parts.query:
-        raise problem(
-            "an address without credentials",
-            f"one with them, or with a query ({parts.scheme or 'https'}://…)",
-            "set them in the environment, since configurations are saved with every output",
-        )
+        got = f"one with them, or with a query ({parts.scheme or 'https'}://…)"
+        raise problem("an address without credentials", got, _ELSEWHERE)
     return value
 
 
@@ -55,11 +55,7 @@ def _check(value: str, schemes: tuple[str, ...]) -> str:
         raise problem("a URI", repr(value), str(error)) from None
     # The value is not repeated, since messages are logged.
     if "@" in parts.netloc or _SECRET_PARAMETERS & {name.lower() for name, _ in parse_qsl(parts.query)}:
-        raise problem(
-            "a URI without credentials",
-            f"one with them ({scheme}://…)",
-            "set them in the environment, since configurations are saved with every output",
-        )
+        raise problem("a URI without credentials", f"one with them ({scheme}://…)", _ELSEWHERE)
     if scheme != "file" and not parts.netloc:
         raise problem("a URI", repr(value), f"name the bucket or host after {scheme}://")
     return value
@@ -70,9 +66,8 @@ def _without_query(value: str) -> str:
 
 
 def problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:
-    """Return the error of a validator, which `explain` reports as a Problem."""
-    context = {"expected": expected, "got": got, "hint": hint}
-    return PydanticCustomError("expected", "expected {expected}, got {got}", context)
+    """Return the error of a validator of one value."""
+    return refusal(Problem("", expected, got, hint))
 
 
 def inside(uri: str, folder: str) -> bool:

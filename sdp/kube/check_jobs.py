@@ -20,7 +20,7 @@ from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
 from sdp.model import sources
 from sdp.model.family import Family
-from sdp.plan.memory import each_phase, fit
+from sdp.plan.memory import fit
 from sdp.storage import list_source, open_source, open_storage
 
 PROBE = "sdp-doctor-"
@@ -139,7 +139,7 @@ def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
         options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
         with suppress(SdpError):  # `access` reports problems with the model
             model = sources.family(source, storage=options)
-            for phase in each_phase(job.config):
+            for phase in job.config.phases:
                 yield from _fits(job.name, phase, model)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from sdp.config.train import PHASES
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
@@ -32,8 +33,6 @@ FOLDER = "checkpoints/"
 FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
-PHASES = ("phase-1", "phase-2")
-"""The folders of a two-phase run, each of which is a run."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
 
 

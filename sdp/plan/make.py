@@ -94,12 +94,8 @@ class PlannedJob:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Return the ways to feed the trainers: dreambooth has only one."""
-        return MODES if self.options.drawing is None else (self.mode,)
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode}, {self.trainer_count} x {self.trainers.name}"
+        """Return the ways to feed the trainers, if there are any: dreambooth has only one."""
+        return () if not self.trainer_gpus else MODES if self.options.drawing is None else (self.mode,)
 
     def on(self, trainers: Instance, count: int, mode: str, gpus: int | None = None) -> "PlannedJob":
         """Return the same work on other trainers (by default on all their GPUs), with the encoders that they need."""
@@ -138,35 +134,36 @@ def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Pla
     encoders, count = _encoders(config.encode.accelerator, prices, options)
     if options.drawing is not None and options.encoders is None:
         encoders, count = trainers, gpus
-    data, second = config.data, config.phase_2
-    batch = data.global_batch_size or data.batch_size * gpus
-    samples = _samples(config, batch, options.rows or config.limit)
-    phases = [Phase("train" if second.max_steps is None else "phase 1", data.resolution, samples)]
-    if second.max_steps is not None:
-        global_batch = (
-            second.global_batch_size or data.global_batch_size or (second.batch_size or data.batch_size) * gpus
-        )
-        phases.append(Phase("phase 2", second.resolution or data.resolution, second.max_steps * global_batch))
+    rows = options.rows or config.limit
+    names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
+    phases = tuple(
+        Phase(name, phase.data.resolution, _samples(phase, gpus, rows))
+        for name, phase in zip(names, config.phases, strict=True)
+    )
     return PlannedJob(
-        tuple(phases),
-        rows=options.rows or config.limit or samples,
-        rows_assumed=not (options.rows or config.limit),
-        mode=data.mode,
+        phases,
+        rows=rows or phases[0].samples,
+        rows_assumed=not rows,
+        mode=config.data.mode,
         trainers=trainers,
         trainer_count=instances(gpus, config.scaling.gpus_per_worker, trainers),
         trainer_gpus=gpus,
         encoders=encoders,
-        encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
+        encoder_gpus=count or (config.encode.most if config.data.mode == "online" else None),
         options=options,
-        checkpoint_samples=config.checkpoint.every_steps * batch,
+        checkpoint_samples=config.checkpoint.every_steps * _batch(config, gpus),
         checkpoints=config.checkpoint.keep_last,
         gpus_each=config.scaling.gpus_per_worker,
     )
 
 
-def _samples(config: TrainConfig, batch: int, rows: int | None) -> int:
+def _batch(config: TrainConfig, gpus: int) -> int:
+    return config.data.global_batch_size or config.data.batch_size * gpus
+
+
+def _samples(config: TrainConfig, gpus: int, rows: int | None) -> int:
     epochs = config.max_epochs * rows if config.max_epochs and rows else None
-    limits = [config.max_steps and config.max_steps * batch, config.max_samples, epochs]
+    limits = [config.max_steps and config.max_steps * _batch(config, gpus), config.max_samples, epochs]
     if not any(limits):
         raise UserError("plan: expected an end that can be counted, got max_epochs of unknown data; give --rows")
     return min(limit for limit in limits if limit)
@@ -241,14 +238,14 @@ def plan(work: PlannedJob, speeds: Speeds, prices: Prices) -> Plan:
     if work.mode == "offline" and work.phases and options.have != "latents":
         stages.append(_process(work, speeds, prices))
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
+    name = f"{work.mode}, {work.trainer_count} x {work.trainers.name}"
     if work.trainer_gpus:
         stages.append(_storage(work, sum(stage.hours for stage in stages), prices))
+    else:
+        name = f"{stages[0].name}, {stages[0].groups[0].count} x {stages[0].groups[0].instance}"
     if options.egress_gb:
         stages.append(_egress(options.egress_gb, prices))
-    if not work.trainer_gpus:
-        group = stages[0].groups[0]
-        return Plan(f"{stages[0].name}, {group.count} x {group.instance}", tuple(stages))
-    return Plan(work.name, tuple(stages))
+    return Plan(name, tuple(stages))
 
 
 def _download(work: PlannedJob, prices: Prices) -> Stage:
@@ -309,29 +306,21 @@ def _egress(gigabytes: float, prices: Prices) -> Stage:
 
 def captions(work: PlannedJob, own: Plan, prices: Prices) -> str:
     """Return the cost of an offline dataset's captions, as token ids and as embeddings."""
-    text = float(reference()["flops"]["text"])
-    shares = [(stage, text / unet_flops(side)) for side, stage in _training_stages(work, own)]
-    hours = sum(stage.gpu_hours * share for stage, share in shares)
-    cost = sum(stage.cost * share for stage, share in shares)
-    compared = ", ".join(
-        f"{text / 1e9:.0f} of {(text + unet_flops(side)) / 1e9:,.0f} GFLOP at {side} px"
-        for side, _ in _training_stages(work, own)
-    )
+    text, hours, cost, compared = float(reference()["flops"]["text"]), 0.0, 0.0, []
+    for phase in work.phases:
+        unet = unet_flops(phase.resolution)
+        trained = next(stage for stage in own.stages if stage.name == phase.name)
+        hours += trained.gpu_hours * text / unet
+        cost += trained.cost * text / unet
+        compared.append(f"{text / 1e9:.0f} of {(text + unet) / 1e9:,.0f} GFLOP at {phase.resolution} px")
     gigabytes = work.rows * _EMBEDDING_BYTES / 1e9
     monthly = gigabytes * prices.storage.per_gb_month
     return (
-        f"token ids take {_TOKEN_BYTES} bytes a row, and the trainers run the text encoder: {compared}, which adds "
-        f"{hours:,.0f} {work.trainers.gpu} hours, {cost:,.0f} {prices.currency} that the table leaves out; embeddings "
-        f"(text_embedding) take {_EMBEDDING_BYTES:,} bytes a row, {gigabytes:,.0f} GB in all, {monthly:,.0f} "
-        f"{prices.currency} a month, and "
-        "trainers load no text encoder"
+        f"token ids take {_TOKEN_BYTES} bytes a row, and the trainers run the text encoder: {', '.join(compared)}, "
+        f"which adds {hours:,.0f} {work.trainers.gpu} hours, {cost:,.0f} {prices.currency} that the table leaves out; "
+        f"embeddings (text_embedding) take {_EMBEDDING_BYTES:,} bytes a row, {gigabytes:,.0f} GB in all, "
+        f"{monthly:,.0f} {prices.currency} a month, and trainers load no text encoder"
     )
-
-
-def _training_stages(work: PlannedJob, own: Plan) -> Iterator[tuple[int, Stage]]:
-    """Yield each phase's resolution and stage."""
-    stages = {stage.name: stage for stage in own.stages}
-    return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
 def _trainer_group(work: PlannedJob, prices: Prices) -> InstanceGroup:

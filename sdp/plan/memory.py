@@ -155,16 +155,6 @@ def trained_parameters(lora: LoraConfig, count: int, networks: Sequence[str] = (
     return count if lora.rank is None else lora.rank * sum(per_rank[name] for name in networks)
 
 
-def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield the configuration of each phase; that of a second phase differs in its data."""
-    yield config
-    second = config.phase_2
-    if second.max_steps is not None:
-        sizes = {name: getattr(second, name) for name in ("resolution", "batch_size", "global_batch_size")}
-        data, source = config.data.replaced(**sizes), config.source.replaced(uri=second.source)
-        yield config.replaced(data=data, source=source)
-
-
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
@@ -207,7 +197,7 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
     elif config.data.mode == "offline":
         return
     else:
-        sides = [phase.data.resolution for phase in each_phase(config)]
+        sides = [phase.data.resolution for phase in config.phases]
         batches = {side: config.encode.batch_size or usual_batch(side) for side in sides}
         embedded = config.text_encoded
     itemsize = 4 if encode.dtype == "fp32" else 2

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from sdp.config.base import REQUIRED, Name, Section, key
+from sdp.config.base import REQUIRED, Section, key
 from sdp.config.load import parse_into, read
+from sdp.config.types import Name
 from sdp.errors import ConfigError, Problem, UserError
 from sdp.hardware import INSTANCES, Instance
 
@@ -38,9 +39,9 @@ class Row(Section):
 
     def contradictions(self) -> Iterable[Problem]:
         if self.instance not in INSTANCES:
-            yield Problem("instance", f"one of {', '.join(INSTANCES)}", repr(self.instance))
+            yield self.problem("instance", f"one of {', '.join(INSTANCES)}")
         if self.terms == "spot" and self.interruptions_per_hour is None:
-            yield Problem("interruptions_per_hour", "a number while terms is spot", "null", "0.05 a month is 0.00007")
+            yield self.problem("interruptions_per_hour", "a number while terms is spot", "0.05 a month is 0.00007")
 
 
 class StoragePrice(Section):

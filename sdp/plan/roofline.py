@@ -7,7 +7,7 @@ from sdp.config import TrainConfig
 from sdp.hardware import GPUS
 from sdp.model.family import SD2
 from sdp.plan.make import PlannedJob
-from sdp.plan.memory import each_phase, known_activations, trained_parameters
+from sdp.plan.memory import known_activations, trained_parameters
 from sdp.plan.prices import reference
 from sdp.plan.speeds import Speeds, unet_flops
 
@@ -37,7 +37,7 @@ def rooflines(config: TrainConfig, work: PlannedJob) -> Iterator[Roofline]:
     # Between nodes, an all-reduce sends its tensor twice; an all-gather and a reduce-scatter send theirs once.
     gathered_bytes = weight_bytes * parameters * (2 if shard == "full_shard" else 1)
     bytes_sent = gathered_bytes + gradient_bytes if sharded and shard != "hybrid" else 2 * gradient_bytes
-    for phase in each_phase(config):
+    for phase in config.phases:
         side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
         flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
         flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])

@@ -1,7 +1,7 @@
 """A plan as text and as JSON."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,8 +47,8 @@ def answer(
     """Return the plan of the work, its alternatives and what follows from them."""
     own = make.plan(work, speeds, prices)
     trains = bool(work.trainer_gpus)
-    modes = [plan for plan in make.modes(work, speeds, prices) if math.isfinite(plan.hours)] if trains else []
-    others = [plan for plan in make.others(work, speeds, prices) if math.isfinite(plan.hours)] if trains else []
+    modes = [plan for plan in make.modes(work, speeds, prices) if math.isfinite(plan.hours)]
+    others = [plan for plan in make.others(work, speeds, prices) if math.isfinite(plan.hours)]
     plans = [own, *modes, *others]
     notes = dict[str, str]()
     if trains:
@@ -92,19 +92,9 @@ def answer(
             none = f"not with {own.name}, the only number of hosts with a published speed"
         notes[f"within {deadline_h:g} h"] = _brief(meets, prices) if meets else none
     if budget is not None:
-        within = [plan for plan in plans if plan.cost <= budget]
-        best_plan = min(within, key=lambda plan: plan.hours, default=None)
-        notes[f"within {budget:,.10g} {prices.currency}"] = (
-            _brief(best_plan, prices) if best_plan else "none of these plans"
-        )
-    stages = [stage for plan in [own, *modes] for stage in plan.stages if stage.source]
-    sources = dict.fromkeys(
-        f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate
-    )
-    assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
-    return PlanReport(
-        own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
-    )
+        within = min((plan for plan in plans if plan.cost <= budget), key=lambda plan: plan.hours, default=None)
+        notes[f"within {budget:,.10g} {prices.currency}"] = _brief(within, prices) if within else "none of these plans"
+    return PlanReport(own, modes, others, notes, list(_sources(work, [own, *modes], prices)))
 
 
 def as_text(answer: PlanReport, prices: Prices) -> str:
@@ -147,13 +137,11 @@ def values(config: JobConfig, work: PlannedJob, own: Plan) -> dict[str, Any]:
             continue
         most = max(role_groups, key=lambda group: group.count)
         instance = INSTANCES[most.instance]
-        accelerators = GPUS[str(instance.gpu)].accelerators
-        configured = getattr(config, section).accelerator
-        accelerator = configured if configured in accelerators else accelerators[-1]
-        place[role] = {
-            "accelerator": accelerator,
-            "num_workers": work.trainer_gpus if role == "trainers" else int(most.gpus),
-        }
+        accelerators, accelerator = GPUS[str(instance.gpu)].accelerators, getattr(config, section).accelerator
+        if accelerator not in accelerators:
+            accelerator = accelerators[-1]
+        workers = work.trainer_gpus if role == "trainers" else int(most.gpus)
+        place[role] = {"accelerator": accelerator, "num_workers": workers}
         groups[role] = {
             "cpu": instance.vcpus - max(1, instance.vcpus // 24),
             "memory": f"{instance.memory_bytes // GIB * 7 // 8}Gi",
@@ -169,9 +157,8 @@ def values(config: JobConfig, work: PlannedJob, own: Plan) -> dict[str, Any]:
     if processed:
         jobs["process"] = {"encode": place["encoders"]}
     if trained:
-        jobs["train"] = {"data": {"mode": work.mode}, "scaling": place["trainers"]}
-        if online:
-            jobs["train"]["encode"] = place["encoders"]
+        encode = {"encode": place["encoders"]} if online else {}
+        jobs["train"] = {"data": {"mode": work.mode}, "scaling": place["trainers"], **encode}
     if place:
         jobs["generate"] = {"scaling": {"accelerator": next(iter(place.values()))["accelerator"]}}
     return {"groups": groups, "jobs": jobs}
@@ -233,18 +220,17 @@ def _encoders(work: PlannedJob, speeds: Speeds) -> str:
     return "; ".join(parts)
 
 
-def _prices(work: PlannedJob, own: Plan, modes: Sequence[Plan], prices: Prices) -> list[str]:
-    names = dict.fromkeys(g.instance for plan in [own, *modes] for stage in plan.stages for g in stage.groups)
-    lines = []
-    for name in names:
+def _sources(work: PlannedJob, plans: Sequence[Plan], prices: Prices) -> Iterator[str]:
+    """Yield where the figures of the plans come from: the number of images, the speeds and the prices."""
+    if work.rows_assumed:
+        yield f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"
+    stages = [stage for plan in plans for stage in plan.stages]
+    yield from dict.fromkeys(f"{s.name}, {short(s.rate)} img/s: {s.source}" for s in stages if s.rate and s.source)
+    for name in dict.fromkeys(group.instance for stage in stages for group in stage.groups):
         row = prices.row(name, work.options.terms) or prices.need(name, "on-demand")
         source = prices.sources.get(row.source, row.source)
-        lines.append(
-            f"{name}, {row.per_hour:g} {prices.currency} an hour {row.terms}: {row.region}, {row.as_of}, {source}"
-        )
-    storage = prices.storage
+        yield f"{name}, {row.per_hour:g} {prices.currency} an hour {row.terms}: {row.region}, {row.as_of}, {source}"
     if work.trainer_gpus:
-        lines.append(
-            f"storage, {storage.per_gb_month:g} {prices.currency} a GB and month: {storage.as_of}, {storage.source}"
-        )
-    return lines
+        storage = prices.storage
+        price = f"{storage.per_gb_month:g} {prices.currency} a GB and month"
+        yield f"storage, {price}: {storage.as_of}, {storage.source}"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from sdp import lease
 from sdp.config import JOBS
 from sdp.config.base import changed
+from sdp.config.train import PHASES
 from sdp.datasets import tombstones
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
@@ -25,7 +26,6 @@ from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
     CONFIG,
-    PHASES,
     checkpoint_name,
     find_checkpoint,
     read_ledger,

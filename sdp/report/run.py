@@ -8,12 +8,12 @@ from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
+from sdp.config.train import PHASES
 from sdp.console import clock, counted, duration, size
 from sdp.datasets.audit import RUN
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
-from sdp.model.checkpoints import PHASES
 from sdp.report.inspect import TROUBLE, Run, describe_run
 from sdp.report.page import Bar, Block, Drawing, Folded, Section, Strips, Table, Tile, listing
 from sdp.report.plan import plan_of_run

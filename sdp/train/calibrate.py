@@ -6,7 +6,6 @@ from sdp.config import TrainConfig
 from sdp.config.train import LogConfig, ProfileConfig, SamplesConfig, SecondPhaseConfig, TrainEvaluateConfig
 from sdp.errors import UserError
 from sdp.hardware import gpu_by_product
-from sdp.plan.memory import each_phase
 from sdp.plan.speeds import Figure
 from sdp.storage import open_storage
 from sdp.train.job import run
@@ -31,10 +30,11 @@ def gpu_at_hand(config: TrainConfig, planned: str) -> str:
 def calibrate(config: TrainConfig) -> dict[int, Figure]:
     """Train a few steps of each phase in OUTPUT-calibration; return a trainer's speed by resolution."""
     speeds = dict[int, Figure]()
-    for phase in each_phase(config):
+    for phase in config.phases:
         side = phase.data.resolution
         short = phase.model_copy(update=dict.fromkeys(("max_epochs", "max_samples", "max_hours", "max_cost"))).replaced(
-            output=phase.output.replaced(uri=f"{phase.output.uri.rstrip('/')}-calibration/{side}"),
+            output=config.output.replaced(uri=f"{config.output.uri.rstrip('/')}-calibration/{side}"),
+            model=config.model,
             max_steps=STEPS,
             phase_2=SecondPhaseConfig(),
             log=LogConfig(every_steps=5),

@@ -29,7 +29,7 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
-from sdp.train.phases import finished_phases, phases_of, refuse_other_phases, total_state, with_remaining_budget
+from sdp.train.phases import finished_phases, refuse_other_phases, total_state, with_remaining_budget
 from sdp.train.plan import DATASET_KINDS, TrainPlan, make_plan, with_prediction
 from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
@@ -45,7 +45,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
         require_torchao("optimizer.kind", "adamw_8bit", "adamw")
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_phases(config)
-    phases = phases_of(config)
+    phases = config.phases
     done = finished_phases(phases)
     for number, phase in enumerate(phases[len(done) :]):
         make_plan(phase, begun=number == 0)  # so that errors of the last phase appear before the first begins

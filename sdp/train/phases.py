@@ -6,44 +6,16 @@ The present phase is not recorded: the first continues until its newest checkpoi
 second has a checkpoint. From then on only the second continues, even if the limits of the first are raised.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from sdp.config import TrainConfig
-from sdp.config.train import SecondPhaseConfig
+from sdp.config.train import PHASES
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
-from sdp.model.checkpoints import PHASES, TrainState
+from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.storage.uri import join
 from sdp.train.checkpoint import read_state
 from sdp.train.run_folder import RunFolder
-
-
-def phases_of(config: TrainConfig) -> list[TrainConfig]:
-    """Return the configuration of each phase, in order."""
-    second = config.phase_2
-    if second.max_steps is None:
-        return [config]
-    one, two = (join(config.output.uri, phase) for phase in PHASES)
-    alone: dict[str, Any] = {"phase_2": SecondPhaseConfig()}
-    first = config.model_copy(update={**alone, "output": config.output.replaced(uri=one)})
-    changes = {
-        **alone,
-        "source": config.source.replaced(uri=second.source),
-        "data": config.data.replaced(
-            resolution=second.resolution,
-            batch_size=second.batch_size,
-            global_batch_size=second.global_batch_size,
-        ),
-        "output": config.output.replaced(uri=two),
-        "model": config.model.replaced(start_from=one, start_optimizer=second.keep_optimizer),
-        "optimizer": config.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
-        "max_steps": second.max_steps,
-        "max_epochs": None,
-        "max_samples": None,
-    }
-    return [first, config.model_copy(update=changes)]
 
 
 def refuse_other_phases(config: TrainConfig) -> None:
@@ -62,7 +34,7 @@ def refuse_other_phases(config: TrainConfig) -> None:
     raise ConfigError([Problem("phase_2.max_steps", f"what {output.uri} began with ({stored})", got, hint)])
 
 
-def finished_phases(phases: list[TrainConfig]) -> list[TrainState]:
+def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
     """Return the states of the phases that are finished because a later one has a checkpoint."""
     if len(phases) < 2:
         return []

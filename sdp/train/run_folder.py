@@ -29,13 +29,14 @@ from statistics import median
 from typing import Any
 
 from sdp.config import TrainConfig, keys
+from sdp.config.train import PHASES
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
-from sdp.model.checkpoints import COMPLETE, PHASES, checkpoint_name, steps_in
+from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
 from sdp.plan.speeds import Figure
 from sdp.storage import Storage
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sdp.config import JOBS
-from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, key, section_of
+from sdp.config.base import REQUIRED, Section, fields, key, section_of
+from sdp.config.shared import JobConfig, SourceConfig
 from tests.sections import sections_of
 
 ROOT = Path(__file__).resolve().parents[2]

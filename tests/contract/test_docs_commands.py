@@ -82,7 +82,6 @@ def parser_of(words: list[str]) -> tuple[Command, CommandParser, list[str]]:
         name = command.name.split()
         if words[: len(name)] == name:
             parser = CommandParser(command)
-            command.arguments(parser)
             return command, parser, words[len(name) :]
     raise AssertionError(f"sdp {' '.join(words)}: there is no such command")
 

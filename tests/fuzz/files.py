@@ -63,7 +63,6 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
     def inspect(damaged: Path) -> None:
         command = next(command for command in COMMANDS if command.name == "inspect")
         parser = CommandParser(command)
-        command.arguments(parser)
         command.run(parser.parse_args(["--verify", str(damaged)]))
 
     def train_on(damaged: Path) -> None:

@@ -26,7 +26,6 @@ from sdp.plan.speeds import Figure, Speeds
 from sdp.storage import open_storage
 from sdp.train.job import with_prices
 from sdp.train.limits import forecast, samples_to_come
-from sdp.train.phases import phases_of
 from sdp.train.run_folder import RunFolder, measured_speeds
 
 PRICES = load_prices(None)
@@ -310,7 +309,7 @@ def test_the_rest_of_a_run_has_the_hours_and_cost_of_a_plan() -> None:
 def test_a_phase_to_come_counts_by_the_operations_of_its_pictures() -> None:
     config = draft("train", None, [*SD2, "phase_2.global_batch_size=1024"]).config
     assert isinstance(config, TrainConfig)
-    first, second = phases_of(config)
+    first, second = config.phases
     assert samples_to_come(first, [second]) == pytest.approx(850_000 * 1024 * 2409 / 539)
     assert samples_to_come(second, []) == 0
 

@@ -20,7 +20,6 @@ from sdp.plan.memory import (
     Memory,
     TrainerGpus,
     as_text,
-    each_phase,
     encoders,
     estimate,
     estimates,
@@ -234,9 +233,9 @@ def test_where_less_may_be_kept_than_was_counted_nothing_is_refused_that_checkpo
 
 
 def test_a_second_phase_is_looked_at_with_its_own_resolution_and_batch() -> None:
-    one, two = each_phase(train("phase_2.max_steps=1", "phase_2.resolution=512", "phase_2.batch_size=16"))
+    one, two = train("phase_2.max_steps=1", "phase_2.resolution=512", "phase_2.batch_size=16").phases
     assert (one.data.resolution, two.data.resolution, two.data.batch_size) == (256, 512, 16)
-    assert len(list(each_phase(train()))) == 1
+    assert len(train().phases) == 1
 
 
 # --- encoders --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""The sections that all jobs share: source, output, storage and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from sdp.config.base import REQUIRED, Section, key
+from sdp.config.phrases import Says
+from sdp.config.types import LONGEST_S, Endpoint, FolderUri, Name, Positive, Uri
+from sdp.config.uri import inside
+from sdp.errors import Problem
+
+if TYPE_CHECKING:
+    from sdp.storage import StorageOptions
+
+
+class Range(Section):
+    """A number of workers from `min` to `max`, as the cluster has room."""
+
+    min: int = key(REQUIRED, ge=1)
+    """The fewest workers to run with."""
+    max: int = key(REQUIRED, ge=1)
+    """The most workers to use."""
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.min > self.max:
+            yield self.problem("min", f"at most max, which is {self.max}", "swap them or raise max")
+
+
+Workers = Annotated[Positive | Range, Says("a whole number of 1 or more, or {min: N, max: N}")]
+"""A fixed number of workers, or an elastic range."""
+
+
+class WorkersConfig(Section):
+    """The number and placement of a job's workers."""
+
+    num_workers: Workers = key(1)
+    """Number of workers, or a range in which it may grow and shrink."""
+    accelerator: Name | None = key(None)
+    """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."""
+    use_gpu: bool | None = key(None)
+    """Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a joined
+    cluster, set true or false."""
+
+    wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
+    """Seconds to wait for places on the cluster, at the start and after all its nodes were lost; then the job fails and
+    names what did not come."""
+
+    @property
+    def gpu_each(self) -> bool | None:
+        """True if each worker gets a GPU, as always with an accelerator; else `use_gpu`. None: the machine decides."""
+        return True if self.accelerator is not None else self.use_gpu
+
+    @property
+    def least(self) -> int:
+        """The fewest workers."""
+        return self.num_workers.min if isinstance(self.num_workers, Range) else self.num_workers
+
+    @property
+    def most(self) -> int:
+        """The most workers."""
+        return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.accelerator is not None and self.use_gpu is False:
+            hint = "set accelerator to null to run on CPUs"
+            yield self.problem("use_gpu", "true or null while accelerator is set", hint)
+
+
+class TrainersConfig(WorkersConfig):
+    """Workers that train, which may have two GPUs each."""
+
+    gpus_per_worker: int = key(1, ge=1, le=2)
+    """GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is
+    collocated) on the second."""
+
+    def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
+        if self.gpus_per_worker > 1 and self.use_gpu is False:
+            yield self.problem("gpus_per_worker", "1 while use_gpu is false", "or set use_gpu")
+
+
+class SourceConfig(Section):
+    """A job's input."""
+
+    uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/input")
+    """URI of the input."""
+
+
+class OutputConfig(Section):
+    """A job's output."""
+
+    uri: FolderUri = key(REQUIRED, example="s3://bucket/output")
+    """Folder to write to: a local path, s3:// or gs://. Running the job again continues it."""
+
+
+class StorageConfig(Section):
+    """Access to object stores. Credentials come from the environment, never from a configuration."""
+
+    endpoint: Endpoint | None = key(None)
+    """Endpoint of an S3 store other than AWS; null uses the environment's."""
+    region: Name | None = key(None)
+    """Region of the S3 store; null uses the environment's."""
+    timeout_s: float = key(120.0, gt=0, le=LONGEST_S)
+    """Deadline of a storage operation in seconds, including its retries."""
+    retries: int | None = key(None, ge=0)
+    """Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the
+    store has not answered yet."""
+
+    def options(self) -> StorageOptions:
+        """Return the options for sdp.storage."""
+        from sdp.storage import StorageOptions
+
+        return StorageOptions(
+            endpoint=self.endpoint, region=self.region, timeout_s=self.timeout_s, retries=self.retries
+        )
+
+
+class JobConfig(Section):
+    """The configuration of any job; each has its own `source`, and most have more keys in `output`."""
+
+    source: Section = key(REQUIRED)
+    """The input."""
+    output: OutputConfig = key(REQUIRED)
+    """The output."""
+    limit: Positive | None = key(None)
+    """Number of rows to take from the start of the source; null takes all. It may be raised later."""
+    storage: StorageConfig = key(StorageConfig)
+    """Access to object stores."""
+
+    def contradictions(self) -> Iterable[Problem]:
+        source = getattr(self.source, "uri", None)
+        if source is not None and inside(self.output.uri, source):
+            expected = f"a folder outside of source.uri, which is {source}"
+            hint = "the next run would read the output as its source"
+            yield self.problem("output.uri", expected, hint, repr(self.output.uri))

@@ -1,0 +1,28 @@
+"""The types of keys' values that several sections share."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from sdp.config.phrases import Says
+from sdp.config.uri import check_endpoint, check_folder_uri, check_uri
+
+Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
+"""An input: a local path, or file://, s3://, gs://, https:// or hf://."""
+
+FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
+"""An output folder: a local path, or file://, s3:// or gs://."""
+
+LONGEST_S = 604_800
+"""Seconds in a week, the longest deadline."""
+Name = Annotated[str, Field(min_length=1)]
+Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such as https://host:port")]
+"""The address of an S3-compatible store."""
+HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
+"""Text that may appear in an HTTP header."""
+Positive = Annotated[int, Field(ge=1)]
+Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
+"""Side of a square picture in pixels; the VAE divides it by 8."""
+
+Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
+"""A selector of Ray node labels: {label: value}; a value may also be !value, in(a,b) or !in(a,b)."""
