@@ -12,7 +12,7 @@ def forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
     """Yield the dry run's table: what a run would do."""
     for each in plan.sets:
         limit = f", at most {each.limit:,}" if each.limit is not None else ""
-        parts = counted(len(each.storage.names("parts/")), "part")
+        parts = counted(len(each.spec.output.names("parts/")), "part")
         yield each.name, f"{each.pictures.uri}: {each.pictures.size}{limit}; {parts} of features"
     if plan.reused is not None:
         rows = counted(plan.reused.manifest.counts.written, "row")
