@@ -30,6 +30,7 @@ from sdp.model.checkpoints import (
     find_checkpoint,
     read_ledger,
     read_marker,
+    state_in,
     tensor_sizes,
 )
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
@@ -46,6 +47,8 @@ _FOLDERS, _FILES = 100, 20_000
 """Limits on the folders and files that are listed if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
 """Events that report a failure."""
+_STATE = ("step", "samples", "skipped", "epoch", "loss", "seconds", "gpu_hours", "cost")
+"""The counts of a run that the description of a checkpoint repeats."""
 _HINT = "use another checkpoint"
 
 
@@ -261,26 +264,22 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
 
 def _describe(folder: Storage, config: dict[str, Any]) -> Checkpoint:
     marker = read_marker(folder)
-    state = marker["state"]
+    state = state_in(marker)
     run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
     datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
     events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
     stored = folder.list()
     sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
-    samples = state["samples"] + state.get("skipped_samples", 0)
-    consumed = _consumed(folder, samples, problems)
+    consumed = _consumed(folder, state.consumed, problems)
     rows = marker.get("epoch_rows")
     return Checkpoint(
         uri=folder.uri,
         run=run.uri,
-        **{name: state[name] for name in ("step", "samples", "epoch", "loss", "seconds")},
+        **{name: getattr(state, name) for name in _STATE},
         **{name: marker[name] for name in ("created", "sdp", "workers")},
-        skipped=state["step"] - state["taken"] - state.get("empty", 0),
         epoch_rows=rows,
-        epoch_done=min(1.0, state["position"] / rows) if rows else None,
+        epoch_done=min(1.0, state.position / rows) if rows else None,
         consumed=consumed,
-        gpu_hours=state.get("gpu_hours", 0.0),
-        cost=state.get("cost", 0.0),
         sizes=sizes,
         files=len(stored),
         bytes=sum(file.size for file in stored),

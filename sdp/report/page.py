@@ -115,10 +115,15 @@ class Section:
 
 def write_page(title: str, sections: Sequence[Section], file: Path, option: str = "report: --out") -> None:
     """Write sections as one page, atomically. Errors name the option that the file comes from."""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+    page = page_of(title, sections)
     with written_for(option, file) as sink:
         sink.write(page)
+
+
+def page_of(title: str, sections: Sequence[Section]) -> bytes:
+    """Return the content of a page that is written now."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
 
 
 def render(title: str, sections: Sequence[Section], written: str) -> str:
