@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
@@ -25,6 +24,7 @@ from sdp.console import duration, say, table
 from sdp.demo import subject
 from sdp.demo.server import serve
 from sdp.demo.shapes import dominant_shape_color, write_metadata
+from sdp.dreambooth.template import fill
 from sdp.errors import SdpError, UserError
 from sdp.leaving import kill_descendants
 
@@ -59,7 +59,8 @@ class Step:
 def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the configurations of jobs.yaml for a folder."""
     trainers = min(2, os.cpu_count() or 1)
-    values: dict[str, Any] = {
+    values = {
+        "folder": folder,
         "trainers": trainers,
         "batch_size": BATCH // trainers,
         "prompts": PROMPTS,
@@ -67,9 +68,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
         "all_prompts": (subject.CAPTION, *PROMPTS),
         "caption": subject.CAPTION,
     }
-    text = Template(Path(__file__).with_name("jobs.yaml").read_text(encoding="utf-8"))
-    filled = {name: json.dumps(value) for name, value in values.items()}  # JSON is YAML, too
-    configs: dict[str, dict[str, Any]] = yaml.safe_load(text.substitute(filled, folder=json.dumps(str(folder))[1:-1]))
+    configs: dict[str, dict[str, Any]] = fill(Path(__file__).with_name("jobs.yaml"), values)
     return configs
 
 
@@ -150,25 +149,20 @@ def _stop(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def colours(samples: Path) -> list[tuple[str, str, str]]:
-    """Return each picture's prompt, the expected colour and the actual colour."""
-    return [
-        (prompt, prompt.split()[1], dominant_shape_color(picture, prompt.split()[-2]))
-        for prompt, picture in subject.pictures(samples)
-    ]
-
-
 def judge(folder: Path) -> None:
     """Check that the model has learnt the colours in the captions."""
-    results = colours(folder / "samples")
-    correct = sum(expected == actual for _, expected, actual in results)
+    rows, correct = list[tuple[str, str, str]](), 0
+    for prompt, picture in subject.pictures(folder / "samples"):
+        words = prompt.split()
+        colour = dominant_shape_color(picture, words[-2])
+        correct += colour == words[1]
+        rows.append((prompt, colour, "yes" if colour == words[1] else "NO"))
     say("\n── did it learn? The colour of each picture\n")
-    rows = [(prompt, actual, "yes" if expected == actual else "NO") for prompt, expected, actual in results]
     say(table(rows, ("prompt", "colour", "correct")))
-    say(f"\ncolour correct in {correct} of {len(results)} pictures; see all results in {folder / 'report.html'}")
-    if correct < 0.8 * len(results):
+    say(f"\ncolour correct in {correct} of {len(rows)} pictures; see all results in {folder / 'report.html'}")
+    if correct < 0.8 * len(rows):
         raise SdpError(
-            f"demo: colour correct in {correct} of {len(results)} pictures, expected 8 of 10: training did not work"
+            f"demo: colour correct in {correct} of {len(rows)} pictures, expected 8 of 10: training did not work"
         )
 
 

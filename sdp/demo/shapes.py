@@ -254,7 +254,7 @@ def shape_of(image: "Image.Image", background: str) -> str:
         covers = [_coverage(shape, axis, axis, side) > 0.5 for shape in upright]
         return max(float((foreground & cover).sum() / (foreground | cover).sum()) for cover in covers)
 
-    return max(_OUTLINES, key=overlap)
+    return max((*SHAPES, "ring"), key=overlap)
 
 
 def _nearest_colors(pixels: Bytes) -> npt.NDArray[np.intp]:
@@ -353,40 +353,9 @@ def _coverage(shape: Shape, across: Floats, down: Floats, shorter: int) -> Float
     cos, sin = np.float32((1 - shape.tilt**2) / scale), np.float32(2 * shape.tilt / scale)
     x0, y0 = (across - np.float32(shape.x))[None, :], (down - np.float32(shape.y))[:, None]
     x, y = cos * x0 + sin * y0, cos * y0 - sin * x0
-    outside = _OUTLINES[shape.shape](x, y, np.float32(shape.radius)) * np.float32(shorter)
+    outside = _outside(shape.shape, x, y, np.float32(shape.radius)) * np.float32(shorter)
     cover: Floats = np.clip(np.float32(0.5) - outside, 0, 1)
     return cover
-
-
-def _circle(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.sqrt(x * x + y * y) - radius
-
-
-def _square(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.maximum(np.abs(x), np.abs(y)) - radius * np.float32(0.87)
-
-
-def _triangle(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """Return the distance to an upright triangle, centred a little low to keep its tip in the picture."""
-    y = y - radius * np.float32(0.2)
-    slope = np.abs(x) * np.float32(0.8660254) - y * np.float32(0.5)
-    return np.maximum(slope, y) - radius * np.float32(0.6)
-
-
-def _star(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """Return the distance to a pentagram: the points inside at least four of its five lines."""
-    most = second = np.full_like(x, -np.inf)  # the largest distances so far
-    for nx, ny in _PENTAGON:
-        line = x * np.float32(nx) + y * np.float32(ny)
-        second = np.maximum(second, np.minimum(most, line))
-        most = np.maximum(most, line)
-    return second - radius * np.float32(0.42)
-
-
-def _cross(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    long, short = radius * np.float32(1.1), radius * np.float32(0.4)
-    along = np.maximum(np.abs(x) - long, np.abs(y) - short)
-    return np.minimum(along, np.maximum(np.abs(x) - short, np.abs(y) - long))
 
 
 _PENTAGON = (
@@ -399,19 +368,30 @@ _PENTAGON = (
 """Normals of a pentagon's five sides. Lines at 0.42 radii make tips that reach 1.36 radii."""
 
 
-def _ring(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.abs(np.sqrt(x * x + y * y) - radius * np.float32(0.9)) - radius * np.float32(0.3)
-
-
-_OUTLINES = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "cross": _cross,
-    "ring": _ring,  # in no sample: `sdp.demo.subject` teaches it
-}
-"""Signed distances to the outlines, negative inside."""
+def _outside(shape: str, x: Floats, y: Floats, radius: np.float32) -> Floats:
+    """Return the signed distances to a shape's outline, negative inside."""
+    across, down = np.abs(x), np.abs(y)
+    match shape:
+        case "circle":
+            return np.sqrt(x * x + y * y) - radius
+        case "ring":  # in no sample: `sdp.demo.subject` teaches it
+            return np.abs(np.sqrt(x * x + y * y) - radius * np.float32(0.9)) - radius * np.float32(0.3)
+        case "square":
+            return np.maximum(across, down) - radius * np.float32(0.87)
+        case "triangle":  # centred a little low to keep its tip in the picture
+            y = y - radius * np.float32(0.2)
+            slope = across * np.float32(0.8660254) - y * np.float32(0.5)
+            return np.maximum(slope, y) - radius * np.float32(0.6)
+        case "star":  # a pentagram: the points inside at least four of its five lines
+            most = second = np.full_like(x, -np.inf)  # the largest distances so far
+            for nx, ny in _PENTAGON:
+                line = x * np.float32(nx) + y * np.float32(ny)
+                second, most = np.maximum(second, np.minimum(most, line)), np.maximum(most, line)
+            return second - radius * np.float32(0.42)
+        case _:  # a cross
+            long, short = radius * np.float32(1.1), radius * np.float32(0.4)
+            along = np.maximum(across - long, down - short)
+            return np.minimum(along, np.maximum(across - short, down - long))
 
 
 def _in_mode(image: "Image.Image", mode: Mode) -> "Image.Image":

@@ -73,10 +73,12 @@ def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
     """Yield the prompts and pictures of a samples dataset."""
     from PIL import Image
 
-    from sdp.dreambooth.job import drawn
+    from sdp.datasets.manifest import open_dataset
+    from sdp.generate.job import drawn
+    from sdp.storage import open_storage
 
-    for prompt, picture in drawn(str(samples)):
-        yield prompt, Image.open(io.BytesIO(picture)).convert("RGB")
+    for row in drawn(open_dataset(open_storage(str(samples)))):
+        yield row["prompt"], Image.open(io.BytesIO(row["image"])).convert("RGB")
 
 
 def _painted(folder: Path) -> list[Any]:
