@@ -20,14 +20,14 @@ from sdp.datasets.inspect import describe as describe_dataset
 from sdp.datasets.manifest import MANIFEST, open_dataset
 from sdp.datasets.output import HEAD, read_json
 from sdp.datasets.records import reading
-from sdp.errors import DatasetError, ModelError, NotFound, SdpError
+from sdp.errors import DatasetError, ModelError, SdpError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
-    CONFIG,
     PHASES,
     checkpoint_name,
     find_checkpoint,
+    read_config,
     read_ledger,
     read_marker,
     state_in,
@@ -254,45 +254,38 @@ def describe_run(storage: Storage) -> Run:
 
 def describe_checkpoint(folder: Storage) -> Checkpoint:
     """Describe a complete checkpoint."""
-    try:
-        config = read_json(folder, CONFIG)
-    except NotFound as error:
-        raise DatasetError(f"{folder.uri_of(CONFIG)}: missing; {_HINT}") from error
+    config = read_config(folder)
     with reading(folder.uri_of(COMPLETE), _HINT):
-        return _describe(folder, config)
-
-
-def _describe(folder: Storage, config: dict[str, Any]) -> Checkpoint:
-    marker = read_marker(folder)
-    state = state_in(marker)
-    run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
-    datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
-    events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
-    stored = folder.list()
-    sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
-    consumed = _consumed(folder, state.consumed, problems)
-    rows = marker.get("epoch_rows")
-    return Checkpoint(
-        uri=folder.uri,
-        run=run.uri,
-        **{name: getattr(state, name) for name in _STATE},
-        **{name: marker[name] for name in ("created", "sdp", "workers")},
-        epoch_rows=rows,
-        epoch_done=min(1.0, state.position / rows) if rows else None,
-        consumed=consumed,
-        sizes=sizes,
-        files=len(stored),
-        bytes=sum(file.size for file in stored),
-        model=dict(marker.get("model", {})),
-        datasets=datasets,
-        begun_from=(config.get("model") or {}).get("start_from"),
-        lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
-        config=config,
-        changed=changed(JOBS["train"], config),
-        history=dict(Counter(event["event"] for event in events)),
-        trouble=_trouble(events),
-        problems=problems,
-    )
+        marker = read_marker(folder)
+        state = state_in(marker)
+        run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
+        datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
+        events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
+        stored = folder.list()
+        sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
+        consumed = _consumed(folder, state.consumed, problems)
+        rows = marker.get("epoch_rows")
+        return Checkpoint(
+            uri=folder.uri,
+            run=run.uri,
+            **{name: getattr(state, name) for name in _STATE},
+            **{name: marker[name] for name in ("created", "sdp", "workers")},
+            epoch_rows=rows,
+            epoch_done=min(1.0, state.position / rows) if rows else None,
+            consumed=consumed,
+            sizes=sizes,
+            files=len(stored),
+            bytes=sum(file.size for file in stored),
+            model=dict(marker.get("model", {})),
+            datasets=datasets,
+            begun_from=(config.get("model") or {}).get("start_from"),
+            lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
+            config=config,
+            changed=changed(JOBS["train"], config),
+            history=dict(Counter(event["event"] for event in events)),
+            trouble=_trouble(events),
+            problems=problems,
+        )
 
 
 def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:

@@ -10,9 +10,6 @@ import sdp
 from sdp.charts import render as render_template
 from sdp.storage.named import written_for
 
-_CAPTION = 400
-"""Limit on the characters of a caption."""
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -128,12 +125,8 @@ def page_of(title: str, sections: Sequence[Section]) -> bytes:
 
 def render(title: str, sections: Sequence[Section], written: str) -> str:
     """Return the page; `written` is its last line."""
-    values = {"title": title, "sections": sections, "written": written, "cut": _cut, "data_uri": _data_uri}
-    return render_template(Path(__file__).with_suffix(".html"), values | {"kind": lambda block: type(block).__name__})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _CAPTION else f"{text[: _CAPTION - 1]}…"
+    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
+    return render_template(Path(__file__).with_suffix(".html"), values)
 
 
 def _data_uri(picture: bytes) -> str:
