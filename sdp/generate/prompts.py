@@ -20,6 +20,7 @@ from sdp.datasets import index as index_files
 from sdp.datasets import tombstones
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
+from sdp.datasets.source import kind_of
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage
@@ -97,17 +98,13 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *,
 
 
 def _refuse_changed(known: Sequence[Prompt], prompts: Sequence[Prompt], limit: int | None) -> None:
-    for number, (was, now) in enumerate(zip(known, prompts, strict=False)):
-        if was != now:
+    for number, was in enumerate(known[:limit]):
+        if number >= len(prompts) or prompts[number] != was:
+            now = f"is {_shown(prompts[number])} now" if number < len(prompts) else "is missing now"
             raise DatasetError(
-                f"prompt {number}: was {_shown(was)} when this output began, is {_shown(now)} now; restore it (prompts "
-                "may only be added at the end), or choose another output.uri"
+                f"prompt {number}: was {_shown(was)} when this output began, {now}; restore it (prompts may only be "
+                "added at the end), or choose another output.uri"
             )
-    if len(prompts) < (len(known) if limit is None else min(len(known), limit)):
-        raise DatasetError(
-            f"prompt {len(prompts)}: was {_shown(known[len(prompts)])} when this output began, is missing now; restore "
-            "it, or choose another output.uri"
-        )
 
 
 def _read_file(
@@ -141,8 +138,8 @@ def _parquet(uri: str, data: pa.NativeFile, column: str, taken_down: BitMap64) -
         names = file.schema_arrow.names
         if column not in names:
             raise UserError(f"source.caption_column: {uri}: no column {column}; it has {', '.join(names)}")
-        if not _is_text(file.schema_arrow.field(column).type):
-            kind = file.schema_arrow.field(column).type
+        kind = file.schema_arrow.field(column).type
+        if kind_of(kind) != "text":
             raise UserError(f"source.caption_column: {uri}: expected text in {column}, got {kind}; name another column")
         for batch in file.iter_batches(columns=[column, *["row"] * bool(taken_down)]):
             is_gone = [row in taken_down for row in batch["row"].to_pylist()] if taken_down else [False] * len(batch)
@@ -150,12 +147,6 @@ def _parquet(uri: str, data: pa.NativeFile, column: str, taken_down: BitMap64) -
     except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         cause = one_line(error, 120)
         raise UserError(f"source.uri: {uri}: not readable as Parquet ({cause}); fix or remove it") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _clean(prompt: object) -> Prompt:
