@@ -14,9 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
@@ -25,6 +23,7 @@ from sdp.console import duration, say, table
 from sdp.demo import subject
 from sdp.demo.server import serve
 from sdp.demo.shapes import dominant_shape_color, write_metadata
+from sdp.dreambooth.template import fill
 from sdp.errors import SdpError, UserError
 from sdp.leaving import kill_descendants
 
@@ -46,20 +45,15 @@ PROMPTS = (
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One command of the pipeline and its configuration file."""
-
-    title: str
-    command: tuple[str, ...]
-    config: tuple[str, dict[str, Any]] | None = None
-    """The file's name in the demo's folder, and its content."""
+Step = tuple[str, tuple[str, ...]]
+"""The title of one command of the pipeline, and its arguments."""
 
 
 def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the configurations of jobs.yaml for a folder."""
     trainers = min(2, os.cpu_count() or 1)
-    values: dict[str, Any] = {
+    values = {
+        "folder": folder,
         "trainers": trainers,
         "batch_size": BATCH // trainers,
         "prompts": PROMPTS,
@@ -67,9 +61,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
         "all_prompts": (subject.CAPTION, *PROMPTS),
         "caption": subject.CAPTION,
     }
-    text = Template(Path(__file__).with_name("jobs.yaml").read_text(encoding="utf-8"))
-    filled = {name: json.dumps(value) for name, value in values.items()}  # JSON is YAML, too
-    configs: dict[str, dict[str, Any]] = yaml.safe_load(text.substitute(filled, folder=json.dumps(str(folder))[1:-1]))
+    configs: dict[str, dict[str, Any]] = fill(Path(__file__).with_name("jobs.yaml"), values)
     return configs
 
 
@@ -79,19 +71,17 @@ def steps(folder: Path) -> list[Step]:
     page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
     return [
         _job(folder, "download", "fetch and check the images"),
-        Step("inspect: the outcome of every row", ("inspect", str(folder / "images"))),
+        ("inspect: the outcome of every row", ("inspect", str(folder / "images"))),
         _job(folder, "process", "encode them to latents and tokens"),
         _job(folder, "train", "train a few steps online, while another process encodes the images", "online"),
         _job(folder, "train", "train a tiny U-Net on the latents"),
         _job(folder, "generate", "draw pictures with it"),
-        Step("report: everything on one page", ("report", *pages, *page)),
+        ("report: everything on one page", ("report", *pages, *page)),
     ]
 
 
 def _job(folder: Path, job: str, title: str, name: str | None = None) -> Step:
-    config = name or job
-    command = (job, "--config", str(folder / f"{config}.yaml"))
-    return Step(f"{job}: {title}", command, (f"{config}.yaml", configurations(folder)[config]))
+    return f"{job}: {title}", (job, "--config", str(folder / f"{name or job}.yaml"))
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
@@ -102,18 +92,17 @@ def run(folder: Path, images: int) -> list[tuple[str, str]]:
 
 
 def run_steps(folder: Path, to_run: Sequence[Step]) -> list[tuple[str, str]]:
-    """Run steps; return each title with its duration."""
+    """Write the jobs' configurations and run steps; return each title with its duration."""
+    for name, config in configurations(folder).items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     times = []
-    for step in to_run:
-        if step.config:
-            name, content = step.config
-            (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
-        say(f"\n── {step.title}\n$ sdp {' '.join(step.command)}")
+    for title, command in to_run:
+        say(f"\n── {title}\n$ sdp {' '.join(command)}")
         start = time.monotonic()
-        code = _call([sys.executable, "-m", "sdp", *step.command])
+        code = _call([sys.executable, "-m", "sdp", *command])
         if code:
-            raise SdpError(f"demo: `sdp {' '.join(step.command)}` failed with exit code {code}; see its message above")
-        times.append((step.title, duration(time.monotonic() - start)))
+            raise SdpError(f"demo: `sdp {' '.join(command)}` failed with exit code {code}; see its message above")
+        times.append((title, duration(time.monotonic() - start)))
     return times
 
 
@@ -122,9 +111,10 @@ def run_dreambooth(folder: Path, images: int) -> list[tuple[str, str]]:
     times = []
     if not subject.has_base(folder):
         times += run(folder, images)
-        times += run_steps(folder, [Step("export: the demo's model", subject.export_command(folder))])
+        times += run_steps(folder, [("export: the demo's model", subject.export_command(folder))])
     subject.write_pictures(folder)
-    return [*times, *run_steps(folder, [_job(folder, "dreambooth", "teach it a shape from five pictures")])]
+    draw = _job(folder, "generate", "draw the shape before it is taught", "before")
+    return [*times, *run_steps(folder, [draw, _job(folder, "dreambooth", "teach it a shape from five pictures")])]
 
 
 def _call(command: Sequence[str]) -> int:
@@ -150,25 +140,20 @@ def _stop(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def colours(samples: Path) -> list[tuple[str, str, str]]:
-    """Return each picture's prompt, the expected colour and the actual colour."""
-    return [
-        (prompt, prompt.split()[1], dominant_shape_color(picture, prompt.split()[-2]))
-        for prompt, picture in subject.pictures(samples)
-    ]
-
-
 def judge(folder: Path) -> None:
     """Check that the model has learnt the colours in the captions."""
-    results = colours(folder / "samples")
-    correct = sum(expected == actual for _, expected, actual in results)
+    rows, correct = list[tuple[str, str, str]](), 0
+    for prompt, picture in subject.pictures(folder / "samples"):
+        words = prompt.split()
+        colour = dominant_shape_color(picture, words[-2])
+        correct += colour == words[1]
+        rows.append((prompt, colour, "yes" if colour == words[1] else "NO"))
     say("\n── did it learn? The colour of each picture\n")
-    rows = [(prompt, actual, "yes" if expected == actual else "NO") for prompt, expected, actual in results]
     say(table(rows, ("prompt", "colour", "correct")))
-    say(f"\ncolour correct in {correct} of {len(results)} pictures; see all results in {folder / 'report.html'}")
-    if correct < 0.8 * len(results):
+    say(f"\ncolour correct in {correct} of {len(rows)} pictures; see all results in {folder / 'report.html'}")
+    if correct < 0.8 * len(rows):
         raise SdpError(
-            f"demo: colour correct in {correct} of {len(results)} pictures, expected 8 of 10: training did not work"
+            f"demo: colour correct in {correct} of {len(rows)} pictures, expected 8 of 10: training did not work"
         )
 
 

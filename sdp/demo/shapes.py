@@ -11,7 +11,7 @@ import hashlib
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -241,20 +241,12 @@ def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = 
     return names[int(votes.argmax())]
 
 
-def shape_of(image: "Image.Image", background: str) -> str:
-    """Return the name of the shape that overlaps most with the pixels that are not background."""
-    pixels = np.asarray(image.convert("RGB"))
-    side = len(pixels)
-    foreground = _nearest_colors(pixels) != list(COLORS).index(background)
-    axis = (np.arange(side, dtype=np.float32) + np.float32(0.5 - side / 2)) / np.float32(side)
-    positions = tuple(itertools.product((-0.05, 0.0, 0.05), (-0.05, 0.0, 0.05), (0.25, 0.28, 0.31, 0.34)))
-
-    def overlap(name: str) -> float:
-        upright = (replace(sample(0), shape=name, x=x, y=y, radius=radius, tilt=0.0) for x, y, radius in positions)
-        covers = [_coverage(shape, axis, axis, side) > 0.5 for shape in upright]
-        return max(float((foreground & cover).sum() / (foreground | cover).sum()) for cover in covers)
-
-    return max(_OUTLINES, key=overlap)
+def is_ring(image: "Image.Image", background: str) -> bool:
+    """Return whether a picture shows a shape with background in its middle."""
+    foreground = _nearest_colors(np.asarray(image.convert("RGB"))) != list(COLORS).index(background)
+    side = len(foreground)
+    middle = foreground[2 * side // 5 : 3 * side // 5, 2 * side // 5 : 3 * side // 5]
+    return bool(foreground.mean() > 0.05 and middle.mean() < 0.5)
 
 
 def _nearest_colors(pixels: Bytes) -> npt.NDArray[np.intp]:
@@ -353,40 +345,9 @@ def _coverage(shape: Shape, across: Floats, down: Floats, shorter: int) -> Float
     cos, sin = np.float32((1 - shape.tilt**2) / scale), np.float32(2 * shape.tilt / scale)
     x0, y0 = (across - np.float32(shape.x))[None, :], (down - np.float32(shape.y))[:, None]
     x, y = cos * x0 + sin * y0, cos * y0 - sin * x0
-    outside = _OUTLINES[shape.shape](x, y, np.float32(shape.radius)) * np.float32(shorter)
+    outside = _outside(shape.shape, x, y, np.float32(shape.radius)) * np.float32(shorter)
     cover: Floats = np.clip(np.float32(0.5) - outside, 0, 1)
     return cover
-
-
-def _circle(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.sqrt(x * x + y * y) - radius
-
-
-def _square(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.maximum(np.abs(x), np.abs(y)) - radius * np.float32(0.87)
-
-
-def _triangle(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """Return the distance to an upright triangle, centred a little low to keep its tip in the picture."""
-    y = y - radius * np.float32(0.2)
-    slope = np.abs(x) * np.float32(0.8660254) - y * np.float32(0.5)
-    return np.maximum(slope, y) - radius * np.float32(0.6)
-
-
-def _star(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """Return the distance to a pentagram: the points inside at least four of its five lines."""
-    most = second = np.full_like(x, -np.inf)  # the largest distances so far
-    for nx, ny in _PENTAGON:
-        line = x * np.float32(nx) + y * np.float32(ny)
-        second = np.maximum(second, np.minimum(most, line))
-        most = np.maximum(most, line)
-    return second - radius * np.float32(0.42)
-
-
-def _cross(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    long, short = radius * np.float32(1.1), radius * np.float32(0.4)
-    along = np.maximum(np.abs(x) - long, np.abs(y) - short)
-    return np.minimum(along, np.maximum(np.abs(x) - short, np.abs(y) - long))
 
 
 _PENTAGON = (
@@ -399,19 +360,30 @@ _PENTAGON = (
 """Normals of a pentagon's five sides. Lines at 0.42 radii make tips that reach 1.36 radii."""
 
 
-def _ring(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    return np.abs(np.sqrt(x * x + y * y) - radius * np.float32(0.9)) - radius * np.float32(0.3)
-
-
-_OUTLINES = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "cross": _cross,
-    "ring": _ring,  # in no sample: `sdp.demo.subject` teaches it
-}
-"""Signed distances to the outlines, negative inside."""
+def _outside(shape: str, x: Floats, y: Floats, radius: np.float32) -> Floats:
+    """Return the signed distances to a shape's outline, negative inside."""
+    across, down = np.abs(x), np.abs(y)
+    match shape:
+        case "circle":
+            return np.sqrt(x * x + y * y) - radius
+        case "ring":  # in no sample: `sdp.demo.subject` teaches it
+            return np.abs(np.sqrt(x * x + y * y) - radius * np.float32(0.9)) - radius * np.float32(0.3)
+        case "square":
+            return np.maximum(across, down) - radius * np.float32(0.87)
+        case "triangle":  # centred a little low to keep its tip in the picture
+            y = y - radius * np.float32(0.2)
+            slope = across * np.float32(0.8660254) - y * np.float32(0.5)
+            return np.maximum(slope, y) - radius * np.float32(0.6)
+        case "star":  # a pentagram: the points inside at least four of its five lines
+            most = second = np.full_like(x, -np.inf)  # the largest distances so far
+            for nx, ny in _PENTAGON:
+                line = x * np.float32(nx) + y * np.float32(ny)
+                second, most = np.maximum(second, np.minimum(most, line)), np.maximum(most, line)
+            return second - radius * np.float32(0.42)
+        case _:  # a cross
+            long, short = radius * np.float32(1.1), radius * np.float32(0.4)
+            along = np.maximum(across - long, down - short)
+            return np.minimum(along, np.maximum(across - short, down - long))
 
 
 def _in_mode(image: "Image.Image", mode: Mode) -> "Image.Image":

@@ -3,21 +3,20 @@
 These folders are the complete state. The same command continues with the first step that is not done.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
+from operator import getitem
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
-from sdp.config import JobConfig, parse
+from sdp.config import JobConfig, keys, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import counted, say, table
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
-from sdp.datasets.parts import read_rows
+from sdp.dreambooth.template import fill
 from sdp.encode.pictures import open_pictures
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops
@@ -26,14 +25,14 @@ from sdp.imaging import RowError
 from sdp.model import sources
 from sdp.model.layout import INDEX
 from sdp.plan.make import Drawing
-from sdp.storage import StorageOptions, open_source, open_storage
+from sdp.storage import open_source, open_storage
 
 if TYPE_CHECKING:
     from sdp.report.page import Section
 
-MODEL, CLASS, CLASS_LATENTS, OWN_LATENTS = "model", "class", "class-latents", "subject-latents"
-RUN, PICTURES, EVALUATION, PAGE = "run", "pictures", "evaluation", "report.html"
-CLASS_AFTER, DRIFT = "class-after", "class-evaluation"
+MODEL, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "model", "class-latents", "subject-latents", "run", "pictures"
+"""Folders of the output that are named here; steps.yaml names all of the steps'."""
+PAGE = "report.html"
 _DRIFT = 50
 """Limit on the pictures of the class that are drawn after training, to measure how far the class has drifted."""
 _SHOWN = 8
@@ -97,99 +96,33 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
-    """Return the jobs with their configurations."""
-    folder = config.output.uri.rstrip("/")
-    names = (CLASS, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES, EVALUATION, CLASS_AFTER, DRIFT)
-    uris = {name: f"{folder}/{name}" for name in names}
-    prior, scaling = config.prior, config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
-    common = {"storage": config.storage.model_dump(mode="json")}
-    sampler = {"steps": config.draw.steps, "guidance_scale": config.draw.guidance_scale}
-
-    def draw(title: str, prompts: Sequence[str], count: int, checkpoint: str, output: str, **more: Any) -> Step:
-        settings = {
-            **common,
-            "prompts": list(prompts),
-            "images_per_prompt": count,
-            "checkpoint": checkpoint,
-            "output": {"uri": output, **more},
-            "resolution": config.resolution,
-            "seed": config.seed,
-            "sampler": sampler,
-            "precision": config.precision,
-            "scaling": scaling,
-        }
-        return Step(title, "generate", settings)
-
-    def compare(title: str, pictures: str, reference: str, output: str, **more: Any) -> Step:
-        features = config.evaluate.features
-        settings = {
-            **common,
-            "source": {"uri": pictures},
-            "reference": {"uri": reference if features is not None else None},
-            "output": {"uri": output},
-            "features": {"model": features},
-            "scaling": scaling,
-            **more,
-        }
-        return Step(title, "evaluate", settings)
-
-    def process(title: str, source: Mapping[str, Any], output: str, **more: Any) -> Step:
-        settings = {
-            **common,
-            "source": source,
-            "output": {"uri": output},
-            "model": {"source": config.model.source},
-            "resolutions": [config.resolution],
-            "seed": config.seed,
-            "encode": {**scaling, "dtype": config.precision},
-            **more,
-        }
-        return Step(title, "process", settings)
-
-    own = {"uri": config.source.uri, "caption": config.source.caption}
-    steps = [process("encode the subject's pictures", own, uris[OWN_LATENTS], limit=config.limit)]
-    trained: dict[str, Any] = {"uri": uris[OWN_LATENTS]}
-    if prior.prompt is not None:
-        title = f"draw {counted(prior.pictures, 'picture')} of the class"
-        source = config.model.source
-        steps.append(draw(title, [prior.prompt], prior.pictures, source, uris[CLASS], image_files=False))
-        steps.append(process("encode the pictures of the class", {"uri": uris[CLASS]}, uris[CLASS_LATENTS]))
-        # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to
-        # a factor, DreamBooth's loss: the subject's plus `weight` times the class's.
-        trained = {"uri": uris[CLASS_LATENTS], "also": [{"uri": uris[OWN_LATENTS], "weight": 1 / prior.weight}]}
-    rate = config.learning_rate or (5e-6 if config.lora.rank is None else 1e-4)
-    train = {
-        **common,
-        "source": trained,
-        "output": {"uri": uris[RUN]},
-        "model": {
-            "source": config.model.source,
-            "unet": "pretrained",
-            "train_text_encoder": config.train_text_encoder,
-        },
-        "lora": config.lora.model_dump(mode="json"),
-        "data": {"resolution": config.resolution, "batch_size": config.batch_size},
-        "max_steps": config.max_steps,
-        "objective": {"caption_dropout": 0.0},
-        "optimizer": {"kind": config.optimizer, "learning_rate": rate, "warmup_steps": 0, "clip_norm": 1.0},
-        "ema": {"decay": None},
-        "precision": config.precision,
-        "strategy": {"activation_checkpointing": config.activation_checkpointing},
-        "checkpoint": {"every_steps": max(1, config.max_steps // 4)},
-        "scaling": {**scaling, "gpus_per_worker": config.scaling.gpus_per_worker},
-        "seed": config.seed,
+    """Return the jobs with their configurations, from steps.yaml."""
+    folder, prior, measured = config.output.uri.rstrip("/"), config.prior, config.evaluate
+    dumped = config.model_dump(mode="json")
+    own = {"uri": f"{folder}/{OWN_LATENTS}"}
+    # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to a
+    # factor, DreamBooth's loss: the subject's plus `weight` times the class's.
+    both = {"uri": f"{folder}/{CLASS_LATENTS}", "also": [{**own, "weight": 1 / prior.weight}]}
+    workers = config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
+    compares_class = measured.features is not None and prior.prompt is not None
+    values = {
+        **dumped,
+        **{key.path: reduce(getitem, key.path.split("."), dumped) for key in keys(DreamboothConfig)},
+        "folder": folder,
+        "workers": workers,
+        "encoders": {**workers, "dtype": config.precision},
+        "class_pictures": counted(prior.pictures, "picture"),
+        "trained": own if prior.prompt is None else both,
+        "training_steps": counted(config.max_steps, "step"),
+        "rate": config.learning_rate or (5e-6 if config.lora.rank is None else 1e-4),
+        "checkpoint_steps": max(1, config.max_steps // 4),
+        "prompts": list(config.draw.prompts or (config.source.caption,)),
+        "compared": measured.clip or measured.features,
+        "reference": config.source.uri if measured.features is not None else None,
+        "drift": min(prior.pictures, _DRIFT) if compares_class else None,
     }
-    steps.append(Step(f"train {counted(config.max_steps, 'step')}", "train", train))
-    prompts, count = config.draw.prompts or (config.source.caption,), config.draw.images_per_prompt
-    steps.append(draw("draw the subject", prompts, count, uris[RUN], uris[PICTURES]))
-    if config.evaluate.clip is not None or config.evaluate.features is not None:
-        title, clip = "compare the drawn pictures with the subject's", {"model": config.evaluate.clip}
-        steps.append(compare(title, uris[PICTURES], config.source.uri, uris[EVALUATION], clip=clip))
-    if config.evaluate.features is not None and prior.prompt is not None:
-        count = min(prior.pictures, _DRIFT)
-        steps.append(draw("draw the class again", [prior.prompt], count, uris[RUN], uris[CLASS_AFTER]))
-        steps.append(compare("compare the class with its first pictures", uris[CLASS_AFTER], uris[CLASS], uris[DRIFT]))
-    return tuple(steps)
+    steps = fill(Path(__file__).with_name("steps.yaml"), values)
+    return tuple(Step(step["title"], step["job"], step["config"]) for step in steps if step.get("when", True))
 
 
 def training_of(config: DreamboothConfig) -> JobConfig:
@@ -227,20 +160,18 @@ def _check(config: DreamboothConfig) -> None:
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
     """Write the report on all results; return its URI."""
-    from sdp.report.page import write_page
+    from sdp.report.page import page_of
     from sdp.report.sections import gather
 
     output = open_storage(config.output.uri, config.storage.options())
     results = [str(step.config["output"]["uri"]) for step in steps]
-    with TemporaryDirectory(prefix="sdp-dreambooth-") as scratch:
-        file = Path(scratch) / PAGE
-        write_page(config.source.caption, [_side_by_side(config), *gather(results, output.options)], file)
-        output.publish(PAGE, file.read_bytes())
+    output.publish(PAGE, page_of(config.source.caption, [_side_by_side(config), *gather(results, output.options)]))
     return output.uri_of(PAGE)
 
 
 def _side_by_side(config: DreamboothConfig) -> "Section":
     """Return a section with the subject's own pictures above the drawn ones."""
+    from sdp.generate.job import drawn
     from sdp.report.data import small
     from sdp.report.page import Section, Strips, Tile
 
@@ -250,18 +181,10 @@ def _side_by_side(config: DreamboothConfig) -> "Section":
     rows: dict[str, list[Tile]] = {
         config.source.uri: [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]
     }
-    for prompt, picture in drawn(folder, options):
-        rows.setdefault(prompt, []).append(Tile(picture, prompt))
+    for picture in drawn(open_dataset(open_storage(folder, options), "samples")):
+        rows.setdefault(picture["prompt"], []).append(Tile(picture["image"], picture["prompt"]))
     strips = Strips("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
     return Section("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
-
-
-def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yield the prompts and pictures of a samples dataset."""
-    dataset = open_dataset(open_storage(samples, options), "samples")
-    for part in dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist():
-        for row in read_rows(dataset.storage, part, ["prompt", "image"]).to_pylist():
-            yield row["prompt"], row["image"]
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

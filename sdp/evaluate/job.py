@@ -7,13 +7,13 @@ from typing import Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import counted, say, table
-from sdp.datasets import manifest, tombstones
+from sdp.datasets import manifest
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossWorker
-from sdp.evaluate.prepare import EvaluatePlan, PictureSet, Task, pinned, prepare
+from sdp.evaluate.prepare import EvaluatePlan, PictureSet, Task, pinned, prepare, taken_down
 from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
@@ -45,8 +45,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _feature_sets(plan, lease)
         if plan.reused is not None:
-            taken_down = tombstones.load(plan.reused.storage, plan.options).rows
-            sets[REFERENCE] = FeatureSet(plan.reused, taken_down)
+            sets[REFERENCE] = FeatureSet(plan.reused, taken_down(plan.reused, plan.options))
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))
@@ -85,23 +84,18 @@ def _entry(features: FeatureSet) -> dict[str, Any]:
 
 def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSet], PoolFigures]:
     """Write the missing features of all sets in one pool; return every set by name, and this run's figures."""
-    outputs = {picture_set.name: picture_set.begin(plan.options) for picture_set in plan.sets}
+    outputs = [(picture_set, picture_set.begin()) for picture_set in plan.sets]
     tasks: list[Task] = []
-    for picture_set in plan.sets:
-        output = outputs[picture_set.name]
-        pending = output.pending()
+    for picture_set, output in outputs:
+        pending, works = output.pending(), output.index.works()
         if pending:
-            say(
-                f"evaluate: {picture_set.name}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write"
-            )
+            say(f"evaluate: {picture_set.name}: {len(pending)} of {counted(len(works), 'part')} to write")
         planner = picture_set.pictures.planner(output, _PIECE_ROWS, plan.options)
         tasks += [(picture_set.name, work, planner(work)) for work in pending]
     infos, figures = _write_features(plan, tasks, lease) if tasks else ([], PoolFigures())
     return {
-        picture_set.name: _finish(
-            plan, picture_set, outputs[picture_set.name], [info for name, info in infos if name == picture_set.name]
-        )
-        for picture_set in plan.sets
+        picture_set.name: _finish(plan, picture_set, output, [info for name, info in infos if name == picture_set.name])
+        for picture_set, output in outputs
     }, figures
 
 
@@ -110,11 +104,9 @@ def _write_features(
 ) -> tuple[list[tuple[str, PartInfo]], PoolFigures]:
     from sdp.evaluate.worker import EvaluateWorker  # imports torch
 
-    config = plan.config
-    pool = _pool(config)
+    pool = _pool(plan.config)
     pool.join()
-    specs = {picture_set.name: picture_set.spec(config, plan.features) for picture_set in plan.sets}
-    make_worker = partial(EvaluateWorker, specs)
+    make_worker = partial(EvaluateWorker, {picture_set.name: picture_set.spec for picture_set in plan.sets})
     infos: list[tuple[str, PartInfo]] = []
     with Tracker(pool, lease, sum(len(work.unit) for _, work, _ in tasks)) as tracker:
         for info in pool.run(make_worker, tasks, tracker.add):
@@ -124,7 +116,7 @@ def _write_features(
 
 
 def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: Sequence[PartInfo]) -> FeatureSet:
-    models = {"features": plan.features, "clip": picture_set.clip}
+    models = {"features": plan.features, "clip": picture_set.spec.clip}
     dataset = manifest.finish(
         output,
         infos=infos,
@@ -139,7 +131,7 @@ def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: 
             f"{picture_set.pictures.uri}: expected 2 readable pictures or more, got {counts.written} ({reasons}); see "
             f"`sdp inspect {dataset.storage.uri}`"
         )
-    return FeatureSet(dataset, picture_set.taken_down(plan.options))
+    return FeatureSet(dataset, taken_down(picture_set.pictures.dataset, plan.options))
 
 
 def _pool(config: EvaluateConfig) -> WorkerPool:

@@ -1,10 +1,11 @@
-"""Names of an evaluation's files, and the pictures or the run that it is about. Without torch."""
+"""An evaluation's files: their names, what they are about, and their figures. Without torch."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from sdp.console import counted
 from sdp.datasets.output import read_json
-from sdp.datasets.records import BadRecord, parse
-from sdp.errors import DatasetError
+from sdp.datasets.records import reading
 from sdp.storage import Storage
 
 KIND = "features"
@@ -15,25 +16,34 @@ FEATURES, CLIP = "features", "clip"
 """Columns: the network's features of a picture, and its CLIP score."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    uri: str | None = None
-    run: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    generated: _Subject | None = None
-    loss: _Subject | None = None
-
-
 def evaluated(evaluation: Storage) -> str | None:
     """Return the URI of the pictures, or else of the run, that an evaluation is about."""
-    try:
-        result = parse(_Result, read_json(evaluation, RESULT))
-    except BadRecord as error:
-        raise DatasetError(f"{evaluation.uri_of(RESULT)}: {error}; evaluate again") from error
-    for uri in (result.generated.uri if result.generated else None, result.loss.run if result.loss else None):
-        if uri is not None:
-            return uri
-    return None
+    result = read_json(evaluation, RESULT)
+    with reading(evaluation.uri_of(RESULT), "evaluate again"):
+        uri = result.get("generated", {}).get("uri") or result.get("loss", {}).get("run")
+        return None if uri is None else str(uri)
+
+
+def headlines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield each figure's name, its value (empty if it has none), and an explanation."""
+    if clip := result.get("clip"):
+        if clip["score"] is None:
+            yield "CLIP score", "", "no picture has a caption"
+        else:
+            yield "CLIP score", _plus(clip["score"], clip["standard_error"], 2), counted(clip["pictures"], "picture")
+    if fid := result.get("fid"):
+        sizes = f"{counted(fid['generated'], 'picture')} against {fid['reference']:,}"
+        yield "FID", f"{fid['value']:.3f}", sizes
+    if infinity := result.get("fid_infinity"):
+        yield "FID-infinity", f"{infinity['value']:.3f}", f"from {len(infinity['sizes'])} sizes"
+    if kid := result.get("kid"):
+        yield "KID", _plus(kid["mean"], kid["deviation"], 6), f"{kid['subsets']} subsets of {kid['size']:,}"
+    if (cosine := result.get("similarity")) is not None:
+        yield "similarity", f"{cosine:.4f}", "mean cosine between the features of both sets"
+    if loss := result.get("loss"):
+        rows = counted(loss["rows"], "row")
+        yield "loss", _plus(loss["mean"], loss["standard_error"], 4), f"{rows} not trained on"
+
+
+def _plus(value: float, error: float, digits: int) -> str:
+    return f"{value:.{digits}f} ± {error:.{digits}f}"

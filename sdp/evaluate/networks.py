@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,17 +36,6 @@ _INCEPTION = (
     *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
 )
 """Inception's layers up to the 2048 features, in order."""
-
-
-class Network(Protocol):
-    """A loaded feature network."""
-
-    width: int
-    """Number of features per picture."""
-
-    def prepare(self, pixels: Pixels) -> Prepared: ...
-
-    def embed(self, pictures: Sequence[Prepared]) -> Rows: ...
 
 
 def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> "Network":
@@ -113,6 +102,7 @@ class _Transformers:
     """A vision network of transformers, with its own image processor."""
 
     width: int
+    """Number of features per picture."""
 
     def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any, **options: Any) -> None:
         self._device = device
@@ -179,6 +169,9 @@ class Dino(_Transformers):
     def _rows(self, pixels: Tensor) -> Tensor:
         rows: Tensor = self._network(pixel_values=pixels).last_hidden_state[:, 0]
         return rows
+
+
+Network = Inception | Clip | Dino
 
 
 def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
 from sdp.evaluate.loss import LossSpec, plan_loss
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
-from sdp.storage import Storage, StorageOptions, is_read_only, open_storage
+from sdp.storage import StorageOptions, is_read_only, open_storage
 
 Task = tuple[str, Work, Sequence[Piece]]
 """The name of a set, a unit of it, and the pieces to read."""
@@ -33,6 +33,7 @@ class EvaluateSpec(SourceSpec):
     config: EvaluateConfig
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
+    """The network of the CLIP score; None for the reference."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +42,13 @@ class PictureSet:
 
     name: str
     pictures: Pictures
-    clip: FeatureNetwork | None
-    """The network of the CLIP score; None for the reference."""
-    storage: Storage
-    """The folder of its features."""
     head: Head
     limit: int | None
+    spec: EvaluateSpec
 
-    def begin(self, options: StorageOptions) -> Output:
+    def begin(self) -> Output:
         """Open the dataset of features, and assign addresses to new pictures."""
-        return self.pictures.freeze(open_output(self.storage, self.head), self.limit, options)
-
-    def taken_down(self, options: StorageOptions) -> BitMap64:
-        """Return the addresses that are taken down now."""
-        dataset = self.pictures.dataset
-        return BitMap64() if dataset is None else tombstones.load(dataset.storage, options).rows
-
-    def spec(self, config: EvaluateConfig, features: FeatureNetwork | None) -> EvaluateSpec:
-        """Return what the evaluators need to know."""
-        options, upstream = config.storage.options(), self.pictures.dataset
-        return EvaluateSpec(
-            features=features,
-            clip=self.clip,
-            columns=self.pictures.columns,
-            config=config,
-            output=self.storage,
-            storage=options,
-            taken_down=self.taken_down(options).serialize(),
-            repeated=upstream.repeated_rows if upstream is not None else None,
-            foreign=upstream is None,
-        )
+        return self.pictures.freeze(open_output(self.spec.output, self.head), self.limit, self.spec.storage)
 
 
 @dataclass(frozen=True)
@@ -93,53 +71,63 @@ class EvaluatePlan:
 def prepare(config: EvaluateConfig) -> EvaluatePlan:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
-    output = open_storage(config.output.uri, options)
     loss = plan_loss(config)
-    sets: list[PictureSet] = []
     reused = _find_reused(config, options)
-    generated = _open("source", config.source, options) if config.source.uri is not None else None
-    opens_reference = config.reference.uri is not None and reused is None
-    reference = _open("reference", config.reference, options) if opens_reference else None
-    if config.clip.model is not None and generated is not None and not generated.captioned:
+    sections: dict[str, tuple[str, PictureSource]] = {GENERATED: ("source", config.source)}
+    if reused is None:
+        sections[REFERENCE] = ("reference", config.reference)
+    opened = {
+        name: open_pictures(key, source.uri, options, image=source.image_column, caption=source.caption_column)
+        for name, (key, source) in sections.items()
+        if source.uri is not None
+    }
+    if config.clip.model is not None and not opened[GENERATED].captioned:
         raise UserError(
-            f"source.uri: {generated.uri} has no captions for a CLIP score; set source.caption_column, use the dataset "
-            "that the pictures are from, or remove clip.model"
+            f"source.uri: {opened[GENERATED].uri} has no captions for a CLIP score; set source.caption_column, use the "
+            "dataset that the pictures are from, or remove clip.model"
         )
-    clip = networks.find(config.clip.model, "clip.model", storage=options) if config.clip.model is not None else None
+    clip, features = (
+        networks.find(model, key, storage=options) if model is not None else None
+        for key, model in (("clip.model", config.clip.model), ("features.model", config.features.model))
+    )
     if clip is not None and clip.kind != "clip":
         raise UserError(f"clip.model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
-    model = config.features.model
-    features = networks.find(model, "features.model", storage=options) if model is not None else None
-    if generated is not None:
-        sets.append(_picture_set(GENERATED, generated, features, clip, output, config))
-    if reference is not None:
-        sets.append(_picture_set(REFERENCE, reference, features, None, output, config))
+    sets = [
+        _picture_set(name, pictures, features, clip if name == GENERATED else None, config)
+        for name, pictures in opened.items()
+    ]
     if reused is not None:
         _refuse_other_features(reused, features, config)
     return EvaluatePlan(config, clip, features, tuple(sets), reused, loss)
 
 
-def _open(key: str, section: PictureSource, options: StorageOptions) -> Pictures:
-    assert section.uri is not None
-    return open_pictures(key, section.uri, options, image=section.image_column, caption=section.caption_column)
-
-
 def _picture_set(
-    name: str,
-    pictures: Pictures,
-    features: FeatureNetwork | None,
-    clip: FeatureNetwork | None,
-    output: Storage,
-    config: EvaluateConfig,
+    name: str, pictures: Pictures, features: FeatureNetwork | None, clip: FeatureNetwork | None, config: EvaluateConfig
 ) -> PictureSet:
     identity: dict[str, Any] = {"image_column": pictures.columns.image}
     if features is not None:
         identity |= identity_of(features, config)
     if clip is not None:
         identity |= {"clip.digest": clip.digest, "caption_column": pictures.columns.caption}
-    head = Head(KIND, config.output.rows_per_file, pictures.dataset is not None, identity)
+    upstream, options = pictures.dataset, config.storage.options()
+    spec = EvaluateSpec(
+        config=config,
+        features=features,
+        clip=clip,
+        columns=pictures.columns,
+        storage=options,
+        output=open_storage(config.output.uri, options).child(name),
+        taken_down=taken_down(upstream, options).serialize(),
+        repeated=upstream.repeated_rows if upstream is not None else None,
+        foreign=upstream is None,
+    )
     limit = config.limit if name == GENERATED else config.reference.limit
-    return PictureSet(name, pictures, clip, output.child(name), head, limit)
+    return PictureSet(name, pictures, Head(KIND, config.output.rows_per_file, not spec.foreign, identity), limit, spec)
+
+
+def taken_down(dataset: Dataset | None, options: StorageOptions) -> BitMap64:
+    """Return the addresses of a dataset, if there is one, that are taken down now."""
+    return BitMap64() if dataset is None else tombstones.load(dataset.storage, options).rows
 
 
 def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sdp.console import counted
+from sdp.evaluate.layout import headlines
 from sdp.evaluate.prepare import EvaluatePlan, pinned
 from sdp.pool import PoolFigures
 
@@ -12,7 +13,7 @@ def forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
     """Yield the dry run's table: what a run would do."""
     for each in plan.sets:
         limit = f", at most {each.limit:,}" if each.limit is not None else ""
-        parts = counted(len(each.storage.names("parts/")), "part")
+        parts = counted(len(each.spec.output.names("parts/")), "part")
         yield each.name, f"{each.pictures.uri}: {each.pictures.size}{limit}; {parts} of features"
     if plan.reused is not None:
         rows = counted(plan.reused.manifest.counts.written, "row")
@@ -33,24 +34,9 @@ def closing(figures: Mapping[str, Any], run: PoolFigures, remarks: list[str], ur
     """Yield the closing table: the figures, the notes, and the URI of the evaluation."""
     if run.done:
         yield "this run", run.summary
-    if clip := figures.get("clip"):
-        score = "no picture has a caption" if clip["score"] is None else _plus(clip["score"], clip["standard_error"], 2)
-        yield "CLIP score", f"{score}, {counted(clip['pictures'], 'picture')}"
-    if fid := figures.get("fid"):
-        yield "FID", f"{fid['value']:.3f}, {counted(fid['generated'], 'picture')} against {fid['reference']:,}"
-        if infinity := figures["fid_infinity"]:
-            yield "FID-infinity", f"{infinity['value']:.3f}, from {len(infinity['sizes'])} sizes"
-        if kid := figures["kid"]:
-            yield "KID", f"{_plus(kid['mean'], kid['deviation'], 6)}, {kid['subsets']} subsets of {kid['size']:,}"
-    if (cosine := figures.get("similarity")) is not None:
-        yield "similarity", f"{cosine:.4f}, mean cosine between the features of both sets"
-    if loss := figures.get("loss"):
-        rows = counted(loss["rows"], "row")
-        yield "loss", f"{_plus(loss['mean'], loss['standard_error'], 4)}, {rows} not trained on"
-        yield from ((f"  timesteps {name}", f"{value:.4f}") for name, value in loss["by_timestep"].items())
+    for name, value, explanation in headlines(figures):
+        yield name, f"{value}, {explanation}" if value else explanation
+    by_timestep = figures["loss"]["by_timestep"] if "loss" in figures else {}
+    yield from ((f"  timesteps {name}", f"{value:.4f}") for name, value in by_timestep.items())
     yield from (("note", line) for line in remarks)
     yield "evaluation", uri
-
-
-def _plus(value: float, error: float, digits: int) -> str:
-    return f"{value:.{digits}f} ± {error:.{digits}f}"

@@ -59,10 +59,8 @@ class FeatureSet:
     def features(self) -> Iterator[NDArray[np.float32]]:
         """Yield all features, a batch at a time."""
         for batch in self.batches(FEATURES):
-            column = batch[FEATURES]
-            width = column.type.byte_width
-            raw = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * width :][: len(column) * width]
-            yield raw.view(np.float32).reshape(len(column), width // 4)
+            width = batch[FEATURES].type.byte_width // 4
+            yield np.frombuffer(b"".join(batch[FEATURES].to_pylist()), np.float32).reshape(len(batch), width)
 
     def scores(self) -> NDArray[np.float32]:
         """Return the CLIP scores of all pictures that have one."""

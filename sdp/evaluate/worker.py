@@ -1,8 +1,9 @@
 """An evaluator's work on a unit: compute the features of its pictures and publish them as a part."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -80,22 +81,23 @@ class _UnitRun:
     def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
         results = [self._schema.empty_table()]
-        batch: list[_Prepared] = []
+        pictures = self._prepared(pieces, outcomes)
+        while batch := list(islice(pictures, self._batch)):
+            results += self._embed(batch, outcomes)
+            on_rows(len(batch))
+        table = pa.concat_tables(results).combine_chunks().sort_by("row")
+        outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
+        return write_part(self._spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
+
+    def _prepared(self, pieces: Sequence[Piece], outcomes: list[Outcome]) -> Iterator[_Prepared]:
+        """Yield the pictures to embed; record the outcomes of the others."""
         spec = self._spec
         pictures = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
         for prepared in ordered_map(self._prepare, pictures, spec.config.scaling.threads):
             if isinstance(prepared, Outcome):
                 outcomes.append(prepared)
-                continue
-            batch.append(prepared)
-            if len(batch) >= self._batch:
-                results += self._embed(batch, outcomes)
-                on_rows(len(batch))
-                batch = []
-        results += self._embed(batch, outcomes)
-        table = pa.concat_tables(results).combine_chunks().sort_by("row")
-        outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
-        return write_part(spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
+            else:
+                yield prepared
 
     def _prepare(self, picture: SourceRow) -> _Prepared | Outcome:
         row = picture.row

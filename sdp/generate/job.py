@@ -1,6 +1,6 @@
 """`sdp generate`: units of addresses, each drawn and written by one generator of a pool."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.generate.layout import IMAGES, KIND, SHEET
-from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_prompts, taken_down
+from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
@@ -37,13 +37,13 @@ class GenerateSummary:
 def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     """Draw the missing pictures."""
     storage = open_storage(config.output.uri, config.storage.options())
-    prompts = _Prompts(read_prompts(config), taken_down(config))
+    prompts = read_prompts(config)
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     model = choose(config, begun)
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, model))
     planned = freeze(peek_output(storage, head), prompts.texts, config, publish=False)
     if dry_run:
-        say(table(_forecast(config, planned, model, len(prompts.texts), len(prompts.taken_down))))
+        say(table(_forecast(config, planned, model, prompts)))
         return GenerateSummary(None, PoolFigures())
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
@@ -71,17 +71,15 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     return GenerateSummary(dataset, figures, sheet)
 
 
-def _forecast(
-    config: GenerateConfig, output: Output, model: GenerateModel, prompts: int, taken_down: int = 0
-) -> list[tuple[str, str]]:
+def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prompts: Prompts) -> list[tuple[str, str]]:
     """Return the dry run's table: what a run would do."""
     works, pending = output.index.works(), output.pending()
     sampler, scaling = config.sampler, config.scaling
     guidance = f"guidance {sampler.guidance_scale:g}" if sampler.guidance_scale > 1 else "no guidance"
     weights = ", its moving average" if model.ema else ""
-    note = f" ({taken_down:,} of them taken down and not drawn)" if taken_down else ""
+    gone = f" ({len(prompts.taken_down):,} of them taken down and not drawn)" if prompts.taken_down else ""
     return [
-        ("prompts", f"{prompts:,}{note}, {counted(config.images_per_prompt, 'picture')} each"),
+        ("prompts", f"{len(prompts.texts):,}{gone}, {counted(config.images_per_prompt, 'picture')} each"),
         ("drawn with", f"{model.uri}{weights} (sha256 {model.digest[:16]}…)"),
         ("model", f"{model.base} (sha256 {(model.base.sha256 or '')[:16]}…)"),
         ("sampler", f"{sampler.scheduler}, {counted(sampler.steps, 'step')}, {guidance}, {config.resolution} px"),
@@ -94,20 +92,16 @@ def _forecast(
 def _closing(dataset: Dataset, figures: PoolFigures, sheet: str | None, image_files: bool) -> list[tuple[str, str]]:
     """Return the closing table: the dataset's counts, this run's figures, where to look."""
     counts = dataset.manifest.counts
+    this_run = figures.summary if figures.total else "nothing to do: all parts existed"
     lines = [
         ("written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
+        ("this run", this_run),
+        ("look at", sheet or ""),
+        ("pictures", dataset.storage.uri_of(IMAGES.rstrip("/")) if image_files else ""),
+        ("dataset", dataset.storage.uri),
     ]
-    if figures.total:
-        lines.append(("this run", figures.summary))
-    else:
-        lines.append(("this run", "nothing to do: all parts existed"))
-    if sheet:
-        lines.append(("look at", sheet))
-    if image_files:
-        lines.append(("pictures", dataset.storage.uri_of(IMAGES.rstrip("/"))))
-    lines.append(("dataset", dataset.storage.uri))
-    return lines
+    return [(name, value) for name, value in lines if value]
 
 
 def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
@@ -120,15 +114,6 @@ def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """The prompts to draw."""
-
-    texts: Sequence[Prompt]
-    taken_down: frozenset[int]
-    """Numbers of the prompts that are no longer drawn."""
-
-
 def _take_down(output: Output, before: set[tuple[int, int]], taken_down: frozenset[int], per_prompt: int) -> None:
     """Take down pictures that were drawn before the image of their prompt was taken down."""
     units = [work.unit for work in output.index.works() if (work.unit.number, work.attempt) in before]
@@ -138,7 +123,7 @@ def _take_down(output: Output, before: set[tuple[int, int]], taken_down: frozens
 
 
 def _generate(
-    config: GenerateConfig, output: Output, prompts: _Prompts, model: GenerateModel, lease: Lease
+    config: GenerateConfig, output: Output, prompts: Prompts, model: GenerateModel, lease: Lease
 ) -> tuple[list[PartInfo], PoolFigures]:
     """Write all missing parts."""
     pending = output.pending()
@@ -147,9 +132,8 @@ def _generate(
     say(f"generate: {len(pending)} of {counted(len(output.index.works()), 'part')} to write, with {model.uri}")
     from sdp.generate.worker import GenerateWorker, tasks_of  # imports torch
 
-    # A lower limit leaves out prompts that have addresses from before.
-    left_out = frozen_prompts(output.storage, output.index)[len(prompts.texts) :]
-    tasks = tasks_of(pending, [*prompts.texts, *left_out], config.images_per_prompt, prompts.taken_down)
+    frozen = frozen_prompts(output.storage, output.index)  # also those that a lower limit leaves out now
+    tasks = tasks_of(pending, frozen, config.images_per_prompt, prompts.taken_down)
     make_worker = partial(GenerateWorker, config, model, output.storage)
     pool = _pool(config)
     pool.join()
@@ -166,36 +150,29 @@ def _pool(config: GenerateConfig) -> WorkerPool:
     return WorkerPool("generate", "generators", config.scaling, config.output.uri)
 
 
-def _write_sheet(dataset: Dataset, prompts: _Prompts, config: GenerateConfig) -> str | None:
+def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig) -> str | None:
     """Write the contact sheet of the first prompts; return its URI, or None if it would be empty."""
-    per_prompt, shown = config.images_per_prompt, min(config.output.sheet_prompts, len(prompts.texts))
-    if not shown:
+    numbers, per_prompt = range(min(config.output.sheet_prompts, len(prompts.texts))), config.images_per_prompt
+    if not numbers:
         return None
     from sdp.generate.sheet import Strip, contact_sheet
 
-    numbers = [p for p in range(shown) if p not in prompts.taken_down]
-    rows_shown = {p * per_prompt + k for p in numbers for k in range(min(per_prompt, _STRIP))}
-    pictures = _pictures(dataset, rows_shown)
-    strips = [
-        Strip(_caption(prompts, p), [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])
-        for p in range(shown)
-    ]
+    rows = [range(number * per_prompt, number * per_prompt + min(per_prompt, _STRIP)) for number in numbers]
+    present = {row for number in numbers if number not in prompts.taken_down for row in rows[number]}
+    pictures = {row["row"]: row["image"] for row in drawn(dataset, present)}
+    strips = [Strip(_caption(prompts, number), [*map(pictures.get, rows[number])]) for number in numbers]
     dataset.storage.publish(SHEET, contact_sheet(strips, side=max(128, min(256, config.resolution))))
     return dataset.storage.uri_of(SHEET)
 
 
-def _caption(prompts: _Prompts, number: int) -> str:
+def _caption(prompts: Prompts, number: int) -> str:
     return "(taken down)" if number in prompts.taken_down else prompts.texts[number] or "(no caption)"
 
 
-def _pictures(dataset: Dataset, rows_shown: set[int]) -> dict[int, bytes]:
-    """Read the pictures of some addresses."""
-    pictures: dict[int, bytes] = {}
+def drawn(dataset: Dataset, addresses: set[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the `row`, `prompt` and `image` of all pictures, or of those at some addresses."""
     columns = (dataset.parts[name].to_pylist() for name in ("path", "start", "stop"))
     for path, start, stop in zip(*columns, strict=True):
-        if rows_shown.isdisjoint(range(start, stop)):
-            continue
-        for batch in iter_rows(dataset.storage, path, ["row", "image"], 64):
-            rows = zip(batch["row"].to_pylist(), batch["image"].to_pylist(), strict=True)
-            pictures |= {row: image for row, image in rows if row in rows_shown}
-    return pictures
+        if addresses is None or not addresses.isdisjoint(range(start, stop)):
+            for batch in iter_rows(dataset.storage, path, ["row", "prompt", "image"], 64):
+                yield from (row for row in batch.to_pylist() if addresses is None or row["row"] in addresses)

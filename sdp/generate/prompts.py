@@ -6,18 +6,21 @@ Prompts may be added at the end later; a changed one is refused.
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.config.generate import GenerateConfig, PromptSource
+from sdp.config.generate import GenerateConfig
 from sdp.datasets import index as index_files
 from sdp.datasets import tombstones
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
+from sdp.datasets.source import kind_of
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage
@@ -34,53 +37,35 @@ _PART = re.compile(r"/parts/[^/]*\.parquet$")
 _SHOWN = 60
 
 
-def read_prompts(config: GenerateConfig) -> list[Prompt]:
-    """Return a job's prompts in order, at most `limit`."""
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a job, in order."""
+
+    texts: list[Prompt]
+    taken_down: frozenset[int] = frozenset()
+    """Numbers of prompts that are captions of images taken down from a dataset of sdp. They keep their addresses, so
+    that no other prompt's change; no picture is drawn for them."""
+
+
+def read_prompts(config: GenerateConfig) -> Prompts:
+    """Return a job's prompts, at most `limit`."""
     if config.source.uri is None:
-        return [_clean(prompt) for prompt in config.prompts[: config.limit]]
+        return Prompts([_clean(prompt) for prompt in config.prompts[: config.limit]])
     uri, options = config.source.uri, config.storage.options()
     files = list_source(uri, options, suffixes=(".parquet", ".txt"))
-    prompts = list(islice(_read_files(files, config.source, options), config.limit))
-    if not any(prompts):
+    taken_down = cache(lambda root: _taken_down_rows(root, options))
+    read = [*islice(chain.from_iterable(_read_file(file, config, taken_down) for file in files), config.limit)]
+    texts = [prompt for prompt, _ in read]
+    if not any(texts):
         raise UserError(f"source.uri: {uri}: no prompts; expected one per line, or Parquet with a caption column")
-    return prompts
+    return Prompts(texts, frozenset(number for number, (_, is_taken_down) in enumerate(read) if is_taken_down))
 
 
-def taken_down(config: GenerateConfig) -> frozenset[int]:
-    """Return the numbers of prompts that are captions of images taken down from a dataset of sdp.
-
-    They keep their addresses, so that no other prompt's change; no picture is drawn for them.
-    """
-    uri, options = config.source.uri, config.storage.options()
-    if uri is None or is_read_only(uri):
-        return frozenset()
-    files = list_source(uri, options, suffixes=(".parquet", ".txt"))
-    roots = {file.uri: _PART.sub("", file.uri) for file in files if _PART.search(file.uri)}
-    rows_of = {root: _taken_down_rows(open_storage(root, options)) for root in set(roots.values())}
-    if not any(rows_of.values()):
-        return frozenset()
-    numbers, first = set[int](), 0
-    for file in files:
-        if (rows := rows_of.get(roots.get(file.uri, ""))) is not None:
-            addresses = _addresses(file.uri, options)
-            numbers.update(first + place for place, row in enumerate(addresses) if row in rows)
-            first += len(addresses)
-        else:
-            first += sum(1 for _ in _read_files([file], config.source, options))
-    return frozenset(number for number in numbers if config.limit is None or number < config.limit)
-
-
-def _taken_down_rows(root: Storage) -> BitMap64:
-    return tombstones.load(root).rows if root.exists(HEAD) else BitMap64()
-
-
-def _addresses(uri: str, options: StorageOptions) -> list[int]:
-    try:
-        rows: list[int] = pq.ParquetFile(open_source(uri, options)).read(["row"])["row"].to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        cause = one_line(error, 120)
-        raise UserError(f"source.uri: {uri}: its addresses cannot be read ({cause}); fix or remove it") from error
-    return rows
+def _taken_down_rows(root: str, options: StorageOptions) -> BitMap64:
+    """Return the addresses taken down from the dataset at a URI, if there is one."""
+    if is_read_only(root) or not (storage := open_storage(root, options)).exists(HEAD):
+        return BitMap64()
+    return tombstones.load(storage).rows
 
 
 def frozen_prompts(storage: Storage, index: Index) -> list[Prompt]:
@@ -113,25 +98,26 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *,
 
 
 def _refuse_changed(known: Sequence[Prompt], prompts: Sequence[Prompt], limit: int | None) -> None:
-    for number, (was, now) in enumerate(zip(known, prompts, strict=False)):
-        if was != now:
+    for number, was in enumerate(known[:limit]):
+        if number >= len(prompts) or prompts[number] != was:
+            now = f"is {_shown(prompts[number])} now" if number < len(prompts) else "is missing now"
             raise DatasetError(
-                f"prompt {number}: was {_shown(was)} when this output began, is {_shown(now)} now; restore it (prompts "
-                "may only be added at the end), or choose another output.uri"
+                f"prompt {number}: was {_shown(was)} when this output began, {now}; restore it (prompts may only be "
+                "added at the end), or choose another output.uri"
             )
-    if len(prompts) < (len(known) if limit is None else min(len(known), limit)):
-        raise DatasetError(
-            f"prompt {len(prompts)}: was {_shown(known[len(prompts)])} when this output began, is missing now; restore "
-            "it, or choose another output.uri"
-        )
 
 
-def _read_files(files: Sequence[SourceFile], source: PromptSource, options: StorageOptions) -> Iterator[Prompt]:
-    for file in files:
-        data = open_source(file.uri, options)
-        is_parquet = data.read(len(_MAGIC)) == _MAGIC
-        data.seek(0)
-        yield from _parquet(file.uri, data, source.caption_column) if is_parquet else _text(file.uri, data.read())
+def _read_file(
+    file: SourceFile, config: GenerateConfig, taken_down: Callable[[str], BitMap64]
+) -> Iterator[tuple[Prompt, bool]]:
+    """Yield a file's prompts, and whether the image that each describes has been taken down."""
+    data = open_source(file.uri, config.storage.options())
+    is_parquet = data.read(len(_MAGIC)) == _MAGIC
+    data.seek(0)
+    if not is_parquet:
+        return ((prompt, False) for prompt in _text(file.uri, data.read()))
+    gone = taken_down(_PART.sub("", file.uri)) if _PART.search(file.uri) else BitMap64()
+    return _parquet(file.uri, data, config.source.caption_column, gone)
 
 
 def _text(uri: str, data: bytes) -> Iterator[Prompt]:
@@ -146,26 +132,21 @@ def _text(uri: str, data: bytes) -> Iterator[Prompt]:
     return (line.strip() for line in lines if line.strip())
 
 
-def _parquet(uri: str, data: pa.NativeFile, column: str) -> Iterator[Prompt]:
+def _parquet(uri: str, data: pa.NativeFile, column: str, taken_down: BitMap64) -> Iterator[tuple[Prompt, bool]]:
     try:
         file = pq.ParquetFile(data, pre_buffer=True)
         names = file.schema_arrow.names
         if column not in names:
             raise UserError(f"source.caption_column: {uri}: no column {column}; it has {', '.join(names)}")
-        if not _is_text(file.schema_arrow.field(column).type):
-            kind = file.schema_arrow.field(column).type
+        kind = file.schema_arrow.field(column).type
+        if kind_of(kind) != "text":
             raise UserError(f"source.caption_column: {uri}: expected text in {column}, got {kind}; name another column")
-        for batch in file.iter_batches(columns=[column]):
-            yield from (_clean(prompt) for prompt in batch.column(0).to_pylist())
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        for batch in file.iter_batches(columns=[column, *["row"] * bool(taken_down)]):
+            is_gone = [row in taken_down for row in batch["row"].to_pylist()] if taken_down else [False] * len(batch)
+            yield from zip(map(_clean, batch[column].to_pylist()), is_gone, strict=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         cause = one_line(error, 120)
         raise UserError(f"source.uri: {uri}: not readable as Parquet ({cause}); fix or remove it") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _clean(prompt: object) -> Prompt:

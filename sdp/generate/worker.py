@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -67,7 +68,6 @@ class GenerateWorker:
 
     def __init__(self, config: GenerateConfig, model: GenerateModel, output: Storage) -> None:
         self._config, self._model, self._output = config, model, output
-        self._painter: Painter | None = None
 
     def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> PartInfo:
         """Draw a unit and publish it; call `on_rows` with the number of pictures after each batch."""
@@ -86,7 +86,7 @@ class GenerateWorker:
         for start in range(0, len(to_draw), config.scaling.batch_size):
             batch = to_draw[start : start + config.scaling.batch_size]
             seeds = [image_seed(config.seed, row) for row, _ in batch]
-            pictures = self._load().paint([prompt for _, prompt in batch], seeds)
+            pictures = self._painter.paint([prompt for _, prompt in batch], seeds)
             for (row, prompt), seed, picture in zip(batch, seeds, pictures, strict=True):
                 if picture is None:
                     outcomes.append(Outcome(row, FAILED, "not_finite"))
@@ -98,7 +98,7 @@ class GenerateWorker:
         return write_part(self._output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
 
     def _row(self, row: int, prompt: str, seed: int, picture: Picture) -> dict[str, object]:
-        sampler, data = self._config.sampler, encode_png(picture)
+        data = encode_png(picture)
         if self._config.output.image_files:  # before the part, so that an existing part implies its files
             self._output.publish(image_name(row), data)
         return {
@@ -107,27 +107,23 @@ class GenerateWorker:
             "image": data,
             "seed": seed,
             "checkpoint": self._model.uri,
-            "scheduler": sampler.scheduler,
-            "steps": sampler.steps,
-            "guidance_scale": sampler.guidance_scale,
-            "negative_prompt": sampler.negative_prompt,
+            **self._config.sampler.model_dump(),
             "width": picture.shape[1],
             "height": picture.shape[0],
             "sha256": hashlib.sha256(data).hexdigest(),
         }
 
-    def _load(self) -> Painter:
-        if self._painter is None:
-            config, sampler = self._config, self._config.sampler
-            self._painter = load_painter(
-                self._model,
-                Sampling(sampler.scheduler, sampler.steps, sampler.guidance_scale, config.resolution),
-                negative_prompt=sampler.negative_prompt,
-                batch_size=config.scaling.batch_size,
-                precision=config.precision,
-                options=config.storage.options(),
-            )
-        return self._painter
+    @cached_property
+    def _painter(self) -> Painter:
+        config, sampler = self._config, self._config.sampler
+        return load_painter(
+            self._model,
+            Sampling(sampler.scheduler, sampler.steps, sampler.guidance_scale, config.resolution),
+            negative_prompt=sampler.negative_prompt,
+            batch_size=config.scaling.batch_size,
+            precision=config.precision,
+            options=config.storage.options(),
+        )
 
 
 def encode_png(picture: Picture) -> bytes:

@@ -3,22 +3,21 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyroaring import BitMap64
 
 from sdp.console import counted, duration, size, spent
 from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import Description, describe, with_problems
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, rule_of
-from sdp.datasets.parts import read_account
+from sdp.datasets.parts import read_account, reading
 from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
-from sdp.errors import DatasetError, SdpError, one_line
+from sdp.errors import DatasetError, SdpError
 from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile, listing
 from sdp.storage import Storage
 
@@ -170,18 +169,32 @@ def _galleries(
         taken_down = tombstones.load(storage).rows
     except SdpError as error:
         return [Table("Pictures", ("not shown",), [(f"the takedown list cannot be read: {error}",)])], []
-    problems: list[str] = []
-    broken = tuple(dataset.problems)
-    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in broken)]
-    rows, drawn = list[dict[str, Any]](), dataset.kind == "samples"
-    random_rows = random.Random(0)
-    for number, name in enumerate(names):
-        count = pictures * (number + 1) // len(names) - len(rows)
-        # The pictures drawn for one prompt are neighbours, so consecutive rows are taken.
-        rows += _sample_rows(storage, name, count, random_rows, taken_down, problems, neighbours=drawn)
+    is_drawn, rng = dataset.kind == "samples", random.Random(0)
+
+    def sample(name: str, count: int) -> list[dict[str, Any]]:
+        """Return at most `count` rows from one row group of a part."""
+        with reading(storage, name):
+            file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
+            if not count or not file.metadata.num_row_groups:
+                return []
+            table = file.read_row_group(rng.randrange(file.metadata.num_row_groups))
+            table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
+            count = min(count, table.num_rows)
+            # The pictures drawn for one prompt are neighbours, so consecutive rows are taken.
+            chosen = list(range(count)) if is_drawn else sorted(rng.sample(range(table.num_rows), count))
+            rows: list[dict[str, Any]] = table.take(pa.array(chosen, pa.int64())).to_pylist()
+            return rows
+
+    problems, rows = list[str](), list[dict[str, Any]]()
+    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in dataset.problems)]
+    for number, name in enumerate(names, 1):
+        try:
+            rows += sample(name, pictures * number // len(names) - len(rows))
+        except DatasetError as error:
+            problems.append(str(error))
     omitted = sum(row < dataset.rows for row in taken_down)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
-    if drawn:
+    if is_drawn:
         return [_by_prompt(rows, remark)], problems
     tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
     return [Gallery(f"{counted(len(tiles), 'picture')} from the whole dataset{remark}", tiles)], problems
@@ -202,35 +215,6 @@ def _by_prompt(rows: Sequence[dict[str, Any]], remark: str) -> Block:
 def _note(row: dict[str, Any]) -> str:
     original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
     return f"row {row['row']}: {row.get('width')} × {row.get('height')}{original}"
-
-
-def _sample_rows(
-    storage: Storage,
-    name: str,
-    count: int,
-    rng: random.Random,
-    taken_down: BitMap64,
-    problems: list[str],
-    *,
-    neighbours: bool,
-) -> Iterator[dict[str, Any]]:
-    """Yield at most `count` rows from one row group of a part."""
-    try:
-        file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
-        groups = file.metadata.num_row_groups
-        if not count or not groups:
-            return
-        table = file.read_row_group(rng.randrange(groups))
-    except (pa.ArrowException, OSError) as error:
-        cause = one_line(error, 160)
-        problems.append(f"{storage.uri_of(name)}: cannot be read ({cause}); delete it and run the job again")
-        return
-    if "image" not in table.column_names or "row" not in table.column_names:
-        return
-    table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
-    count = min(count, table.num_rows)
-    chosen = list(range(count)) if neighbours else sorted(rng.sample(range(table.num_rows), count))
-    yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
 
 
 def _examples(storage: Storage, names: list[str]) -> Block:

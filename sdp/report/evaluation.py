@@ -9,7 +9,7 @@ from sdp.charts import Line
 from sdp.console import counted
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
-from sdp.evaluate.layout import RESULT
+from sdp.evaluate.layout import RESULT, headlines
 from sdp.report.page import Block, Drawing, Folded, Section, Table, listing
 from sdp.storage import Storage
 
@@ -18,7 +18,7 @@ def evaluation_section(storage: Storage) -> Section:
     """Return the section of an evaluation."""
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
-        figures = _figures(result)
+        figures = [(name, value) for name, value, _ in headlines(result) if value]
         glance = " · ".join(f"{name} {value}" for name, value in figures)
         return Section("Evaluation", storage.uri, _verdict(result), True, figures, _blocks(result), glance)
 
@@ -45,21 +45,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
     if "loss" in result:
         subjects.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'held-out row')}")
     return f"{' and '.join(subjects)}; measured {result['created'].replace('T', ' ')}."
-
-
-def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    forms = (
-        ("CLIP score", "clip", "{0[score]:.2f} ± {0[standard_error]:.2f}"),
-        ("FID", "fid", "{0[value]:.3f}"),
-        ("FID-infinity", "fid_infinity", "{0[value]:.3f}"),
-        ("KID", "kid", "{0[mean]:.5f} ± {0[deviation]:.5f}"),
-        ("similarity", "similarity", "{0:.4f}"),
-        ("loss", "loss", "{0[mean]:.4f} ± {0[standard_error]:.4f}"),
-    )
-    measured = {key: value for _, key, _ in forms if (value := result.get(key)) is not None}
-    if "clip" in measured and measured["clip"]["score"] is None:
-        del measured["clip"]
-    return [(name, form.format(measured[key])) for name, key, form in forms if key in measured]
 
 
 def _extrapolation(infinity: Mapping[str, Any]) -> Block:

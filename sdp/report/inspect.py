@@ -21,15 +21,16 @@ from sdp.datasets.inspect import describe as describe_dataset
 from sdp.datasets.manifest import MANIFEST, open_dataset
 from sdp.datasets.output import HEAD, read_json
 from sdp.datasets.records import reading
-from sdp.errors import DatasetError, ModelError, NotFound, SdpError
+from sdp.errors import DatasetError, ModelError, SdpError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
-    CONFIG,
     checkpoint_name,
     find_checkpoint,
+    read_config,
     read_ledger,
     read_marker,
+    state_in,
     tensor_sizes,
 )
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
@@ -46,6 +47,8 @@ _FOLDERS, _FILES = 100, 20_000
 """Limits on the folders and files that are listed if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
 """Events that report a failure."""
+_STATE = ("step", "samples", "skipped", "epoch", "loss", "seconds", "gpu_hours", "cost")
+"""The counts of a run that the description of a checkpoint repeats."""
 _HINT = "use another checkpoint"
 
 
@@ -251,49 +254,38 @@ def describe_run(storage: Storage) -> Run:
 
 def describe_checkpoint(folder: Storage) -> Checkpoint:
     """Describe a complete checkpoint."""
-    try:
-        config = read_json(folder, CONFIG)
-    except NotFound as error:
-        raise DatasetError(f"{folder.uri_of(CONFIG)}: missing; {_HINT}") from error
+    config = read_config(folder)
     with reading(folder.uri_of(COMPLETE), _HINT):
-        return _describe(folder, config)
-
-
-def _describe(folder: Storage, config: dict[str, Any]) -> Checkpoint:
-    marker = read_marker(folder)
-    state = marker["state"]
-    run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
-    datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
-    events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
-    stored = folder.list()
-    sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
-    samples = state["samples"] + state.get("skipped_samples", 0)
-    consumed = _consumed(folder, samples, problems)
-    rows = marker.get("epoch_rows")
-    return Checkpoint(
-        uri=folder.uri,
-        run=run.uri,
-        **{name: state[name] for name in ("step", "samples", "epoch", "loss", "seconds")},
-        **{name: marker[name] for name in ("created", "sdp", "workers")},
-        skipped=state["step"] - state["taken"] - state.get("empty", 0),
-        epoch_rows=rows,
-        epoch_done=min(1.0, state["position"] / rows) if rows else None,
-        consumed=consumed,
-        gpu_hours=state.get("gpu_hours", 0.0),
-        cost=state.get("cost", 0.0),
-        sizes=sizes,
-        files=len(stored),
-        bytes=sum(file.size for file in stored),
-        model=dict(marker.get("model", {})),
-        datasets=datasets,
-        begun_from=(config.get("model") or {}).get("start_from"),
-        lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
-        config=config,
-        changed=changed(JOBS["train"], config),
-        history=dict(Counter(event["event"] for event in events)),
-        trouble=_trouble(events),
-        problems=problems,
-    )
+        marker = read_marker(folder)
+        state = state_in(marker)
+        run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
+        datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
+        events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
+        stored = folder.list()
+        sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
+        consumed = _consumed(folder, state.consumed, problems)
+        rows = marker.get("epoch_rows")
+        return Checkpoint(
+            uri=folder.uri,
+            run=run.uri,
+            **{name: getattr(state, name) for name in _STATE},
+            **{name: marker[name] for name in ("created", "sdp", "workers")},
+            epoch_rows=rows,
+            epoch_done=min(1.0, state.position / rows) if rows else None,
+            consumed=consumed,
+            sizes=sizes,
+            files=len(stored),
+            bytes=sum(file.size for file in stored),
+            model=dict(marker.get("model", {})),
+            datasets=datasets,
+            begun_from=(config.get("model") or {}).get("start_from"),
+            lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
+            config=config,
+            changed=changed(JOBS["train"], config),
+            history=dict(Counter(event["event"] for event in events)),
+            trouble=_trouble(events),
+            problems=problems,
+        )
 
 
 def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:

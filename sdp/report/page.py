@@ -10,9 +10,6 @@ import sdp
 from sdp.charts import render as render_template
 from sdp.storage.named import written_for
 
-_CAPTION = 400
-"""Limit on the characters of a caption."""
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -115,20 +112,21 @@ class Section:
 
 def write_page(title: str, sections: Sequence[Section], file: Path, option: str = "report: --out") -> None:
     """Write sections as one page, atomically. Errors name the option that the file comes from."""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+    page = page_of(title, sections)
     with written_for(option, file) as sink:
         sink.write(page)
 
 
+def page_of(title: str, sections: Sequence[Section]) -> bytes:
+    """Return the content of a page that is written now."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+
+
 def render(title: str, sections: Sequence[Section], written: str) -> str:
     """Return the page; `written` is its last line."""
-    values = {"title": title, "sections": sections, "written": written, "cut": _cut, "data_uri": _data_uri}
-    return render_template(Path(__file__).with_suffix(".html"), values | {"kind": lambda block: type(block).__name__})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _CAPTION else f"{text[: _CAPTION - 1]}…"
+    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
+    return render_template(Path(__file__).with_suffix(".html"), values)
 
 
 def _data_uri(picture: bytes) -> str:

@@ -129,27 +129,30 @@ def _glance(figures: Sequence[tuple[str, str]]) -> str:
     return " · ".join(form.format(known[name]) for name, form in forms if name in known)
 
 
+_CHARTS: Sequence[tuple[str, float, Mapping[str, str]]] = (
+    ("Images per second, all workers", 1, {"samples_per_s": ""}),
+    ("GPU memory, GB", 1e-9, {"memory_allocated": "allocated", "memory_peak": "peak"}),
+    ("Busy encoders, %", 100, {"encoders_busy": ""}),
+    ("Share of the GPUs' peak, %", 100, {"mfu": ""}),
+    ("Learning rate", 1, {"learning_rate": ""}),
+    ("Gradient norm", 1, {"gradient_norm": ""}),
+)
+"""Charts of half the page's width: the title, a factor, and the curves' names by their keys in the metrics."""
+
+
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     steps = [float(line["step"]) for line in metrics]
 
-    def curve(name: str, key: str, factor: float = 1.0, *, faint: bool = False) -> Line:
+    def curve(name: str, key: str, factor: float = 1, *, faint: bool = False) -> Line:
         values = [line.get(key) for line in metrics]
         return Line(name, steps, [None if value is None else factor * value for value in values], faint)
 
-    def half(title: str, *curves: Line) -> Drawing:
-        return Drawing(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True)
-
     loss = [curve("each step", "loss", faint=True), curve("smoothed", "loss_smoothed")]
     blocks: list[Block] = [Drawing("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
-    blocks.append(half("Images per second, all workers", curve("", "samples_per_s")))
-    if any(line.get("memory_peak") for line in metrics):
-        memory = [curve("allocated", "memory_allocated", 1e-9), curve("peak", "memory_peak", 1e-9)]
-        blocks.append(half("GPU memory, GB", *memory))
-    if any(line.get("encoders_busy") is not None for line in metrics):
-        blocks.append(half("Busy encoders, %", curve("", "encoders_busy", 100)))
-    if any(line.get("mfu") for line in metrics):
-        blocks.append(half("Share of the GPUs' peak, %", curve("", "mfu", 100)))
-    blocks += [half("Learning rate", curve("", "learning_rate")), half("Gradient norm", curve("", "gradient_norm"))]
+    for title, factor, names in _CHARTS:
+        if any(line.get(key) is not None for line in metrics for key in names):
+            curves = [curve(name, key, factor) for key, name in names.items()]
+            blocks.append(Drawing(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True))
     return blocks + _validation(metrics)
 
 

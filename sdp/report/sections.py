@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -12,14 +13,16 @@ from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import evaluated
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
-from sdp.report.inspect import identify, kind_of, phases_of
+from sdp.report.inspect import Kind, identify, kind_of, phases_of
 from sdp.report.page import Section, write_page
 from sdp.report.run import run_sections
 from sdp.storage import Storage, StorageOptions, open_storage
 
-_LONGEST_LINEAGE = 8
+_LONGEST_LINEAGE = 9
 _IN_RUN = re.compile(r"/checkpoints(/.*)?$")
 """The end of a checkpoint's URI, after its run's."""
+Subject = tuple[Kind, Storage]
+"""A dataset, run or evaluation, with its kind."""
 _ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
 
 
@@ -48,15 +51,21 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
 
     Something damaged gets a section with the error; the error is raised if there is nothing else to show.
     """
-    subjects: dict[str, Storage] = {}
+    subjects: dict[str, Subject] = {}
     for uri in uris:
         for subject in _subjects_at(open_storage(uri, options)):
-            for storage in [*_lineage(subject)][::-1]:
-                subjects.setdefault(storage.uri, storage)
+            for kind, storage in [*_lineage(*subject)][::-1]:
+                subjects.setdefault(storage.uri, (kind, storage))
     sections, errors = list[Section](), list[SdpError]()
-    for storage in subjects.values():
+    for kind, storage in subjects.values():
         try:
-            sections += _sections(storage, pictures)
+            match kind:
+                case "run":
+                    sections += run_sections(storage, pictures)
+                case "evaluation":
+                    sections.append(evaluation_section(storage))
+                case _:
+                    sections.append(dataset_section(storage, pictures))
         except DatasetError as error:
             errors.append(error)
             sections.append(Section("Damaged", storage.uri, f"Cannot be read: {error}", False))
@@ -69,44 +78,32 @@ def _rank(section: Section) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 
-def _subjects_at(storage: Storage) -> list[Storage]:
+def _subjects_at(storage: Storage) -> list[Subject]:
     """Return the subjects of a URI: itself, the phases of a two-phase run, or a checkpoint's run."""
     kind = kind_of(storage)
     if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
         return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), storage.options))
-    if (kind or identify(storage)[0]) in ("files", "checkpoint"):
+    kind = kind or identify(storage)[0]
+    if kind in ("files", "checkpoint"):
         raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
-    return phases_of(storage) or [storage]
+    return [(kind, phase) for phase in phases_of(storage)] or [(kind, storage)]
 
 
-def _sections(storage: Storage, pictures: int) -> list[Section]:
-    match kind_of(storage):
-        case "run":
-            return run_sections(storage, pictures)
-        case "evaluation":
-            return [evaluation_section(storage)]
-        case _:
-            return [dataset_section(storage, pictures)]
-
-
-def _lineage(storage: Storage) -> Iterator[Storage]:
+def _lineage(kind: Kind | None, storage: Storage) -> Iterator[Subject]:
     """Yield a subject, then what it was made from, as far as that can be read."""
-    yield storage
-    for _ in range(_LONGEST_LINEAGE):
-        try:
-            made_from = _made_from(storage)
-            if made_from is None:
+    with suppress(SdpError):  # moved, no access, or damaged, which its own section reports
+        for _ in range(_LONGEST_LINEAGE):
+            if kind is None:
+                return
+            yield kind, storage
+            if (made_from := _made_from(kind, storage)) is None:
                 return
             storage = open_storage(made_from, storage.options)
-            if kind_of(storage) is None:
-                return
-        except SdpError:  # moved, no access, or damaged, which its own section reports
-            return
-        yield storage
+            kind = kind_of(storage)
 
 
-def _made_from(storage: Storage) -> str | None:
-    match kind_of(storage):
+def _made_from(kind: Kind, storage: Storage) -> str | None:
+    match kind:
         case "run":
             return next(iter(datasets_of(storage)), None)
         case "evaluation":

@@ -2,10 +2,11 @@
 
 A key counts as read where a stage's code has the attribute, by its section's name (`config.fetch.timeout_s`,
 `self._fetch.timeout_s`, `how = config.fetch` and `how.timeout_s`) or by the section's class in an annotation
-(`def fetch(how: FetchConfig)`, `how.timeout_s`).
+(`def fetch(how: FetchConfig)`, `how.timeout_s`). It also counts where a template of the stage names it.
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -111,7 +112,13 @@ def _last(node: ast.AST) -> str:
 def _sources(rooms: Iterable[str]) -> list[str]:
     paths = [path for room in rooms for path in sorted((ROOT / "sdp").glob(f"{room}.py"))]
     paths += [path for room in rooms for path in sorted((ROOT / "sdp" / room).rglob("*.py"))]
-    return [path.read_text(encoding="utf-8") for path in paths] + [_own_methods()]
+    templates = [path for room in rooms for path in sorted((ROOT / "sdp" / room).rglob("*.yaml"))]
+    return [path.read_text(encoding="utf-8") for path in paths] + [*map(_words, templates), _own_methods()]
+
+
+def _words(template: Path) -> str:
+    """Return the keys that a template names (`$draw.steps`) as expressions that read them."""
+    return "\n".join(f"config.{word}" for word in re.findall(r"\$([a-z_]+(?:\.[a-z_]+)*)", template.read_text("utf-8")))
 
 
 def _own_methods() -> str:

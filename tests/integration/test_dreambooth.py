@@ -70,10 +70,10 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     job.run(whole)
     counts = {
         name: open_dataset(open_storage(str(out / name))).manifest.counts.written
-        for name in (job.OWN_LATENTS, job.CLASS, job.CLASS_LATENTS, job.PICTURES, job.CLASS_AFTER)
+        for name in (job.OWN_LATENTS, "class", job.CLASS_LATENTS, job.PICTURES, "class-after")
     }
     assert counts == {
-        job.OWN_LATENTS: 5, job.CLASS: 6, job.CLASS_LATENTS: 6, job.PICTURES: 2, job.CLASS_AFTER: 6,
+        job.OWN_LATENTS: 5, "class": 6, job.CLASS_LATENTS: 6, job.PICTURES: 2, "class-after": 6,
     }  # fmt: skip
     (drawn,) = (out / job.PICTURES / "parts").glob("*.parquet")
     assert pq.read_table(drawn)["prompt"].to_pylist() == [CAPTION, CAPTION]
@@ -84,7 +84,7 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert CAPTION in page
     assert page.index("Own and drawn pictures") < page.index("Pictures by prompt")
     assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
-    measured = [json.loads((out / name / "evaluation.json").read_text()) for name in (job.EVALUATION, job.DRIFT)]
+    measured = [json.loads((out / name / "evaluation.json").read_text()) for name in ("evaluation", "class-evaluation")]
     assert all(figures["fid"]["value"] > 0 for figures in measured)
     before = written(out)
     job.run(whole)
@@ -111,12 +111,12 @@ def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pict
     redraw, drift = job.steps_of(config(root, tmp_path, features))[-2:]
     assert (redraw.config["prompts"], redraw.config["images_per_prompt"]) == (["a photo of a cat"], 6)
     assert redraw.config["checkpoint"] == f"{tmp_path}/{job.RUN}"
-    assert drift.config["source"]["uri"] == redraw.config["output"]["uri"] == f"{tmp_path}/{job.CLASS_AFTER}"
-    assert drift.config["reference"]["uri"] == f"{tmp_path}/{job.CLASS}"
+    assert drift.config["source"]["uri"] == redraw.config["output"]["uri"] == f"{tmp_path}/class-after"
+    assert drift.config["reference"]["uri"] == f"{tmp_path}/class"
     without = [
         step.config["output"]["uri"] for step in job.steps_of(config(root, tmp_path, features, "prior.prompt=null"))
     ]
-    assert without[-1] == f"{tmp_path}/{job.EVALUATION}"
+    assert without[-1] == f"{tmp_path}/evaluation"
 
 
 def test_gpus_of_a_worker_and_the_optimizer_are_trainings_alone(root: Path, tmp_path: Path) -> None:

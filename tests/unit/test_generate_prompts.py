@@ -13,7 +13,7 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import ConfigError, SdpError, UserError
-from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts, taken_down
+from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts
 from sdp.storage import open_storage
 from tests.kit import begin_images
 
@@ -38,29 +38,29 @@ def refusal(config: GenerateConfig) -> str:
 def test_a_text_file_has_one_prompt_per_line_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes("\ufeffa red circle\r\n\r\n  a blue square, große Öse \r\n\n".encode())
-    assert read_prompts(of_file(file)) == ["a red circle", "a blue square, große Öse"]
-    assert read_prompts(of_file(file, limit=1)) == ["a red circle"]
+    assert read_prompts(of_file(file)).texts == ["a red circle", "a blue square, große Öse"]
+    assert read_prompts(of_file(file, limit=1)).texts == ["a red circle"]
 
 
 def test_a_text_file_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("a\nb\n")
-    assert read_prompts(of_file(tmp_path / "prompts")) == ["a", "b"]
+    assert read_prompts(of_file(tmp_path / "prompts")).texts == ["a", "b"]
 
 
 def test_a_parquet_file_has_a_prompt_a_row_and_a_missing_caption_keeps_its_place(tmp_path: Path) -> None:
     pq.write_table(pa.table({"TEXT": ["a", None, "  ", "d "]}), tmp_path / "p.parquet")
-    assert read_prompts(of_file(tmp_path / "p.parquet", "TEXT")) == ["a", None, None, "d"]
+    assert read_prompts(of_file(tmp_path / "p.parquet", "TEXT")).texts == ["a", None, None, "d"]
 
 
 def test_files_of_a_folder_follow_one_another_by_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"caption": ["c", "d"]}), tmp_path / "2.parquet")
     (tmp_path / "1.txt").write_text("a\nb")
-    assert read_prompts(of_file(tmp_path)) == ["a", "b", "c", "d"]
+    assert read_prompts(of_file(tmp_path)).texts == ["a", "b", "c", "d"]
 
 
 def test_prompts_may_stand_in_the_configuration() -> None:
-    assert read_prompts(config(prompts=["a", " b "])) == ["a", "b"]
-    assert read_prompts(config(prompts=["a", "b"], limit=1)) == ["a"]
+    assert read_prompts(config(prompts=["a", " b "])).texts == ["a", "b"]
+    assert read_prompts(config(prompts=["a", "b"], limit=1)).texts == ["a"]
 
 
 def test_files_without_a_prompt_are_refused_in_a_line(tmp_path: Path) -> None:
@@ -162,32 +162,32 @@ def images_with_captions(root: Path) -> Path:
 
 def test_captions_of_images_that_are_taken_down_keep_their_places_and_are_named(tmp_path: Path) -> None:
     images = images_with_captions(tmp_path)
-    before = read_prompts(of_file(images))
-    assert taken_down(of_file(images)) == frozenset()
+    before = read_prompts(of_file(images)).texts
+    assert read_prompts(of_file(images)).taken_down == frozenset()
     takedowns = [Takedown("row", row) for row in ("1", "12", "13", "24")]
     tombstones.add(open_storage(str(images)), takedowns)
-    assert read_prompts(of_file(images)) == before
-    gone = taken_down(of_file(images))
+    assert read_prompts(of_file(images)).texts == before
+    gone = read_prompts(of_file(images)).taken_down
     assert {before[number] for number in gone} == {"caption 1", "caption 13", "caption 24"}
     assert gone == {1, 12, 23}, "row 12 has no caption here, so those after it come one place earlier"
-    assert taken_down(of_file(images, limit=13)) == {1, 12}
-    assert taken_down(of_file(images / "parts" / "000000001.parquet")) == {2}
-    assert taken_down(of_file(images / "parts" / "*1.parquet")) == {2}
+    assert read_prompts(of_file(images, limit=13)).taken_down == {1, 12}
+    assert read_prompts(of_file(images / "parts" / "000000001.parquet")).taken_down == {2}
+    assert read_prompts(of_file(images / "parts" / "*1.parquet")).taken_down == {2}
 
 
 def test_captions_outside_a_dataset_and_listed_prompts_have_no_takedowns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"caption": ["a", "b"]}), tmp_path / "p.parquet")
-    assert taken_down(of_file(tmp_path / "p.parquet")) == frozenset()
-    assert taken_down(config(prompts=["a"])) == frozenset()
+    assert read_prompts(of_file(tmp_path / "p.parquet")).taken_down == frozenset()
+    assert read_prompts(config(prompts=["a"])).taken_down == frozenset()
 
 
 def test_takedowns_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     images = images_with_captions(tmp_path)
     open_storage(str(images)).publish("_tombstones/000000.parquet", b"damaged")
     with pytest.raises(SdpError, match="corrupt takedown list"):
-        taken_down(of_file(images))
+        read_prompts(of_file(images))
 
 
 def test_only_an_editors_line_endings_end_a_prompt(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("a\u2028b\x0bc\u0085d\re\r\nf".encode())
-    assert read_prompts(of_file(tmp_path / "p.txt")) == ["a\u2028b\x0bc\u0085d", "e", "f"]
+    assert read_prompts(of_file(tmp_path / "p.txt")).texts == ["a\u2028b\x0bc\u0085d", "e", "f"]

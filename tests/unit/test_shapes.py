@@ -5,6 +5,7 @@ import io
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from sdp.demo import shapes
-from sdp.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, render, sample
+from sdp.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, is_ring, render, sample
 
 MANY = 3000
 
@@ -175,6 +176,13 @@ def test_a_picture_without_a_shape_has_the_colour_of_its_background() -> None:
     empty = Image.new("RGB", (64, 64), COLORS["blue"])
     assert dominant_shape_color(empty, "blue") == "blue"
     assert dominant_shape_color(empty, "red") == "blue"
+
+
+def test_a_ring_is_told_from_all_other_shapes() -> None:
+    for picture in map(sample, range(100)):
+        assert not is_ring(render(picture, 64), picture.background)
+        assert is_ring(render(replace(picture, shape="ring"), 64), picture.background)
+    assert not is_ring(Image.new("RGB", (64, 64), COLORS["blue"]), "blue")
 
 
 def test_the_list_has_laions_columns_and_agrees_with_the_pictures() -> None:
