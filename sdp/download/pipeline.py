@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,14 +23,16 @@ from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig
+from sdp.config.download import HostsConfig
 from sdp.console import Progress
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.download import messages, survey
-from sdp.download.budgets import Answer, Ask, HostLimits, SharedBudgets
-from sdp.download.figures import DownloadFigures, Host
+from sdp.download.budgets import Answer, Ask, SharedBudgets
+from sdp.download.figures import DownloadFigures
 from sdp.download.spans import read_span, spans
+from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
@@ -81,7 +84,7 @@ def write_parts(
 
     `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
     """
-    hub = cluster.start_beside_driver(Hub, settings.limits, max_restarts=-1, max_task_retries=-1)
+    hub = cluster.start_beside_driver(Hub, settings.config.hosts, max_restarts=-1, max_task_retries=-1)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
@@ -156,17 +159,21 @@ class Download:
 
     def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
         self._name, self._hub = uuid4().hex, hub
+        pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
+
+        def exchange(ask: Ask) -> Future[Answer]:
+            reply: Future[Answer] = hub.exchange.remote(ask).future()
+            return reply
+
         self._worker = DownloadWorker(
             settings,
-            name=self._name,
-            exchange=(lambda ask: hub.exchange.remote(ask).future()) if workers > 1 else None,
-            exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second from all workers
+            SharedGate(self._name, 2 * settings.config.fetch.connections, exchange, pause_s) if workers > 1 else None,
         )
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         infos = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
+        ray.get(self._hub.report.remote(self._name, self._worker.take_figures()))
         return pa.table({"info": pa.array(infos, pa.binary())})
 
     def _make(self, task: UnitTask | SdpError) -> PartInfo | SdpError:
@@ -180,30 +187,28 @@ class Download:
     def _report(self) -> None:
         pause = threading.Event()
         while not pause.wait(_REPORT_S):
-            self._hub.report.remote(self._name, self._worker.figures(), {})
+            self._hub.report.remote(self._name, self._worker.take_figures())
 
 
 class Hub:
     """The workers' shared state: the budgets of hosts, and the figures."""
 
-    def __init__(self, limits: HostLimits) -> None:
+    def __init__(self, limits: HostsConfig) -> None:
         self._budgets = SharedBudgets(limits)
-        self._figures: dict[str, DownloadFigures] = {}
-        self._hosts = DownloadFigures()
+        self._workers: set[str] = set()
+        self._figures = DownloadFigures()
 
     def exchange(self, ask: Ask) -> Answer:
         return self._budgets.exchange(ask, time.monotonic())
 
-    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
-        self._figures[worker] = figures
-        self._hosts.merge_hosts(hosts)
+    def report(self, worker: str, figures: DownloadFigures) -> None:
+        """Add a worker's figures since its last report."""
+        self._workers.add(worker)
+        self._figures.merge(figures)
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
-        total = DownloadFigures(workers=len(self._figures))
-        for figures in (*self._figures.values(), self._hosts):
-            total.merge(figures)
-        return total
+        return replace(self._figures, workers=len(self._workers))
 
 
 @contextmanager

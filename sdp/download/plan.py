@@ -55,16 +55,13 @@ class RowToFetch:
     caption: str
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """The rows to fetch, and the outcomes of the others."""
+def plan(
+    table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None
+) -> tuple[list[RowToFetch], list[Outcome]]:
+    """Return which of these addresses to fetch, and the outcomes of the others.
 
-    to_fetch: list[RowToFetch]
-    refused: list[Outcome]
-
-
-def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None) -> RowPlan:
-    """Plan the rows with these addresses; `duplicates` are addresses whose URL a lower one has."""
+    `duplicates` are addresses whose URL a lower one has.
+    """
     filtered = _filtered(table, rules.filters)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
@@ -87,8 +84,9 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
         return RowToFetch(row, at, url, caption)
 
     decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
-    return RowPlan(
-        [row for row in decided if isinstance(row, RowToFetch)], [row for row in decided if isinstance(row, Outcome)]
+    return (
+        [row for row in decided if isinstance(row, RowToFetch)],
+        [row for row in decided if isinstance(row, Outcome)],
     )
 
 

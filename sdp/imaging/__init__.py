@@ -21,9 +21,9 @@ from sdp.imaging.containers import (
     ImageError,
     RowError,
     check_png,
+    exif_orientation,
     jpeg_orientation,
     lacks_memory,
-    tiff_orientation,
     undecodable,
     webp_size,
 )
@@ -249,16 +249,8 @@ def has_room(width: int, height: int) -> bool:
 
 
 def _header_of(picture: Any) -> Header:
-    try:
-        if picture.format == "PNG":  # getexif() would decode all of it, and hide damage
-            orientation = tiff_orientation(picture.info.get("exif", b"").removeprefix(b"Exif\0\0"))
-        else:
-            orientation = int(picture.getexif().get(0x0112, 1))
-    except Exception:  # noqa: BLE001 (broken metadata, on which Pillow raises many kinds, does not break the image)
-        orientation = 1
-    orientation = orientation if 1 <= orientation <= 8 else 1
-    if picture.format == "TIFF":  # Pillow rotates these itself
-        orientation = 1
+    # Not picture.getexif(), which would decode all of a PNG, and hide damage. Pillow itself rotates a TIFF.
+    orientation = 1 if picture.format == "TIFF" else exif_orientation(picture.info.get("exif", b""))
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)
 
 
