@@ -258,14 +258,12 @@ def _rgb(picture: Any) -> Pixels:
     """Return the RGB pixels of a loaded picture of any mode."""
     from PIL import Image as Pillow
 
-    if picture.mode in ("I", "LAB", "HSV"):
+    if picture.mode in ("I", "F", "LAB", "HSV"):
         raise ImageError("not_an_image", f"pixels of mode {picture.mode}, which web images do not use")
     if picture.mode in ("I;16", "I;16L", "I;16B", "I;16N"):
         deep = np.asarray(picture).astype(np.int64)
         pixels = np.clip((deep + 128) // 257, 0, 255).astype(np.uint8)
         return np.repeat(pixels[..., None], 3, axis=2)
-    if picture.mode == "F":
-        raise ImageError("not_an_image", "pixels are floating-point numbers of unknown range")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
         rgba = picture.convert("RGBA")
         white = Pillow.new("RGBA", rgba.size, (255, 255, 255, 255))

@@ -106,7 +106,10 @@ class Decoders:
                 if child is None:
                     child = _Child(self._settings)
                 try:
-                    self._decode_batch(batch, child)
+                    child.send([task.data for task in batch])
+                    while batch:  # each image leaves it as it is done
+                        reply, data = child.receive(self._answer_s)
+                        batch.popleft().deliver(reply, data)
                 except _Died as death:
                     child.end()
                     child = None
@@ -133,13 +136,6 @@ class Decoders:
                 if task.tries:
                     break
             return batch
-
-    def _decode_batch(self, batch: deque[_Task], child: "_Child") -> None:
-        """Deliver the results of a batch, from which each image is removed as it is done."""
-        child.send([task.data for task in batch])
-        while batch:
-            reply, data = child.receive(self._answer_s)
-            batch.popleft().deliver(reply, data)
 
     def _blame(self, batch: deque[_Task], death: _Died) -> None:
         """Blame the first image without a result; put the others back into the queue."""
@@ -227,7 +223,6 @@ class _Child:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):  # an image that has taken the decoder over may write anything
-            self._process.kill()
             raise _Died("sent a malformed reply")
         return reply, data
 
@@ -235,26 +230,18 @@ class _Child:
         deadline = time.monotonic() + within_s
         length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
         if length > _LARGEST_MESSAGE:
-            self._process.kill()
             raise _Died("sent a malformed message")
         return self._read(length, deadline, within_s)
 
     def end(self) -> None:
-        """Close our end and wait for the process to end."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        """End the process, which has nothing to lose."""
+        with self._process:  # which closes our ends and waits
             self._process.kill()
-            self._process.wait(_STOP_S)
 
     def _read(self, length: int, deadline: float, within_s: float) -> memoryview:
         data, at = memoryview(bytearray(length)), 0
         while at < length:
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self._process.kill()
                 raise _Died(f"gave no answer in {within_s:g} s")
             count = os.readv(self._source, [data[at:]])
             if not count:
