@@ -8,14 +8,12 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
@@ -110,10 +108,8 @@ def _dataset(
     config, ray_options = settings.config, placement(settings.config)
     at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
-    units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+    units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
         partial(_read, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
-        batch_size=1,
-        batch_format="pyarrow",
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
         **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
@@ -121,11 +117,9 @@ def _dataset(
     with warnings.catch_warnings():
         # Ray warns that 2.64 removes such arguments; without max_task_retries it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
-        return units.map_batches(
-            Download,
+        return units.map(
+            Download,  # type: ignore[arg-type]  # Ray's signature leaves out classes
             fn_constructor_args=(settings, hub, shape.workers),
-            batch_size=1,
-            batch_format="pyarrow",
             num_cpus=shape.cpus,
             compute=ActorPoolStrategy(
                 size=shape.workers,
@@ -140,18 +134,17 @@ def _dataset(
 
 
 def _read(
-    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, batch: pa.Table
-) -> Iterator[pa.Table]:
-    """Read spans, and yield a row for each unit."""
+    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, row: dict[str, bytes]
+) -> Iterator[dict[str, bytes]]:
+    """Read a span, and yield a row for each unit."""
     try:
-        for data in batch["span"].to_pylist():
-            for task in read_span(pickle.loads(data), columns, output, options):
-                if survey_to:
-                    unit = task.work.unit
-                    task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
-                yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+        for task in read_span(pickle.loads(row["span"]), columns, output, options):
+            if survey_to:
+                unit = task.work.unit
+                task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
+            yield {"task": pickle.dumps(task)}
     except SdpError as error:  # passed on as a value: Ray Data would turn it into text
-        yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
+        yield {"task": pickle.dumps(error)}
 
 
 class Download:
@@ -159,30 +152,20 @@ class Download:
 
     def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
         self._name, self._hub = uuid4().hex, hub
+        ahead = 2 * settings.config.fetch.connections
         pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
-
-        def exchange(ask: Ask) -> Future[Answer]:
-            reply: Future[Answer] = hub.exchange.remote(ask).future()
-            return reply
-
-        self._worker = DownloadWorker(
-            settings,
-            SharedGate(self._name, 2 * settings.config.fetch.connections, exchange, pause_s) if workers > 1 else None,
-        )
+        gate = SharedGate(self._name, ahead, lambda ask: hub.exchange.remote(ask).future(), pause_s)
+        self._worker = DownloadWorker(settings, gate if workers > 1 else None)
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        infos = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        ray.get(self._hub.report.remote(self._name, self._worker.take_figures()))
-        return pa.table({"info": pa.array(infos, pa.binary())})
-
-    def _make(self, task: UnitTask | SdpError) -> PartInfo | SdpError:
-        if isinstance(task, SdpError):
-            return task
+    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
+        task: UnitTask | SdpError = pickle.loads(row["task"])
         try:
-            return self._worker.make(task)
+            result = task if isinstance(task, SdpError) else self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
-            return error
+            result = error
+        ray.get(self._hub.report.remote(self._name, self._worker.take_figures()))
+        return {"info": pickle.dumps(result)}
 
     def _report(self) -> None:
         pause = threading.Event()

@@ -40,8 +40,8 @@ class Rules:
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
         source = self.source
-        wanted = [source.url_column, source.caption_column, *_filter_columns(self.filters), *source.columns]
-        return list(dict.fromkeys(wanted))
+        filtered = [*_side_columns(self.filters), *(score.column for score in _scores(self.filters))]
+        return list(dict.fromkeys([source.url_column, source.caption_column, *filtered, *source.columns]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,6 @@ def plan(
         [row for row in decided if isinstance(row, RowToFetch)],
         [row for row in decided if isinstance(row, Outcome)],
     )
-
-
-def _filter_columns(filters: FiltersConfig) -> list[str]:
-    """Return the columns that the filters read."""
-    return [*_side_columns(filters), *(score.column for score in _scores(filters))]
 
 
 def _side_columns(filters: FiltersConfig) -> list[str]:

@@ -86,12 +86,9 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
             groups, skip = _groups(file.metadata, piece.offset, piece.length)
             left = piece.length
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                batch = batch.slice(skip, left)
-                skip, left = 0, left - batch.num_rows
-                yield plain(pa.Table.from_batches([batch]).select(list(columns)))
+                rows = batch.slice(skip, left)
+                skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
+                yield plain(pa.Table.from_batches([rows]).select(list(columns)))
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:

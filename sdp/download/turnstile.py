@@ -193,6 +193,3 @@ class Turnstile(Generic[Job]):
     def runnable(self) -> int:
         """The number of hosts that can be tried now."""
         return len(self._runnable)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
