@@ -357,9 +357,10 @@ def takedowns(folder: Path, units: int) -> dict[str, float]:
 
 def politeness(_: Path, units: int) -> dict[str, float]:
     """Ask the hub for a request to each of many hosts, at 10,000 a second by the caller's clock."""
-    from sdp.download.budgets import Ask, HostLimits, SharedBudgets
+    from sdp.config.download import HostsConfig
+    from sdp.download.budgets import Ask, SharedBudgets
 
-    budgets, hosts, at_once = SharedBudgets(HostLimits(16, 10.0)), units * HOSTS_A_UNIT, 100
+    budgets, hosts, at_once = SharedBudgets(HostsConfig(at_once=16, per_second=10.0)), units * HOSTS_A_UNIT, 100
     longest, kept = 0.0, 0
     for first in range(0, hosts, at_once):
         wants = {f"host-{number}.example": 1 for number in range(first, min(first + at_once, hosts))}

@@ -118,6 +118,17 @@ class HostsConfig(Section):
     count: bool = key(True)
     """Count the source's hosts before starting, and warn if a single one will delay the job."""
 
+    @property
+    def burst(self) -> float:
+        """Requests that may begin together. The steady rate is lower by as much, so that no second sees more."""
+        return max(1.0, (self.per_second or 0.0) / 10)
+
+    @property
+    def steady(self) -> float:
+        """Requests per second once the burst is used up."""
+        rate = self.per_second or 0.0
+        return rate - self.burst if rate >= 2 else rate
+
 
 class ImageConfig(Section):
     """Checks and storage of images."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sdp.backoff import backoff
+from sdp.config.download import HostsConfig
 
 WAIT_FOR_RELEASE = float("inf")
 
@@ -22,25 +23,6 @@ _FORGET_S = 120.0
 _FORGET_WORKER_S = 30.0
 _SWEPT_AT_ONCE = 4
 """Hosts that each request checks: more than one, so that hosts are forgotten faster than they are added."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostLimits:
-    """The limits on the requests of all workers together to one host."""
-
-    at_once: int = 16
-    per_second: float | None = None
-
-    @property
-    def burst(self) -> float:
-        """Requests that may begin together. The steady rate is lower by as much, so that no second sees more."""
-        return max(1.0, (self.per_second or 0.0) / 10)
-
-    @property
-    def steady(self) -> float:
-        """Requests per second once the burst is used up."""
-        rate = self.per_second or 0.0
-        return rate - self.burst if rate >= 2 else rate
 
 
 @dataclass(slots=True)
@@ -65,7 +47,7 @@ class _Host:
 class HostBudgets:
     """The budgets of all hosts with recent requests."""
 
-    def __init__(self, limits: HostLimits) -> None:
+    def __init__(self, limits: HostsConfig) -> None:
         self._limits = limits
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
         """In the order in which they are checked for being idle."""
@@ -174,7 +156,7 @@ class Answer:
 class SharedBudgets:
     """The budgets of a cluster, whose workers come and go."""
 
-    def __init__(self, limits: HostLimits) -> None:
+    def __init__(self, limits: HostsConfig) -> None:
         self._budgets = HostBudgets(limits)
         self._workers: dict[str, tuple[float, dict[str, int]]] = {}
         """By worker: the time of its last message, and what it holds."""

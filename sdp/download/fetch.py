@@ -24,12 +24,13 @@ from typing import Any, Generic, TypeVar
 import pycurl
 
 from sdp.backoff import backoff
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download import transfer
+from sdp.download.budgets import HostBudgets
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Buffer, Networks, Slot
 from sdp.download.transfer import Failure
-from sdp.download.turnstile import Courier, Gate, Turnstile
+from sdp.download.turnstile import SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
@@ -79,25 +80,19 @@ class Fetcher(Generic[Token]):
     def __init__(
         self,
         options: FetchConfig,
-        give_up_host_after: int,
-        gate: Gate,
+        hosts: HostsConfig,
         buffer: Buffer,
         deliver: Callable[[Request[Token]], None],
-        courier: Courier | None = None,
-        at_once: int = 16,
+        gate: SharedGate | None = None,
     ) -> None:
-        """With a shared gate, `courier` carries its messages to the budgets and back.
-
-        `at_once` is the number of concurrent requests to one host that the gate allows.
-        """
-        self._fetch, self._deliver, self._courier = options, deliver, courier
-        self._give_up_host_after = give_up_host_after
+        """Start the thread; without a shared gate, the hosts' budgets are this fetcher's own."""
+        self._fetch, self._hosts, self._deliver, self._gate = options, hosts, deliver, gate
         self._buffer = buffer
         self._buffer.on_release = self.wake
         self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
         self._awaiting_robots: dict[str, list[Request[Token]]] = {}
         """The images that wait for their site's robots.txt."""
-        self._turnstile: Turnstile[Request[Token]] = Turnstile(gate)
+        self._turnstile: Turnstile[Request[Token]] = Turnstile(HostBudgets(hosts) if gate is None else gate)
         self._incoming: deque[Request[Token]] = deque()
         self._retries: list[tuple[float, int, Request[Token]]] = []
         """A heap of the requests to retry: time, serial number, request."""
@@ -121,15 +116,16 @@ class Fetcher(Generic[Token]):
         """The time at which each multi handle with a timer is due."""
         self._multis = [pycurl.CurlMulti() for _ in range(_MULTIS)]
         for multi in self._multis:
-            # As many connections stay open as the gate allows to one host.
-            multi.setopt(pycurl.M_MAXCONNECTS, min(at_once, options.connections) + options.connections // _MULTIS)
+            # As many connections stay open as one host may have.
+            kept = min(hosts.at_once, options.connections) + options.connections // _MULTIS
+            multi.setopt(pycurl.M_MAXCONNECTS, kept)
             multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
             multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
-        networks = Networks(options.allowed_networks)
-        self._free = [Slot(options, networks, buffer, self._paused) for _ in range(options.connections)]
+        self._new_slot = partial(Slot, options, Networks(options.allowed_networks), buffer, self._paused)
         self._active: dict[Any, Slot] = {}
+        """The slot of each libcurl handle in use."""
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
         self._thread.start()
 
@@ -164,8 +160,8 @@ class Fetcher(Generic[Token]):
         except BaseException as error:  # noqa: BLE001 (kept for the threads that wait for results)
             self.error = error
         finally:
-            for slot in (*self._free, *self._active.values()):
-                slot.curl.close()  # which takes it out of the multi handle, too
+            for curl in self._active:
+                curl.close()  # which takes it out of the multi handle, too
             for multi in self._multis:
                 multi.close()
             self._epoll.close()
@@ -203,9 +199,8 @@ class Fetcher(Generic[Token]):
                 self._settle(slot, transfer.of_multi(error))
 
     def _until_next_timer_s(self, now: float) -> float:
-        """Return the seconds until the next timer, retry or tick."""
-        next_retry = self._retries[0][0] if self._retries else None
-        times = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at(), next_retry]
+        """Return the seconds until the next timer, or until the next tick, which is early enough for retries."""
+        times = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at()]
         return max(0.0, min(at for at in times if at is not None) - now)
 
     def _watch(self, multi: Any, action: int, fd: int, *_: object) -> None:
@@ -230,8 +225,8 @@ class Fetcher(Generic[Token]):
 
     def _queue_new(self, now: float) -> None:
         """Queue the submitted requests and the retries that are due."""
-        if self._courier is not None:
-            self._courier.step(self._turnstile, now, self.wake)
+        if self._gate is not None:
+            self._gate.step(self._turnstile, now, self.wake)
         while self._incoming:
             self._queue(self._incoming.popleft(), now)
         while self._retries and self._retries[0][0] <= now:
@@ -272,21 +267,24 @@ class Fetcher(Generic[Token]):
         while self._free and not self._paused and not self._buffer.full:
             if (next_up := self._turnstile.take(now)) is None:
                 break
-            _, request = next_up
-            slot = self._free.pop()
+            host, request = next_up
+            slot = self._new_slot(self._multis[hash(host) % _MULTIS], request, now)
             self._active[slot.curl] = slot
-            slot.multi = self._multis[hash(request.host) % _MULTIS]
             try:
-                slot.begin(request, now)
-                slot.multi.add_handle(slot.curl)
+                slot.begin()
             except pycurl.error as error:
                 self._settle(slot, transfer.of_multi(error))
         if self._is_short_of_requests():
             with self._has_room:
                 self._has_room.notify_all()
 
+    @property
+    def _free(self) -> int:
+        """The number of connections without a request."""
+        return self._fetch.connections - len(self._active)
+
     def _is_short_of_requests(self) -> bool:
-        return not self._incoming and self._turnstile.runnable < max(1, len(self._free))
+        return not self._incoming and self._turnstile.runnable < max(1, self._free)
 
     def _resume(self) -> None:
         """Continue transfers that wait for memory, in order. If all wait, the first may exceed the limit."""
@@ -329,37 +327,30 @@ class Fetcher(Generic[Token]):
         now = time.monotonic()
         request: Request[Token] = slot.request
         del self._active[slot.curl]
-        try:
-            slot.multi.remove_handle(slot.curl)
-        except pycurl.error:  # never added, or no longer usable
-            slot.curl.close()
-            slot.open()
         if slot.paused_at:
             self._paused.remove(slot)
         request.seconds += slot.active_s(now)
         request.attempts += 0 if request.following else 1
         request.following = False
         failure = failure or slot.verdict()
-        host, body, size, reserved = request.host, slot.pieces, slot.size, slot.reserved
-        location, status = slot.location, slot.status
-        slot.end()
-        self._free.append(slot)
+        slot.curl.close()
+        host, status = request.host, slot.status
         self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)
         if not (failure and (failure.unreachable or failure.silent)):
             self._strikes.pop(host, None)
             self._note_response(host, now)
         if failure is None and status in transfer.REDIRECT_STATUSES:
-            self._buffer.release(reserved)
-            self._follow(request, location, now)
+            self._buffer.release(slot.reserved)
+            self._follow(request, slot.location, now)
         elif failure is None and request.robots_of:
-            self._buffer.release(reserved)
-            self._note_robots(request.robots_of, b"".join(body), None)
+            self._buffer.release(slot.reserved)
+            self._note_robots(request.robots_of, b"".join(slot.pieces), None)
         elif failure is None:
-            self._buffer.release(reserved - size)
-            request.body, request.size, request.failure = body, size, None
+            self._buffer.release(slot.reserved - slot.size)
+            request.body, request.size, request.failure = slot.pieces, slot.size, None
             self._deliver(request)
         else:
-            self._buffer.release(reserved)
+            self._buffer.release(slot.reserved)
             self._retry_or_fail(request, failure, status, now)
 
     def _follow(self, request: Request[Token], location: str, now: float) -> None:
@@ -382,7 +373,7 @@ class Fetcher(Generic[Token]):
         is_alive = now - self._served_at.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not is_alive):
             self._strikes[host] += 1
-            if self._strikes[host] >= self._give_up_host_after:
+            if self._strikes[host] >= self._hosts.give_up_after:
                 del self._strikes[host]
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:

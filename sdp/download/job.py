@@ -27,7 +27,8 @@ from sdp.download import blocklists, messages, survey
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
-from sdp.download.worker import KIND, WorkerSettings
+from sdp.download.unit import KIND
+from sdp.download.worker import WorkerSettings
 from sdp.errors import DatasetError, UserError
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
@@ -124,7 +125,7 @@ def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: L
     if result is None:
         result = survey.survey_source(config, output, settings.rules, placement(config), lease.check)
         other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
-        for line in survey.forecast(result.hosts, settings.limits, other_hosts_s):
+        for line in survey.forecast(result.hosts, config.hosts, other_hosts_s):
             say(line)
     return result.stop if result.duplicates else 0
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
@@ -22,14 +21,16 @@ from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig
+from sdp.config.download import HostsConfig
 from sdp.console import Progress
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.download import messages, survey
-from sdp.download.budgets import Answer, Ask, HostLimits, SharedBudgets
-from sdp.download.figures import DownloadFigures, Host
+from sdp.download.budgets import Answer, Ask, SharedBudgets
+from sdp.download.figures import DownloadFigures
 from sdp.download.spans import read_span, spans
+from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
@@ -81,7 +82,7 @@ def write_parts(
 
     `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
     """
-    hub = cluster.start_beside_driver(Hub, settings.limits, max_restarts=-1, max_task_retries=-1)
+    hub = cluster.start_beside_driver(Hub, settings.config.hosts, max_restarts=-1, max_task_retries=-1)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
@@ -107,10 +108,8 @@ def _dataset(
     config, ray_options = settings.config, placement(settings.config)
     at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
-    units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+    units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
         partial(_read, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
-        batch_size=1,
-        batch_format="pyarrow",
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
         **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
@@ -118,11 +117,9 @@ def _dataset(
     with warnings.catch_warnings():
         # Ray warns that 2.64 removes such arguments; without max_task_retries it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
-        return units.map_batches(
-            Download,
+        return units.map(
+            Download,  # type: ignore[arg-type]  # Ray's signature leaves out classes
             fn_constructor_args=(settings, hub, shape.workers),
-            batch_size=1,
-            batch_format="pyarrow",
             num_cpus=shape.cpus,
             compute=ActorPoolStrategy(
                 size=shape.workers,
@@ -137,18 +134,17 @@ def _dataset(
 
 
 def _read(
-    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, batch: pa.Table
-) -> Iterator[pa.Table]:
-    """Read spans, and yield a row for each unit."""
+    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, row: dict[str, bytes]
+) -> Iterator[dict[str, bytes]]:
+    """Read a span, and yield a row for each unit."""
     try:
-        for data in batch["span"].to_pylist():
-            for task in read_span(pickle.loads(data), columns, output, options):
-                if survey_to:
-                    unit = task.work.unit
-                    task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
-                yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+        for task in read_span(pickle.loads(row["span"]), columns, output, options):
+            if survey_to:
+                unit = task.work.unit
+                task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
+            yield {"task": pickle.dumps(task)}
     except SdpError as error:  # passed on as a value: Ray Data would turn it into text
-        yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
+        yield {"task": pickle.dumps(error)}
 
 
 class Download:
@@ -156,54 +152,46 @@ class Download:
 
     def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
         self._name, self._hub = uuid4().hex, hub
-        self._worker = DownloadWorker(
-            settings,
-            name=self._name,
-            exchange=(lambda ask: hub.exchange.remote(ask).future()) if workers > 1 else None,
-            exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second from all workers
-        )
+        ahead = 2 * settings.config.fetch.connections
+        pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
+        gate = SharedGate(self._name, ahead, lambda ask: hub.exchange.remote(ask).future(), pause_s)
+        self._worker = DownloadWorker(settings, gate if workers > 1 else None)
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        infos = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
-        return pa.table({"info": pa.array(infos, pa.binary())})
-
-    def _make(self, task: UnitTask | SdpError) -> PartInfo | SdpError:
-        if isinstance(task, SdpError):
-            return task
+    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
+        task: UnitTask | SdpError = pickle.loads(row["task"])
         try:
-            return self._worker.make(task)
+            result = task if isinstance(task, SdpError) else self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
-            return error
+            result = error
+        ray.get(self._hub.report.remote(self._name, self._worker.take_figures()))
+        return {"info": pickle.dumps(result)}
 
     def _report(self) -> None:
         pause = threading.Event()
         while not pause.wait(_REPORT_S):
-            self._hub.report.remote(self._name, self._worker.figures(), {})
+            self._hub.report.remote(self._name, self._worker.take_figures())
 
 
 class Hub:
     """The workers' shared state: the budgets of hosts, and the figures."""
 
-    def __init__(self, limits: HostLimits) -> None:
+    def __init__(self, limits: HostsConfig) -> None:
         self._budgets = SharedBudgets(limits)
-        self._figures: dict[str, DownloadFigures] = {}
-        self._hosts = DownloadFigures()
+        self._workers: set[str] = set()
+        self._figures = DownloadFigures()
 
     def exchange(self, ask: Ask) -> Answer:
         return self._budgets.exchange(ask, time.monotonic())
 
-    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
-        self._figures[worker] = figures
-        self._hosts.merge_hosts(hosts)
+    def report(self, worker: str, figures: DownloadFigures) -> None:
+        """Add a worker's figures since its last report."""
+        self._workers.add(worker)
+        self._figures.merge(figures)
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
-        total = DownloadFigures(workers=len(self._figures))
-        for figures in (*self._figures.values(), self._hosts):
-            total.merge(figures)
-        return total
+        return replace(self._figures, workers=len(self._workers))
 
 
 @contextmanager

@@ -40,8 +40,8 @@ class Rules:
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
         source = self.source
-        wanted = [source.url_column, source.caption_column, *_filter_columns(self.filters), *source.columns]
-        return list(dict.fromkeys(wanted))
+        filtered = [*_side_columns(self.filters), *(score.column for score in _scores(self.filters))]
+        return list(dict.fromkeys([source.url_column, source.caption_column, *filtered, *source.columns]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,13 @@ class RowToFetch:
     caption: str
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """The rows to fetch, and the outcomes of the others."""
+def plan(
+    table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None
+) -> tuple[list[RowToFetch], list[Outcome]]:
+    """Return which of these addresses to fetch, and the outcomes of the others.
 
-    to_fetch: list[RowToFetch]
-    refused: list[Outcome]
-
-
-def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None) -> RowPlan:
-    """Plan the rows with these addresses; `duplicates` are addresses whose URL a lower one has."""
+    `duplicates` are addresses whose URL a lower one has.
+    """
     filtered = _filtered(table, rules.filters)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
@@ -87,14 +84,10 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
         return RowToFetch(row, at, url, caption)
 
     decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
-    return RowPlan(
-        [row for row in decided if isinstance(row, RowToFetch)], [row for row in decided if isinstance(row, Outcome)]
+    return (
+        [row for row in decided if isinstance(row, RowToFetch)],
+        [row for row in decided if isinstance(row, Outcome)],
     )
-
-
-def _filter_columns(filters: FiltersConfig) -> list[str]:
-    """Return the columns that the filters read."""
-    return [*_side_columns(filters), *(score.column for score in _scores(filters))]
 
 
 def _side_columns(filters: FiltersConfig) -> list[str]:

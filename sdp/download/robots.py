@@ -17,8 +17,8 @@ MAX_BYTES = 512_000
 _VALID_S, _RETRY_S = 86_400.0, 300.0
 _CACHE_BYTES, _ENTRY_BYTES = 8_000_000, 1_000
 """Bytes of all cached robots.txt, and the fewest that each counts as."""
-_ABSENT = frozenset({"empty", "redirects"})
-"""Failures, besides any status 4xx, that mean a site without rules."""
+_ABSENT = ("empty", "redirects", "http_status 4")
+"""Beginnings of the failures that mean a site without rules."""
 
 
 class Robots:
@@ -45,7 +45,7 @@ class Robots:
     def note(self, site: str, text: bytes, failure: Failure | None, now: float) -> None:
         """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
         rules: RobotFileParser | Failure
-        if failure is None or failure.reason in _ABSENT or _is_4xx(failure):
+        if failure is None or f"{failure.reason} {failure.detail}".startswith(_ABSENT):
             rules = RobotFileParser()
             rules.parse(text.decode("utf-8", "replace").splitlines())
         else:
@@ -55,10 +55,6 @@ class Robots:
         self._rules[site] = now + (_RETRY_S if isinstance(rules, Failure) else _VALID_S), size, rules
         while self._bytes > _CACHE_BYTES:
             self._bytes -= self._rules.pop(next(iter(self._rules)))[1]
-
-
-def _is_4xx(failure: Failure) -> bool:
-    return failure.reason == "http_status" and failure.detail.startswith("4")
 
 
 def site_of(url: str) -> str:

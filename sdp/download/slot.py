@@ -1,4 +1,4 @@
-"""One of a fetcher's connections, the memory that all of them share, and the addresses that they may lead to."""
+"""One attempt at a request, the memory that all attempts share, and the addresses that they may lead to."""
 
 import os
 import socket
@@ -112,17 +112,18 @@ def _is_public(ip: IPv4Address | IPv6Address) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A libcurl handle and the request that it serves."""
+    """One attempt at a request, on a libcurl handle of its own."""
 
     options: FetchConfig
     networks: Networks
     buffer: Buffer
     waiting: "deque[Slot]"
     """The queue of slots that wait for memory."""
-    curl: Any = field(init=False)
-    multi: Any = None
-    """The multi handle that the request runs in."""
-    request: Any = None
+    multi: Any
+    """The multi handle that the request runs in, which keeps connections for later requests."""
+    request: Any
+    began_at: float
+    curl: Any = field(default_factory=pycurl.Curl)
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
@@ -131,23 +132,21 @@ class Slot:
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     """The response's headers that are read, by name in lower case."""
-    opted_out: str | None = None
     refused: str | None = None
-    too_big: bool = False
+    """The last address that was not connected to."""
+    stopped: Failure | None = None
+    """The reason for which this slot ended the transfer itself."""
     cut_short: bool = False
-    moved_at: float = 0.0
+    """True if this slot has read enough of an error page or a robots.txt."""
+    moved_at: float = field(init=False)
     """Time of the last header line or piece of the body."""
     paused_at: float = 0.0
     paused_s: float = 0.0
-    began_at: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.open()
-
-    def open(self) -> None:
-        """Create the handle."""
-        options = self.options
-        curl = self.curl = pycurl.Curl()
+    def begin(self) -> None:
+        """Start the transfer."""
+        self.moved_at = self.began_at
+        options, curl = self.options, self.curl
         curl.setopt(pycurl.NOSIGNAL, 1)
         curl.setopt(pycurl.WRITEFUNCTION, self.write)
         curl.setopt(pycurl.HEADERFUNCTION, self.header)
@@ -168,19 +167,8 @@ class Slot:
         if not options.verify_tls:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
-
-    def begin(self, request: Any, now: float) -> None:
-        self.request, self.began_at, self.moved_at = request, now, now
-        self.curl.setopt(pycurl.URL, request.url.text)
-
-    def end(self) -> None:
-        """Reset the slot for the next request."""
-        self.request = None
-        self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.headers = 0, {}
-        self.opted_out = self.refused = None
-        self.unbound = self.too_big = self.cut_short = False
-        self.paused_at = self.paused_s = 0.0
+        curl.setopt(pycurl.URL, self.request.url.text)
+        self.multi.add_handle(curl)
 
     def active_s(self, now: float) -> float:
         paused = self.paused_s + (now - self.paused_at if self.paused_at else 0.0)
@@ -206,7 +194,7 @@ class Slot:
         """Return the failure behind one of libcurl's errors; None if this slot ended the transfer itself."""
         if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
             return Failure("private_address", self.refused)
-        if self.opted_out or self.too_big or self.cut_short:
+        if self.stopped or self.cut_short:
             return None
         if self.status >= 300 and code in (pycurl.E_FILESIZE_EXCEEDED, pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR):
             return None
@@ -220,11 +208,7 @@ class Slot:
             date, wait = (self.headers.get(name, b"").decode("latin-1") for name in (b"date", b"retry-after"))
             # The server's own clock counts.
             return transfer.of_status(self.status, transfer.retry_after_s(wait, transfer.moment(date)))
-        if self.opted_out:
-            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
-        if self.too_big:
-            return Failure("too_big", f"more than {self.options.max_bytes} bytes")
-        return None if self.size else Failure("empty", "0 bytes")
+        return self.stopped or (None if self.size else Failure("empty", "0 bytes"))
 
     @property
     def location(self) -> str:
@@ -277,24 +261,21 @@ class Slot:
         if line.startswith(b"HTTP/"):
             code = line.split(None, 2)[1:2]
             self.status = int(code[0][:9]) if code and code[0].isdigit() else 0
-            self.headers, self.opted_out = {}, None
+            self.headers, self.stopped = {}, None
             return
         name, _, value = line.partition(b":")
         name = name.lower()
         if name in _READ:
             self.headers[name] = value.strip()
-        elif (
-            name == b"x-robots-tag"
-            and self.options.respect_opt_out
-            and self.status == 200
-            and not self.request.robots_of
-        ):
+        elif name == b"x-robots-tag" and self.status == 200 and not self.request.robots_of:
             # On a redirect, an error page or a robots.txt it does not concern the image.
-            self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)
+            directive = opt_out(value.decode("latin-1"), self.options.opt_out_agent)
+            if directive is not None and self.options.respect_opt_out:
+                self.stopped = self.stopped or Failure("opt_out", f"X-Robots-Tag: {directive}", FILTERED)
 
     def write(self, piece: bytes) -> int | None:
         self.moved_at = time.monotonic()
-        if self.opted_out:
+        if self.stopped:
             return 0
         if self.status != 200:
             self.size += len(piece)
@@ -305,7 +286,7 @@ class Slot:
             self.cut_short = True
             return 0
         if size > self.options.max_bytes:
-            self.too_big = True
+            self.stopped = Failure("too_big", f"more than {self.options.max_bytes} bytes")
             return 0
         if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
             self.paused_at = time.monotonic()

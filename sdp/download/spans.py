@@ -29,7 +29,7 @@ class Span:
     slices: tuple[FileSlice, ...]
 
 
-def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) -> list[Span]:
+def spans(index: Index, pending: Sequence[Work], workers: int) -> list[Span]:
     """Group pending works into runs, shuffled so that workers do not all fetch neighbours in the source at once."""
     longest = max(1, min(_MOST_UNITS, len(pending) // (_SPANS_A_WORKER * workers)))
     runs: list[list[Work]] = []
@@ -40,7 +40,7 @@ def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) ->
             last.append(work)
         else:
             runs.append([work])
-    random.Random(seed).shuffle(runs)
+    random.Random(0).shuffle(runs)
     return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop))) for run in runs]
 
 
@@ -50,11 +50,11 @@ def read_span(
     """Yield the tasks of a span, each with its rows of the source, as soon as they are read."""
     tables = iter_units([work.unit.stop - work.unit.start for work in span.works], span.slices, columns, options)
     for work, table in zip(span.works, tables, strict=True):
-        if not work.attempt:
-            yield UnitTask(work, np.arange(work.unit.start, work.unit.stop, dtype=np.int64), table)
-        else:
+        rows, retried = np.arange(work.unit.start, work.unit.stop, dtype=np.int64), dict[str, int]()
+        if work.attempt:
             rows, retried = failed_before(output, work)
-            yield UnitTask(work, rows, table.take(pa.array(rows - work.unit.start)), retried)
+            table = table.take(pa.array(rows - work.unit.start))
+        yield UnitTask(work, rows, table, retried)
 
 
 def iter_units(
@@ -86,12 +86,9 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
             groups, skip = _groups(file.metadata, piece.offset, piece.length)
             left = piece.length
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                batch = batch.slice(skip, left)
-                skip, left = 0, left - batch.num_rows
-                yield plain(pa.Table.from_batches([batch]).select(list(columns)))
+                rows = batch.slice(skip, left)
+                skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
+                yield plain(pa.Table.from_batches([rows]).select(list(columns)))
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:

@@ -17,6 +17,7 @@ from pyroaring import BitMap64
 
 from sdp import cluster
 from sdp.config import DownloadConfig
+from sdp.config.download import HostsConfig
 from sdp.console import Progress, counted, duration, say
 from sdp.datasets import address_sets, repeated
 from sdp.datasets.index import Index
@@ -25,7 +26,6 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.repeated import Keys
 from sdp.datasets.units import Rows
-from sdp.download.budgets import HostLimits
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
 from sdp.errors import NotFound
@@ -66,7 +66,8 @@ def survey_rows(
     lengths = [min(_READ_ROWS, stop - at) for at in range(start, stop, _READ_ROWS)]
     at = start
     for table in iter_units(lengths, index.slices(start, stop), rules.columns(), options):
-        for wanted in plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules).to_fetch:
+        to_fetch, _ = plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules)
+        for wanted in to_fetch:
             hosts[wanted.url.host] += 1
             if partitions:
                 keys.append(key64(wanted.url.text))
@@ -101,7 +102,7 @@ def duplicates_in(storage: Storage, survey_stop: int, start: int, stop: int) -> 
     return address_sets.within(storage, _folder(survey_stop), start, stop)
 
 
-def forecast(hosts: Mapping[str, int], limits: HostLimits, other_hosts_s: float) -> Iterator[str]:
+def forecast(hosts: Mapping[str, int], limits: HostsConfig, other_hosts_s: float) -> Iterator[str]:
     """Yield a line for each host that alone takes much longer than all others together."""
     for host, count in sorted(hosts.items(), key=lambda item: -item[1])[:5]:
         seconds = count / _rate(limits)
@@ -114,7 +115,7 @@ def forecast(hosts: Mapping[str, int], limits: HostLimits, other_hosts_s: float)
         )
 
 
-def _rate(limits: HostLimits) -> float:
+def _rate(limits: HostsConfig) -> float:
     by_number = limits.at_once / _LATENCY_S
     return by_number if limits.per_second is None else min(limits.steady, by_number)
 

@@ -4,6 +4,7 @@ The turnstile lets requests through as its gate allows, and the hosts take turns
 """
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -19,11 +20,16 @@ _HEARTBEAT_S = 5.0
 
 @dataclass(slots=True)
 class SharedGate:
-    """The gate of one worker among several. `ask` and `take` are its side of an exchange with SharedBudgets."""
+    """The gate of one worker among several, which exchanges messages with SharedBudgets, one at a time."""
 
     worker: str
     ahead: int
     """Permits to hold in advance."""
+    exchange: Callable[[Ask], Future[Answer]]
+    every_s: float
+    """Seconds between messages, if there is anything to say."""
+    _sent: tuple[Ask, Future[Answer]] | None = None
+    _sent_at: float = -math.inf
     _permits: Counter[str] = field(default_factory=Counter)
     _in_flight: Counter[str] = field(default_factory=Counter)
     _wants: dict[str, None] = field(default_factory=dict)
@@ -31,8 +37,23 @@ class SharedGate:
     _served: Counter[str] = field(default_factory=Counter)
     _unused: int = 0
     """The sum of `_permits`."""
-    has_news: bool = False
+    _has_news: bool = False
     """True if there is a message to send."""
+
+    def step(self, turnstile: "Turnstile[Any]", now: float, on_reply: Callable[[], None]) -> None:
+        """Read a reply that has come, and send the next message when it is due."""
+        if self._sent is not None:
+            ask, reply = self._sent
+            if not reply.done():
+                return
+            self._sent = None
+            turnstile.unpark_later(self.take(ask, reply.result()), now)
+        silent_s = now - self._sent_at
+        if silent_s >= self.every_s and (self._has_news or self._wants or silent_s > _HEARTBEAT_S):
+            ask, self._sent_at = self.ask(turnstile.queued()), now
+            reply = self.exchange(ask)
+            self._sent = ask, reply
+            reply.add_done_callback(lambda _: on_reply())
 
     def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (as HostBudgets')
         if self._permits[host]:
@@ -43,11 +64,11 @@ class SharedGate:
         if host not in self._wants and len(self._wants) + self._unused >= self.ahead:
             return None
         self._wants[host] = None
-        self.has_news = True
+        self._has_news = True
         return WAIT_FOR_RELEASE
 
     def release(self, host: str) -> None:
-        self.has_news = True
+        self._has_news = True
         self._in_flight[host] -= 1
         if not self._in_flight[host]:
             del self._in_flight[host]
@@ -59,11 +80,6 @@ class SharedGate:
         self._unused -= self._permits.pop(host, 0)
         self._throttled[host] = max(retry_after or 0.0, self._throttled.get(host) or 0.0) or None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether some permits that were asked for have not come."""
-        return bool(self._wants)
-
     def ask(self, queued: Mapping[str, int]) -> Ask:
         """Return the next message, given the number of jobs that wait for each host; spare permits are given back."""
         self._permits &= Counter(queued)
@@ -71,7 +87,7 @@ class SharedGate:
         share = max(1, self.ahead // max(1, len(self._wants)))
         wants = Counter({host: min(queued.get(host, 0) - self._permits[host], share) for host in self._wants})
         ask = Ask(self.worker, self._in_flight + self._permits, +wants, self._throttled, self._served)
-        self._throttled, self._served, self.has_news = {}, Counter(), False
+        self._throttled, self._served, self._has_news = {}, Counter(), False
         return ask
 
     def take(self, asked: Ask, answer: Answer) -> Mapping[str, float]:
@@ -88,30 +104,6 @@ class SharedGate:
 
 Gate = HostBudgets | SharedGate
 """A worker's access to the hosts' budgets: permission for each request to a host."""
-
-
-class Courier:
-    """Carries a shared gate's messages to the budgets and back, one at a time."""
-
-    def __init__(self, gate: SharedGate, exchange: Callable[[Ask], "Future[Answer]"], every_s: float) -> None:
-        self._gate, self._exchange, self._every_s = gate, exchange, every_s
-        self._sent: tuple[Ask, Future[Answer]] | None = None
-        self._sent_at = float("-inf")
-
-    def step(self, turnstile: "Turnstile[Any]", now: float, on_reply: Callable[[], None]) -> None:
-        """Read a reply that has come, and send the next message when it is due."""
-        if self._sent is not None:
-            ask, reply = self._sent
-            if not reply.done():
-                return
-            self._sent = None
-            turnstile.unpark_later(self._gate.take(ask, reply.result()), now)
-        silent_s = now - self._sent_at
-        if silent_s >= self._every_s and (self._gate.has_news or self._gate.is_waiting or silent_s > _HEARTBEAT_S):
-            ask, self._sent_at = self._gate.ask(turnstile.queued()), now
-            reply = self._exchange(ask)
-            self._sent = ask, reply
-            reply.add_done_callback(lambda _: on_reply())
 
 
 class Turnstile(Generic[Job]):
@@ -201,6 +193,3 @@ class Turnstile(Generic[Job]):
     def runnable(self) -> int:
         """The number of hosts that can be tried now."""
         return len(self._runnable)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))

@@ -8,15 +8,16 @@ from typing import Any
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from sdp.config.download import DownloadSource
 from sdp.datasets.outcomes import Outcome, account_table
-from sdp.datasets.parts import Layout
+from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Rows, Work
 from sdp.download.columns import readable
 from sdp.download.image import Checked
-from sdp.download.plan import RowPlan, as_text
+from sdp.download.plan import Rules, as_text, plan
+from sdp.storage import Storage
 from sdp.urls import Url
 
+KIND = "images"
 ROW_GROUP_ROWS = 256
 _SIDES = ("width", "height", "original_width", "original_height")
 _PLAIN = ("row", "image", *_SIDES)
@@ -51,12 +52,12 @@ class UnitTask:
 
 
 class UnitRun:
-    """The state of a unit between its plan and its part."""
+    """The state of a unit between its task and its part."""
 
-    def __init__(self, task: UnitTask, plan: RowPlan, source: DownloadSource) -> None:
-        self.task, self.plan = task, plan
-        self._source = source
-        self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in plan.refused}
+    def __init__(self, task: UnitTask, rules: Rules) -> None:
+        self._task, self._source = task, rules.source
+        self.to_fetch, self.refused = plan(task.table, task.rows, rules, task.duplicates)
+        self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in self.refused}
         self._images: dict[int, Checked] = {}
         self._changed = threading.Condition()
 
@@ -73,21 +74,26 @@ class UnitRun:
 
     @property
     def complete(self) -> bool:
-        return len(self._outcomes) == len(self.task.rows)
+        return len(self._outcomes) == len(self._task.rows)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every row has its outcome; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.complete, timeout_s)
 
-    def account(self) -> pa.Table:
-        return account_table(list(self._outcomes.values()))
+    def write(self, output: Storage) -> PartInfo:
+        """Publish the part."""
+        names = [*SCHEMA.names, *self._source.columns]
+        layout = Layout(ROW_GROUP_ROWS, {name: "none" if name in _PLAIN else "zstd" for name in names})
+        account = account_table(list(self._outcomes.values()))
+        task = self._task
+        return write_part(output, KIND, task.work, self.rows(), account, layout=layout, retried=task.retried)
 
     def rows(self) -> pa.Table:
         """Return the rows to be written, by address."""
-        fetched = sorted((row for row in self.plan.to_fetch if row.row in self._images), key=lambda row: row.row)
+        fetched = sorted((row for row in self.to_fetch if row.row in self._images), key=lambda row: row.row)
         images = [self._images[row.row] for row in fetched]
-        source = self.task.table.take(pa.array([row.at for row in fetched], pa.int64()))
+        source = self._task.table.take(pa.array([row.at for row in fetched], pa.int64()))
         columns: dict[str, Any] = {
             "row": [row.row for row in fetched],
             "key": [f"{row.row:012d}" for row in fetched],
@@ -101,10 +107,6 @@ class UnitRun:
         for name in dict.fromkeys(self._source.columns):
             table = table.append_column(source.schema.field(name), readable(source[name]))
         return table
-
-    def layout(self) -> Layout:
-        names = [*SCHEMA.names, *self._source.columns]
-        return Layout(ROW_GROUP_ROWS, {name: "none" if name in _PLAIN else "zstd" for name in names})
 
 
 def _shown(cell: object, url: Url) -> str:

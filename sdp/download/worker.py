@@ -6,29 +6,25 @@ Several units may be under way: the next one begins when connections would be id
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sdp.backoff import backoff
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
-from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.budgets import Answer, Ask, HostBudgets, HostLimits
+from sdp.datasets.parts import PartInfo, read_info
 from sdp.download.fetch import Fetcher, Request
-from sdp.download.figures import DownloadFigures, Host
+from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
-from sdp.download.plan import RowToFetch, Rules, plan
+from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
-from sdp.download.turnstile import Courier, Gate, SharedGate
+from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
-from sdp.sandbox.decoders import Decoders, Piece
+from sdp.sandbox.decoders import Decoders
 from sdp.storage import Storage
-
-KIND = "images"
 
 _CHECK_S = 1.0
 """Time between checks whether the threads still work."""
@@ -45,10 +41,6 @@ class WorkerSettings:
     rules: Rules
     cpus: int
 
-    @property
-    def limits(self) -> HostLimits:
-        return HostLimits(self.config.hosts.at_once, self.config.hosts.per_second)
-
 
 _Token = tuple[UnitRun, RowToFetch]
 
@@ -56,15 +48,8 @@ _Token = tuple[UnitRun, RowToFetch]
 class DownloadWorker:
     """A writer of parts; `make` may be called from several threads at once."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        *,
-        name: str = "alone",
-        exchange: Callable[[Ask], "Future[Answer]"] | None = None,
-        exchange_every_s: float = 0.05,
-    ) -> None:
-        """Start the threads and decoders. With `exchange`, the worker asks shared budgets of hosts."""
+    def __init__(self, settings: WorkerSettings, gate: SharedGate | None = None) -> None:
+        """Start the threads and decoders; `gate` leads to the budgets of hosts that several workers share."""
         self._settings, config = settings, settings.config
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
@@ -72,37 +57,23 @@ class DownloadWorker:
         self._turn = threading.Lock()
         handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
         decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
-        self._decoders: Decoders[Request[_Token]] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
+        self._decoders = Decoders(decoder_settings, settings.cpus)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
-        gate: Gate = HostBudgets(settings.limits)
-        courier = None
-        if exchange is not None:
-            gate = SharedGate(name, 2 * config.fetch.connections)
-            courier = Courier(gate, exchange, exchange_every_s)
-        self._fetcher: Fetcher[_Token] = Fetcher(
-            config.fetch,
-            config.hosts.give_up_after,
-            gate,
-            self._buffer,
-            self._on_fetched,
-            courier,
-            config.hosts.at_once,
-        )
+        self._fetcher: Fetcher[_Token] = Fetcher(config.fetch, config.hosts, self._buffer, self._on_fetched, gate)
 
     def make(self, task: UnitTask) -> PartInfo:
         """Fetch, check and write one unit, unless its part exists."""
         output = self._settings.output
         if output.exists(task.work.name):
             return read_info(output, output.stat(task.work.name))
-        planned = plan(task.table, task.rows, self._settings.rules, task.duplicates)
-        unit = UnitRun(task, planned, self._settings.rules.source)
+        unit = UnitRun(task, self._settings.rules)
         with self._lock:
-            for outcome in planned.refused:
+            for outcome in unit.refused:
                 self._figures.note(outcome)
         with self._turn:  # the next unit's requests come after this one's
             while not self._fetcher.wait_for_room(_CHECK_S):
                 self._check()
-            self._fetcher.submit(((unit, wanted), wanted.url) for wanted in planned.to_fetch)
+            self._fetcher.submit(((unit, wanted), wanted.url) for wanted in unit.to_fetch)
         while not unit.wait(_CHECK_S):
             self._check()
         info = self._write(unit)
@@ -110,18 +81,11 @@ class DownloadWorker:
             self._figures.stored_bytes += info.size
         return info
 
-    def figures(self) -> DownloadFigures:
-        """Return the figures so far, without the hosts."""
+    def take_figures(self) -> DownloadFigures:
+        """Return the figures since the last call."""
         with self._lock:
-            total = DownloadFigures()
-            total.merge(replace(self._figures, hosts={}))
-            return total
-
-    def take_hosts(self) -> dict[str, Host]:
-        """Return the hosts' figures since the last call."""
-        with self._lock:
-            hosts, self._figures.hosts = self._figures.hosts, {}
-            return hosts
+            figures, self._figures = self._figures, DownloadFigures()
+            return figures
 
     def close(self) -> None:
         self._closing.set()
@@ -132,14 +96,14 @@ class DownloadWorker:
         with self._lock:
             self._figures.note_fetch(request)
         if request.body is not None:
-            self._decoders.put(request, request.body)
+            self._decoders.put(request.body, partial(self._on_decoded, request, request.body))
             return
         unit, wanted = request.token
         failure = request.failure
         assert failure is not None
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, request.attempts))
 
-    def _on_decoded(self, request: Request[_Token], data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
+    def _on_decoded(self, request: Request[_Token], body: Sequence[bytes], reply: Reply, image: memoryview) -> None:
         (unit, wanted), attempts = request.token, request.attempts
         checked = examined(reply, image)
         self._buffer.release(request.size)
@@ -154,7 +118,7 @@ class DownloadWorker:
         elif rules.blocklists.has_content(checked.sha256):
             self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", checked.sha256, attempts))
         else:
-            self._settle(unit, outcome, checked if checked.data else replace(checked, data=b"".join(data)))
+            self._settle(unit, outcome, checked if checked.data else replace(checked, data=b"".join(body)))
 
     def _settle(self, unit: UnitRun, outcome: Outcome, image: Checked | None = None) -> None:
         with self._lock:
@@ -163,18 +127,10 @@ class DownloadWorker:
 
     def _write(self, unit: UnitRun) -> PartInfo:
         """Publish the part; retry for minutes while the store is unavailable, rather than lose the unit."""
-        task, retry = unit.task, 0
+        retry = 0
         while True:
             try:
-                return write_part(
-                    self._settings.output,
-                    KIND,
-                    task.work,
-                    unit.rows(),
-                    unit.account(),
-                    layout=unit.layout(),
-                    retried=task.retried,
-                )
+                return unit.write(self._settings.output)
             except Unavailable:
                 retry += 1
                 if retry == _WRITE_TRIES or self._closing.wait(backoff(retry - 1, _WRITE_PAUSE_S, _LONGEST_PAUSE_S)):

@@ -21,9 +21,9 @@ from sdp.imaging.containers import (
     ImageError,
     RowError,
     check_png,
+    exif_orientation,
     jpeg_orientation,
     lacks_memory,
-    tiff_orientation,
     undecodable,
     webp_size,
 )
@@ -249,16 +249,8 @@ def has_room(width: int, height: int) -> bool:
 
 
 def _header_of(picture: Any) -> Header:
-    try:
-        if picture.format == "PNG":  # getexif() would decode all of it, and hide damage
-            orientation = tiff_orientation(picture.info.get("exif", b"").removeprefix(b"Exif\0\0"))
-        else:
-            orientation = int(picture.getexif().get(0x0112, 1))
-    except Exception:  # noqa: BLE001 (broken metadata, on which Pillow raises many kinds, does not break the image)
-        orientation = 1
-    orientation = orientation if 1 <= orientation <= 8 else 1
-    if picture.format == "TIFF":  # Pillow rotates these itself
-        orientation = 1
+    # Not picture.getexif(), which would decode all of a PNG, and hide damage. Pillow itself rotates a TIFF.
+    orientation = 1 if picture.format == "TIFF" else exif_orientation(picture.info.get("exif", b""))
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)
 
 
@@ -266,14 +258,12 @@ def _rgb(picture: Any) -> Pixels:
     """Return the RGB pixels of a loaded picture of any mode."""
     from PIL import Image as Pillow
 
-    if picture.mode in ("I", "LAB", "HSV"):
+    if picture.mode in ("I", "F", "LAB", "HSV"):
         raise ImageError("not_an_image", f"pixels of mode {picture.mode}, which web images do not use")
     if picture.mode in ("I;16", "I;16L", "I;16B", "I;16N"):
         deep = np.asarray(picture).astype(np.int64)
         pixels = np.clip((deep + 128) // 257, 0, 255).astype(np.uint8)
         return np.repeat(pixels[..., None], 3, axis=2)
-    if picture.mode == "F":
-        raise ImageError("not_an_image", "pixels are floating-point numbers of unknown range")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
         rgba = picture.convert("RGBA")
         white = Pillow.new("RGBA", rgba.size, (255, 255, 255, 255))

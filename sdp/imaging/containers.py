@@ -4,14 +4,13 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """The passes of an interlaced PNG: the first column and row of each, and the steps between its columns and rows."""
-_PIECE_BYTES = 64 << 10
-"""Compressed bytes that are inflated at once."""
+_PIECE_BYTES = 16 << 10
+"""Compressed bytes that are inflated at once, to at most a thousand times as many."""
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
 """Messages of decoders that report a lack of memory without a MemoryError."""
 
@@ -36,17 +35,16 @@ def check_png(data: bytes | memoryview) -> None:
     The pixels are inflated here too, only to count their bytes.
     """
     inflater, inflated, expected, kind = zlib.decompressobj(), 0, -1, b""
-    for kind, body in _png_chunks(memoryview(data)):
-        if kind == b"IHDR" and len(body) == 13:
-            expected = _png_bytes(body)
-        elif kind == b"IDAT":
-            try:
-                inflated += _inflated_size(inflater, body, expected - inflated)
-            except zlib.error as error:
-                raise undecodable("PNG", error) from error
+    try:
+        for kind, body in _png_chunks(memoryview(data)):
+            if kind == b"IHDR" and len(body) == 13:
+                expected = _png_bytes(body)
+            for at in range(0, len(body) if kind == b"IDAT" else 0, _PIECE_BYTES):
+                if not inflater.eof and inflated <= expected:
+                    inflated += len(inflater.decompress(body[at : at + _PIECE_BYTES]))
+    except zlib.error as error:
+        raise undecodable("PNG", error) from error
     ended = kind == b"IEND"
-    if inflated <= expected:
-        inflated += len(inflater.flush())  # a few bytes may be left over from the last piece
     if not ended or inflated < expected:
         raise ImageError("undecodable", f"PNG: {inflated} of {expected} bytes of pixels{'' if ended else ', no end'}")
 
@@ -65,17 +63,6 @@ def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
             raise ImageError("undecodable", f"PNG: wrong checksum of {kind.decode('latin-1')}")
         yield kind, data[at + 8 : end]
         at = end + 4
-
-
-def _inflated_size(inflater: Any, data: memoryview, limit: int) -> int:
-    """Inflate data in small pieces, until more than `limit` bytes have come out; return their number."""
-    size = 0
-    for start in range(0, len(data), _PIECE_BYTES):
-        rest = bytes(data[start : start + _PIECE_BYTES])
-        while rest and not inflater.eof and size <= limit:
-            size += len(inflater.decompress(rest, 1 << 20))
-            rest = inflater.unconsumed_tail
-    return size
 
 
 def _png_bytes(header: memoryview) -> int:
@@ -131,23 +118,19 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
             break
         (length,) = struct.unpack_from(">H", data, at + 2)
         if marker == 0xE1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = tiff_orientation(bytes(data[at + 10 : at + 2 + length]))
+            orientation = exif_orientation(bytes(data[at + 10 : at + 2 + length]))
         at += 2 + length
     return orientation
 
 
-def tiff_orientation(exif: bytes) -> int:
-    """Return the orientation in EXIF data, which has TIFF's form; 1 if there is none or it is broken."""
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None or len(exif) < 10:
+def exif_orientation(exif: bytes) -> int:
+    """Return the orientation in EXIF data; 1 if there is none or it is broken."""
+    from PIL import Image
+
+    tags = Image.Exif()
+    try:
+        tags.load(exif)
+        orientation = int(tags.get(0x0112, 1))
+    except Exception:  # noqa: BLE001 (on broken metadata, which does not break the image, Pillow raises many kinds)
         return 1
-    (at,) = struct.unpack_from(order + "I", exif, 4)
-    if at + 2 > len(exif):
-        return 1
-    (entries,) = struct.unpack_from(order + "H", exif, at)
-    for entry in range(at + 2, min(at + 2 + 12 * entries, len(exif) - 11), 12):
-        tag, kind = struct.unpack_from(order + "HH", exif, entry)
-        if tag == 0x0112 and kind == 3:
-            (value,) = struct.unpack_from(order + "H", exif, entry + 8)
-            return int(value) if 1 <= value <= 8 else 1
-    return 1
+    return orientation if 1 <= orientation <= 8 else 1

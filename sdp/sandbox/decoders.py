@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
@@ -30,8 +29,9 @@ from sdp.imaging import RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
 
-Token = TypeVar("Token")
 Piece = bytes | memoryview
+Deliver = Callable[[Reply, memoryview], None]
+"""A function that takes a handler's result from another thread."""
 
 _BATCH, _BATCH_BYTES = 8, 4 << 20
 _PIPE_BYTES = 1 << 20
@@ -56,9 +56,9 @@ class _TookTooLong(_Died):
 
 
 @dataclass(slots=True)
-class _Task(Generic[Token]):
-    token: Token
+class _Task:
     data: Sequence[Piece]
+    deliver: Deliver
     tries: int = 0
 
     @property
@@ -66,20 +66,13 @@ class _Task(Generic[Token]):
         return sum(map(len, self.data))
 
 
-class Decoders(Generic[Token]):
+class Decoders:
     """A queue of images and the `count` processes that decode them."""
 
-    def __init__(
-        self,
-        settings: DecoderSettings,
-        count: int,
-        deliver: Callable[[Token, Sequence[Piece], Reply, memoryview], None],
-        *,
-        answer_s: float = 60.0,
-    ) -> None:
-        self._settings, self._deliver, self._answer_s = settings, deliver, answer_s
+    def __init__(self, settings: DecoderSettings, count: int, *, answer_s: float = 60.0) -> None:
+        self._settings, self._answer_s = settings, answer_s
         hide()
-        self._tasks: deque[_Task[Token]] = deque()
+        self._tasks: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
@@ -88,10 +81,10 @@ class Decoders(Generic[Token]):
         for thread in self._threads:
             thread.start()
 
-    def put(self, token: Token, data: Sequence[Piece]) -> None:
-        """Queue an image, given in pieces; another thread calls `deliver` with the result."""
+    def put(self, data: Sequence[Piece], deliver: Deliver) -> None:
+        """Queue an image, given in pieces."""
         with self._changed:
-            self._tasks.append(_Task(token, data))
+            self._tasks.append(_Task(data, deliver))
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
@@ -113,7 +106,10 @@ class Decoders(Generic[Token]):
                 if child is None:
                     child = _Child(self._settings)
                 try:
-                    self._decode_batch(batch, child)
+                    child.send([task.data for task in batch])
+                    while batch:  # each image leaves it as it is done
+                        reply, data = child.receive(self._answer_s)
+                        batch.popleft().deliver(reply, data)
                 except _Died as death:
                     child.end()
                     child = None
@@ -124,12 +120,12 @@ class Decoders(Generic[Token]):
             if child is not None:
                 child.end()
 
-    def _next(self) -> "deque[_Task[Token]]":
+    def _next(self) -> deque[_Task]:
         """Return the next few images; one that has killed a decoder comes alone. Empty when closing."""
         with self._changed:
             while not self._tasks and not self._closing:
                 self._changed.wait()
-            batch: deque[_Task[Token]] = deque()
+            batch: deque[_Task] = deque()
             size = 0
             while self._tasks and not self._closing and len(batch) < _BATCH:
                 task = self._tasks[0]
@@ -141,15 +137,7 @@ class Decoders(Generic[Token]):
                     break
             return batch
 
-    def _decode_batch(self, batch: "deque[_Task[Token]]", child: "_Child") -> None:
-        """Deliver the results of a batch, from which each image is removed as it is done."""
-        child.send([task.data for task in batch])
-        while batch:
-            reply, data = child.receive(self._answer_s)
-            task = batch.popleft()
-            self._deliver(task.token, task.data, reply, data)
-
-    def _blame(self, batch: "deque[_Task[Token]]", death: _Died) -> None:
+    def _blame(self, batch: deque[_Task], death: _Died) -> None:
         """Blame the first image without a result; put the others back into the queue."""
         culprit = batch.popleft()
         culprit.tries += 1
@@ -164,7 +152,7 @@ class Decoders(Generic[Token]):
             reason, detail = "undecodable", f"decoding it {death}"
         if hopeless:
             reply = {"outcome": FAILED, "reason": reason, "detail": detail}
-            self._deliver(culprit.token, culprit.data, reply, memoryview(b""))
+            culprit.deliver(reply, memoryview(b""))
 
 
 class Sandbox:
@@ -172,15 +160,13 @@ class Sandbox:
 
     def __init__(self, handle: Handler, max_pixels: int, count: int = 1) -> None:
         settings = DecoderSettings(handle, _MEMORY_BYTES + max_pixels * _BYTES_A_PIXEL)
-        self._decoders: Decoders[Future[tuple[Reply, memoryview]]] = Decoders(
-            settings, count, lambda future, _, *reply: future.set_result(reply)
-        )
+        self._decoders = Decoders(settings, count)
         weakref.finalize(self, self._decoders.close)
 
     def __call__(self, *data: Piece) -> tuple[Reply, memoryview]:
         """Return the handler's result for an image, given in pieces; raise RowError for an image that it refuses."""
         future: Future[tuple[Reply, memoryview]] = Future()
-        self._decoders.put(future, data)
+        self._decoders.put(data, lambda *reply: future.set_result(reply))
         while not wait([future], _CHECK_S).done:
             if self._decoders.error is not None:
                 raise self._decoders.error
@@ -237,7 +223,6 @@ class _Child:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):  # an image that has taken the decoder over may write anything
-            self._process.kill()
             raise _Died("sent a malformed reply")
         return reply, data
 
@@ -245,26 +230,18 @@ class _Child:
         deadline = time.monotonic() + within_s
         length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
         if length > _LARGEST_MESSAGE:
-            self._process.kill()
             raise _Died("sent a malformed message")
         return self._read(length, deadline, within_s)
 
     def end(self) -> None:
-        """Close our end and wait for the process to end."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        """End the process, which has nothing to lose."""
+        with self._process:  # which closes our ends and waits
             self._process.kill()
-            self._process.wait(_STOP_S)
 
     def _read(self, length: int, deadline: float, within_s: float) -> memoryview:
         data, at = memoryview(bytearray(length)), 0
         while at < length:
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self._process.kill()
                 raise _Died(f"gave no answer in {within_s:g} s")
             count = os.readv(self._source, [data[at:]])
             if not count:

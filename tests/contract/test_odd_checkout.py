@@ -18,11 +18,10 @@ FETCH_AND_DECODE = """
 import functools, json, queue, sys
 import certifi
 import sdp
-from sdp.config.download import FetchConfig, FiltersConfig, ImageConfig
+from sdp.config.download import FetchConfig, FiltersConfig, HostsConfig, ImageConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules, examine
 from sdp.download.slot import Buffer
-from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.sandbox.child import DecoderSettings
 from sdp.sandbox.decoders import Decoders
 from sdp.urls import parse
@@ -31,12 +30,15 @@ urls = sys.argv[1:]
 outcomes = queue.Queue()
 rules = ImageRules(ImageConfig(size=64), FiltersConfig(), 1 << 24)
 settings = DecoderSettings(functools.partial(examine, rules), 1 << 32)
-decoders = Decoders(settings, 1, lambda token, data, reply, image: outcomes.put(reply["outcome"]))
+decoders = Decoders(settings, 1)
 
 def take(fetched):
-    outcomes.put(str(fetched.failure)) if fetched.body is None else decoders.put(fetched.token, fetched.body)
+    if fetched.body is None:
+        outcomes.put(str(fetched.failure))
+    else:
+        decoders.put(fetched.body, lambda reply, image: outcomes.put(reply["outcome"]))
 
-fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), 20, HostBudgets(HostLimits()), Buffer(1 << 28), take)
+fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), HostsConfig(per_second=None), Buffer(1 << 28), take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 while fetcher.error is None and decoders.error is None and outcomes.qsize() < len(urls):
     fetcher._thread.join(0.05)

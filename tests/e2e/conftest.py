@@ -141,7 +141,7 @@ def where() -> dict[str, set[str]]:
 @pytest.fixture(scope="session")
 def images(cluster: Kube, where: dict[str, set[str]]) -> str:
     jobs.run(cluster, "download")
-    where["download"] = jobs.groups(cluster, "MapBatches(Download))")
+    where["download"] = jobs.groups(cluster, "Map(Download))")
     return f"{jobs.OUTPUT}/images"
 
 

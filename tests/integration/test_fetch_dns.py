@@ -32,10 +32,9 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
 
 FETCH = """
 import json, os, sys, threading
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.slot import Buffer
-from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.urls import parse
 
 urls = json.loads(sys.argv[1])
@@ -48,7 +47,7 @@ def take(fetched):
         done.set()
 
 options = FetchConfig(allow_networks=("127.0.0.0/8",), retries=0, connect_timeout_s=8.0)
-fetcher = Fetcher(options, 20, HostBudgets(HostLimits(at_once=100)), buffer, take)
+fetcher = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 done.wait(200)
 print(json.dumps([repr(fetcher.error), [ended.get(number) for number in range(len(urls))]]), flush=True)

@@ -73,13 +73,23 @@ class Results:
         return self.by_token
 
 
+class Pool:
+    """Decoders whose results all go to one function."""
+
+    def __init__(self, results: Callable[..., None], decoders: Decoders) -> None:
+        self._results, self._decoders = results, decoders
+
+    def put(self, token: int, data: Sequence[bytes]) -> None:
+        self._decoders.put(data, partial(self._results, token, data))
+
+
 @contextmanager
 def decoders(
     results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS, **options: float
-) -> Iterator[Decoders[int]]:
-    pool: Decoders[int] = Decoders(settings, count, results, **options)
+) -> Iterator[Pool]:
+    pool = Decoders(settings, count, **options)
     try:
-        yield pool
+        yield Pool(results, pool)
     finally:
         pool.close()
         assert pool.error is None
@@ -285,8 +295,8 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = Results()
-    pool: Decoders[int] = Decoders(SETTINGS, 1, results)
-    pool.put(0, [GOOD])
+    pool = Decoders(SETTINGS, 1)
+    pool.put([GOOD], partial(results, 0, [GOOD]))
     pool.join(30.0)
     pool.close()
     assert isinstance(pool.error, SdpError)

@@ -17,7 +17,7 @@ from sdp.datasets.units import Unit as Addresses
 from sdp.datasets.units import Work
 from sdp.download.columns import plain, readable
 from sdp.download.image import Checked
-from sdp.download.plan import Rules, plan
+from sdp.download.plan import Rules
 from sdp.download.spans import iter_units
 from sdp.download.unit import UnitRun, UnitTask
 
@@ -49,13 +49,12 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     count = pq.read_metadata(path).num_rows
     (table,) = iter_units([count], [FileSlice(str(path), 0, 0, count)], rules.columns())
     rows = np.arange(count)
-    planned = plan(table, rows, rules)
-    unit = UnitRun(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
-    for wanted in planned.to_fetch:
+    unit = UnitRun(UnitTask(Work(Addresses(0, 0, count)), rows, table), rules)
+    for wanted in unit.to_fetch:
         unit.settle(Outcome(wanted.row, WRITTEN), STORED)
     sink = io.BytesIO()
     pq.write_table(unit.rows(), sink)
-    return pq.read_table(sink), planned.refused
+    return pq.read_table(sink), unit.refused
 
 
 @pytest.mark.parametrize("kind", TEXTS, ids=str)

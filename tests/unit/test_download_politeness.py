@@ -4,12 +4,14 @@ import heapq
 import itertools
 import math
 from collections import Counter, defaultdict
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, HostLimits, SharedBudgets
+from sdp.config.download import HostsConfig
+from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, SharedBudgets
 from sdp.download.turnstile import SharedGate, Turnstile
 
 
@@ -20,7 +22,7 @@ def most_in_a_second(times: list[float]) -> int:
 
 
 def test_no_more_requests_are_let_through_at_once_than_the_host_bears() -> None:
-    budgets = HostBudgets(HostLimits(at_once=3))
+    budgets = HostBudgets(HostsConfig(at_once=3, per_second=None))
     assert [budgets.acquire("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, WAIT_FOR_RELEASE]
     assert budgets.acquire("b", 0.0) == 0.0
     budgets.release("a")
@@ -33,7 +35,7 @@ def test_no_more_requests_are_let_through_at_once_than_the_host_bears() -> None:
     st.lists(st.floats(min_value=0, max_value=0.4), min_size=1, max_size=300),
 )
 def test_no_second_sees_more_requests_than_the_rate_allows(rate: float, pauses: list[float]) -> None:
-    budgets = HostBudgets(HostLimits(at_once=1000, per_second=rate))
+    budgets = HostBudgets(HostsConfig(at_once=1000, per_second=rate))
     began = []
     for now in itertools.accumulate(pauses):
         for _ in range(5):
@@ -43,7 +45,7 @@ def test_no_second_sees_more_requests_than_the_rate_allows(rate: float, pauses: 
 
 
 def test_a_host_that_is_asked_at_its_own_pace_is_used_at_its_full_rate() -> None:
-    budgets = HostBudgets(HostLimits(at_once=1000, per_second=10))
+    budgets = HostBudgets(HostsConfig(at_once=1000, per_second=10))
     now, began = 0.0, 0
     while now < 100:
         wait = budgets.acquire("a", now)
@@ -53,7 +55,7 @@ def test_a_host_that_is_asked_at_its_own_pace_is_used_at_its_full_rate() -> None
 
 
 def test_a_host_that_complains_is_left_alone_and_then_asked_less() -> None:
-    budgets = HostBudgets(HostLimits(at_once=8, per_second=None))
+    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     assert budgets.throttle("a", 100.0) == pytest.approx(1.0)
     assert budgets.acquire("a", 100.5) == pytest.approx(0.5)
     assert sum(budgets.acquire("a", 101.1) == 0.0 for _ in range(8)) == 4
@@ -62,7 +64,7 @@ def test_a_host_that_complains_is_left_alone_and_then_asked_less() -> None:
 
 
 def test_answers_to_one_burst_count_as_one_complaint() -> None:
-    budgets = HostBudgets(HostLimits(at_once=8))
+    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     for _ in range(8):
         budgets.throttle("a", 10.0)
     assert budgets.acquire("a", 11.1) == 0.0
@@ -70,7 +72,7 @@ def test_answers_to_one_burst_count_as_one_complaint() -> None:
 
 
 def test_retry_after_is_honoured_and_only_ever_lengthens_the_wait() -> None:
-    budgets = HostBudgets(HostLimits(at_once=8))
+    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     assert budgets.throttle("a", 0.0, 30.0) == pytest.approx(30.0)
     budgets.throttle("a", 1.0, 5.0)
     budgets.throttle("a", 1.0, None)
@@ -79,7 +81,7 @@ def test_retry_after_is_honoured_and_only_ever_lengthens_the_wait() -> None:
 
 
 def test_a_host_that_has_calmed_down_gets_its_budget_back() -> None:
-    budgets = HostBudgets(HostLimits(at_once=8))
+    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     for now in (0.0, 2.0, 5.0):
         budgets.throttle("a", now)
     granted = []
@@ -91,7 +93,7 @@ def test_a_host_that_has_calmed_down_gets_its_budget_back() -> None:
 
 
 def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
-    budgets = HostBudgets(HostLimits(at_once=8))
+    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     for now in (0.0, 2.0, 5.0):
         budgets.throttle("a", now)
     for _ in range(100):
@@ -101,7 +103,7 @@ def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
 
 
 def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_halt() -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=8)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=8, per_second=None)))
     for number in range(1000):
         turnstile.push("a", str(number))
     now, under_way, begun = 0.0, list[tuple[float, str, bool]](), 0
@@ -120,7 +122,7 @@ def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_
 
 
 def test_responses_to_one_worker_count_for_all() -> None:
-    cluster = Cluster(3, HostLimits(at_once=8))
+    cluster = Cluster(3, HostsConfig(at_once=8, per_second=None))
     for now in (0.0, 2.0, 5.0):
         cluster.budgets.exchange(Ask("w0", {}, {}, {"a": None}), now)
     cluster.now = 10.0
@@ -131,7 +133,7 @@ def test_responses_to_one_worker_count_for_all() -> None:
 
 
 def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
-    budgets = HostBudgets(HostLimits(at_once=1))
+    budgets = HostBudgets(HostsConfig(at_once=1, per_second=None))
     budgets.acquire("busy", 0.0)
     for number in range(1000):
         budgets.acquire(f"h{number}", 0.0)
@@ -152,7 +154,7 @@ def run_to_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> li
         ends = [under_way[0][0]] if under_way else []
         later = turnstile.next_at()
         ends += [later] if later is not None and later > now else []
-        assert ends, f"stuck with {len(turnstile)} jobs"
+        assert ends, f"stuck with {turnstile.queued()}"
         now = min(ends)
         while under_way and under_way[0][0] <= now:
             turnstile.done(heapq.heappop(under_way)[1])
@@ -160,7 +162,7 @@ def run_to_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> li
 
 
 def test_hosts_take_turns() -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=10)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=10, per_second=None)))
     for host, count in (("a", 4), ("b", 2), ("c", 1)):
         for number in range(count):
             turnstile.push(host, f"{host}{number}")
@@ -168,11 +170,11 @@ def test_hosts_take_turns() -> None:
     while (taken := turnstile.take(0.0)) is not None:
         order.append(taken[1])
     assert order == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
-    assert len(turnstile) == 0
+    assert turnstile.queued() == {}
 
 
 def test_a_busy_host_does_not_delay_the_others() -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=1, per_second=None)))
     for number in range(5):
         turnstile.push("busy", f"busy{number}")
     turnstile.push("other", "other0")
@@ -184,14 +186,14 @@ def test_a_busy_host_does_not_delay_the_others() -> None:
 
 
 def test_retries_come_before_other_requests_to_their_host() -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits()))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(per_second=None)))
     turnstile.push("a", "second")
     turnstile.push("a", "first", first=True)
     assert turnstile.take(0.0) == ("a", "first")
 
 
 def test_all_jobs_of_a_host_can_be_taken_out() -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=1, per_second=None)))
     for number in range(3):
         turnstile.push("a", f"a{number}")
         turnstile.push("b", f"b{number}")
@@ -203,12 +205,12 @@ def test_all_jobs_of_a_host_can_be_taken_out() -> None:
     turnstile.done("a")
     turnstile.done("b")
     assert turnstile.take(0.0) == ("b", "b1")
-    assert len(turnstile) == 1
+    assert sum(turnstile.queued().values()) == 1
 
 
 @given(st.lists(st.sampled_from("aaab"), max_size=40), st.sampled_from([None, 1.0, 5.0]))
 def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
-    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostLimits(at_once=1, per_second=rate)))
+    turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=1, per_second=rate)))
     for number, host in enumerate(hosts):
         turnstile.push(host, str(number))
     begun = run_to_end(turnstile, len(hosts))
@@ -217,12 +219,17 @@ def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
         assert most_in_a_second([when for when, at, _ in begun if at == host]) <= max(2, rate or 2)
 
 
+def gate_of(worker: str, ahead: int) -> SharedGate:
+    """Return a gate whose messages a test carries itself."""
+    return SharedGate(worker, ahead, lambda _: Future(), 0.0)
+
+
 class Cluster:
     """Several workers and the budgets that they share, in simulated time."""
 
-    def __init__(self, workers: int, limits: HostLimits, ahead: int = 4) -> None:
+    def __init__(self, workers: int, limits: HostsConfig, ahead: int = 4) -> None:
         self.budgets = SharedBudgets(limits)
-        self.gates = [SharedGate(f"w{number}", ahead) for number in range(workers)]
+        self.gates = [gate_of(f"w{number}", ahead) for number in range(workers)]
         self.turnstiles: list[Turnstile[str]] = [Turnstile(gate) for gate in self.gates]
         self.under_way: list[list[tuple[float, str]]] = [[] for _ in range(workers)]
         self.begun: list[tuple[float, str, str]] = []
@@ -259,7 +266,7 @@ class Cluster:
 def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
     workers: int, hosts: list[str], rate: float | None
 ) -> None:
-    cluster = Cluster(workers, HostLimits(at_once=2, per_second=rate))
+    cluster = Cluster(workers, HostsConfig(at_once=2, per_second=rate))
     for number, host in enumerate(hosts):
         cluster.turnstiles[number % workers].push(host, str(number))
     cluster.run(len(hosts))
@@ -274,7 +281,7 @@ def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
 
 
 def test_the_permits_of_a_dead_worker_are_released() -> None:
-    cluster = Cluster(2, HostLimits(at_once=2))
+    cluster = Cluster(2, HostsConfig(at_once=2, per_second=None))
     for number in range(4):
         cluster.turnstiles[number % 2].push("a", str(number))
     while not cluster.begun:
@@ -288,7 +295,7 @@ def test_the_permits_of_a_dead_worker_are_released() -> None:
 
 
 def test_restarted_budgets_learn_the_requests_in_flight_from_the_next_message() -> None:
-    budgets = SharedBudgets(HostLimits(at_once=2))
+    budgets = SharedBudgets(HostsConfig(at_once=2, per_second=None))
     answer = budgets.exchange(Ask("old", {"a": 2}, {}, {}), 0.0)
     assert not answer.permits
     assert not budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.1).permits
@@ -297,7 +304,7 @@ def test_restarted_budgets_learn_the_requests_in_flight_from_the_next_message() 
 
 
 def test_a_complaint_to_one_worker_keeps_the_others_back() -> None:
-    budgets = SharedBudgets(HostLimits(at_once=8))
+    budgets = SharedBudgets(HostsConfig(at_once=8, per_second=None))
     budgets.exchange(Ask("one", {}, {}, {"a": 10.0}), 0.0)
     answer = budgets.exchange(Ask("two", {}, {"a": 3, "b": 1}, {}), 1.0)
     assert answer.permits == {"b": 1}
@@ -305,7 +312,7 @@ def test_a_complaint_to_one_worker_keeps_the_others_back() -> None:
 
 
 def test_unused_permits_are_returned() -> None:
-    budgets, gate = SharedBudgets(HostLimits(at_once=2)), SharedGate("one", 8)
+    budgets, gate = SharedBudgets(HostsConfig(at_once=2, per_second=None)), gate_of("one", 8)
     gate.acquire("a", 0.0)
     ask = gate.ask({"a": 2})
     gate.take(ask, budgets.exchange(ask, 0.0))
@@ -317,5 +324,5 @@ def test_unused_permits_are_returned() -> None:
 
 
 def test_a_worker_asks_for_no_more_hosts_at_a_time_than_it_can_use() -> None:
-    gate = SharedGate("one", 4)
+    gate = gate_of("one", 4)
     assert [gate.acquire(f"h{number}", 0.0) for number in range(6)] == [WAIT_FOR_RELEASE] * 4 + [None] * 2

@@ -15,9 +15,8 @@ from typing import Any
 import pycurl
 import pytest
 
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, HostsConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.download.fetch import Fetcher, Request, pause_s
 from sdp.download.robots import Robots
 from sdp.download.slot import Buffer, Slot
@@ -86,16 +85,15 @@ class Basket:
 def fetch(
     urls: Sequence[str],
     options: FetchConfig = OPTIONS,
-    limits: HostLimits | None = None,
+    limits: HostsConfig | None = None,
     buffer_bytes: int = 1 << 28,
     give_up_host_after: int = 20,
 ) -> list[Request[int]]:
     """Fetch some URLs at once; the results in their order."""
     basket = Basket(Buffer(buffer_bytes))
-    limits = limits or HostLimits(at_once=1000)
-    fetcher: Fetcher[int] = Fetcher(
-        options, give_up_host_after, HostBudgets(limits), basket.buffer, basket, at_once=limits.at_once
-    )
+    limits = limits or HostsConfig(at_once=1000, per_second=None)
+    limits = limits.model_copy(update={"give_up_after": give_up_host_after})
+    fetcher: Fetcher[int] = Fetcher(options, limits, basket.buffer, basket)
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
         results = basket.wait_for(len(urls))
@@ -384,7 +382,11 @@ def test_requests_name_the_user_agent(server: ImageServer) -> None:
 @pytest.mark.parametrize(("connections", "at_once", "most"), [(4, 1000, 4), (64, 40, 40)])
 def test_connections_are_used_again(server: ImageServer, connections: int, at_once: int, most: int) -> None:
     patient = replace(PATIENT, connections=connections)
-    fetch([server.image_url(index, "delay", s=0.05) for index in range(200)], patient, HostLimits(at_once=at_once))
+    fetch(
+        [server.image_url(index, "delay", s=0.05) for index in range(200)],
+        patient,
+        HostsConfig(at_once=at_once, per_second=None),
+    )
     assert server.stats.requests == 200
     assert server.stats.connections <= most
 
@@ -400,7 +402,7 @@ def test_throughput_is_a_matter_of_connections_where_answers_take_long(server: I
 def test_a_host_gets_no_more_at_once_than_it_bears_and_others_do_not_wait_for_it(server: ImageServer) -> None:
     urls = [server.image_url(index, "delay", s=0.1) for index in range(20)]
     urls += [server.image_url(index, host="127.0.0.2") for index in range(20)]
-    results = fetch(urls, limits=HostLimits(at_once=2))
+    results = fetch(urls, limits=HostsConfig(at_once=2, per_second=None))
     assert all(result.failure is None for result in results)
     assert server.stats.hosts["127.0.0.1"].max_concurrent <= 2
     last_quick = max(visit.ended or 0 for visit in server.visits() if visit.host == "127.0.0.2")
@@ -409,7 +411,7 @@ def test_a_host_gets_no_more_at_once_than_it_bears_and_others_do_not_wait_for_it
 
 
 def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None:
-    fetch([server.image_url(index) for index in range(30)], limits=HostLimits(at_once=100, per_second=15))
+    fetch([server.image_url(index) for index in range(30)], limits=HostsConfig(at_once=100, per_second=15))
     assert server.stats.requests == 30
     began = sorted(visit.began for visit in server.visits())
     # A busy machine may bunch what was sent evenly, but not make it come early: 30 at 15 a second take two seconds.
@@ -419,7 +421,7 @@ def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None
 
 def test_a_host_that_says_429_is_asked_less_until_it_does_not(server: ImageServer) -> None:
     urls = [server.image_url(index, "limit", rps=20, at_once=4, after="") for index in range(40)]
-    results = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
+    results = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostsConfig(at_once=32, per_second=None))
     assert all(result.failure is None for result in results)
     assert 0 < server.stats.statuses[429] < 3 * 40
 
@@ -491,7 +493,7 @@ def test_an_absurd_retry_after_is_not_believed(server: ImageServer, after: str) 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
     basket = Basket(Buffer(400_000), release=False)
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, timeout_s=3.0), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, timeout_s=3.0), HostsConfig(at_once=100, per_second=None), basket.buffer, basket
     )
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
@@ -541,7 +543,7 @@ class Unwieldy(Fetcher[int]):
 def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Unwieldy(options, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Unwieldy(options, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         results = basket.wait_for(40)
@@ -555,7 +557,7 @@ def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(serve
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
     basket = Basket(Buffer(1), release=False)
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
@@ -568,7 +570,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
 
 def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 20))
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
     fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
     server.wait_for(lambda stats: stats.in_flight == 10)
     began = time.monotonic()
@@ -580,7 +582,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
 def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, connections=4), 20, HostBudgets(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, connections=4), HostsConfig(at_once=100, per_second=None), basket.buffer, basket
     )
     try:
         fetcher.wait_for_room()

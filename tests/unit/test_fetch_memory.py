@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from sdp.config.download import FetchConfig
-from sdp.download.budgets import HostBudgets, HostLimits
+from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.slot import Buffer
 from sdp.download.transfer import Failure
@@ -21,10 +20,9 @@ BODY, LIMIT = 12_000_000, 60_000_000
 
 FETCH = """
 import json, sys, threading
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.slot import Buffer
-from sdp.download.budgets import HostBudgets, HostLimits
 from sdp.urls import parse
 
 def peak():
@@ -41,7 +39,7 @@ def take(fetched):
 
 options = FetchConfig(allow_networks=("127.0.0.0/8",), max_bytes=most, timeout_s=200.0, first_byte_timeout_s=100.0)
 before = peak()
-fetcher = Fetcher(options, 20, HostBudgets(HostLimits(at_once=100)), buffer, take)
+fetcher = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 came = done.wait(300)
 fetcher.close()
@@ -113,7 +111,7 @@ def test_a_host_that_announces_much_and_sends_little_does_not_hold_up_the_others
     options = FetchConfig(
         allow_networks=("127.0.0.0/8",), timeout_s=600.0, first_byte_timeout_s=300.0, max_bytes=BODY, connections=32
     )
-    fetcher: Fetcher[int] = Fetcher(options, 20, HostBudgets(HostLimits(at_once=100)), buffer, take)
+    fetcher: Fetcher[int] = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
         assert enough.wait(60), f"{len(ended)} of 100 images came, {buffer.used:,} of {LIMIT:,} bytes are held"
