@@ -239,8 +239,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._review(json.loads(body))
         elif path in kube.groups:
             self._reply({"kind": "APIResourceList", "resources": [{"name": name} for name in kube.groups[path]]})
-        elif method == "GET" and query.get("watch"):
-            self._watch(path, query)
         elif method == "GET":
             self._get(path, query)
         elif method == "POST":
@@ -307,21 +305,6 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "/".join(part for part in (asked["resource"], asked.get("subresource")) if part)
         allowed = (asked["verb"], kind) not in self.server_of_objects.denied
         self._reply({**review, "status": {"allowed": allowed}}, 201)
-
-    def _watch(self, path: str, query: dict[str, str]) -> None:
-        kube = self.server_of_objects
-        name = query["fieldSelector"].removeprefix("metadata.name=")
-        object_path, known = f"{path}/{name}", query.get("resourceVersion", "")
-
-        def another() -> bool:
-            now = kube.objects.get(object_path)
-            return now is None or now["metadata"]["resourceVersion"] != known
-
-        with kube.changed:
-            happened = kube.changed.wait_for(another, float(query["timeoutSeconds"]))
-            item = kube.objects.get(object_path)
-        event = {"type": "MODIFIED" if item else "DELETED", "object": item or {}}
-        self._plain(200, json.dumps(event).encode() + b"\n" if happened else b"")
 
     # --- the way to the dashboard ---
 

@@ -1,8 +1,10 @@
 """Every metric that the exporter exports."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
+
+from sdp.exporter.processes import Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,8 @@ NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
 """Labels of every metric of a GPU: its index on the node, its UUID, its product name, and the node."""
 MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance", "compute_instance")
-OWNER = (
-    *("container_pid", "process", "namespace", "pod", "pod_uid", "container", "container_id"),
-    *("ray_cluster", "ray_group"),
-)
-"""`container_pid` is the pid inside the container, as in `sdp_process_info`; `pid` in PROCESS is the host's."""
-PROCESS = (*GPU, "mig_uuid", "pid", *OWNER)
+PROCESS = (*GPU, "mig_uuid", "pid", *(field.name for field in fields(Owner)))
+"""`pid` is the host's."""
 
 HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     GPU: {

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from prometheus_client import Metric as Family
 
 import sdp
-from sdp.exporter.catalogue import CATALOGUE, OWNER
+from sdp.exporter.catalogue import CATALOGUE
 from sdp.exporter.events import Xids
 from sdp.exporter.nvml import CallError, Driver, Gpu, Identity
 from sdp.exporter.podresources import Allotment, of_device
-from sdp.exporter.processes import Owner
+from sdp.exporter.processes import Facts, owner_of
 
 _ROWS = {row.name: row for row in CATALOGUE}
 Labels = dict[str, str]
@@ -32,9 +32,8 @@ class Snapshot:
     age: float | None = None
     xids: Mapping[str, Xids] = field(default_factory=dict)
     """XIDs by GPU UUID; no entry if the driver does not report XIDs."""
-    owners: Mapping[tuple[int, str, int], Owner] = field(default_factory=dict)
-    """(index of the GPU, slice, pid) -> owner."""
-    process_states: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[int, Facts | None] = field(default_factory=dict)
+    """Properties of the processes on GPUs, by pid; None for a process that /proc does not show."""
     allotments: Mapping[str, tuple[Allotment, ...]] = field(default_factory=dict)
     """UUID of a GPU or slice -> containers."""
     kubelet_up: bool | None = None
@@ -102,8 +101,8 @@ def _add_gpu(result: Families, gpu: Gpu, labels: Labels, snapshot: Snapshot) -> 
         for allotment in allotments:
             result.add("sdp_gpu_pod_info", labels | {"mig_uuid": mig_uuid, **asdict(allotment)}, 1)
     for process in gpu.processes:
-        owner = snapshot.owners.get((identity.index, process.mig_uuid, process.pid), Owner())
-        own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **{name: getattr(owner, name) for name in OWNER}}
+        owner = owner_of(snapshot.facts.get(process.pid), containers[process.mig_uuid])
+        own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **asdict(owner)}
         result.add("sdp_gpu_process_memory_bytes", labels | own, process.memory)
         result.add("sdp_gpu_process_sm_utilization_ratio", labels | own, process.sm_utilization)
 
@@ -117,7 +116,11 @@ def _add_exporter(result: Families, snapshot: Snapshot, node: Labels) -> None:
     result.add("sdp_exporter_reading_age_seconds", node, snapshot.age)
     result.add("sdp_exporter_read_seconds", node, snapshot.read_seconds)
     result.add("sdp_exporter_kubelet_up", node, snapshot.kubelet_up)
-    for state, count in snapshot.process_states.items():
+    states = {"known": 0, "unreadable": 0, "unknown": 0}
+    for pid in {process.pid for gpu in snapshot.gpus for process in gpu.processes}:
+        process = snapshot.facts.get(pid)
+        states["unknown" if process is None else "known" if process.readable else "unreadable"] += 1
+    for state, count in states.items():
         result.add("sdp_exporter_processes", node | {"state": state}, count)
     for error, count in snapshot.errors.items():
         labels = node | {"gpu": error.gpu, "call": error.call, "error": error.error}

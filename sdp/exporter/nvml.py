@@ -6,7 +6,7 @@ Calls may hang for any time, so each reader runs in its own thread (reader_threa
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -216,12 +216,10 @@ class Calls:
                 raise Gone from error
             return None
 
-    def first(self, handle: Any, *functions: str) -> Any:
+    def first(self, functions: Sequence[str], *arguments: Any) -> Any:
         """Return the result of the first call that has one; list the newest call first, then those of older drivers."""
-        for function in functions:
-            if (value := self(function, handle)) is not None:
-                return value
-        return None
+        results = (self(function, *arguments) for function in functions)
+        return next((result for result in results if result is not None), None)
 
     def failed(self, call: str, code: int) -> None:
         self._report(CallError(self.gpu, call, _ERROR_NAMES.get(code, f"code_{code}")))
@@ -341,16 +339,11 @@ class GpuReader:
 
     def _process_utilization(self, handle: Any) -> dict[int, float]:
         """Return the mean of each process's samples since the previous reading."""
-        self.calls.current = "nvmlDeviceGetProcessUtilization"
-        try:
-            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._last_sample_us)
-        except pynvml.NVMLError as error:
-            # "Not found" means no new sample; pynvml raises "success" if there is nothing to copy.
-            if error.value not in UNSUPPORTED | ABSENT | {pynvml.NVML_SUCCESS}:
-                self.calls.failed(self.calls.current, int(error.value))
-            return {}
+        # "Not found" means no new sample; pynvml raises "success" if there is nothing to copy.
+        nothing_new = ABSENT | {pynvml.NVML_SUCCESS}
+        call = "nvmlDeviceGetProcessUtilization"
         by_pid: dict[int, list[int]] = {}
-        for sample in samples:
+        for sample in self.calls(call, handle, self._last_sample_us, absent=nothing_new) or ():
             if sample.smUtil <= 100:  # the driver reports garbage for a process that has just ended
                 by_pid.setdefault(sample.pid, []).append(sample.smUtil)
             self._last_sample_us = max(self._last_sample_us, sample.timeStamp)
@@ -380,13 +373,11 @@ def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
         yield "sdp_gpu_memory_utilization_ratio", {}, percent(rates.memory)
     state = calls("nvmlDeviceGetPerformanceState", handle)
     yield from _sample("sdp_gpu_performance_state", None if state == pynvml.NVML_PSTATE_UNKNOWN else state)
-    sensor = pynvml.NVML_TEMPERATURE_GPU
-    temperature = calls("nvmlDeviceGetTemperatureV", handle, sensor)
-    if temperature is None:
-        temperature = calls("nvmlDeviceGetTemperature", handle, sensor)
+    temperatures = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+    temperature = calls.first(temperatures, handle, pynvml.NVML_TEMPERATURE_GPU)
     yield from _sample("sdp_gpu_temperature_celsius", temperature)
     reasons = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-    if (bits := calls.first(handle, *reasons)) is not None:
+    if (bits := calls.first(reasons, handle)) is not None:
         for reason, bit in THROTTLE_REASONS.items():
             yield "sdp_gpu_throttle_reason", {"reason": reason}, bool(bits & bit)
     for kind, number in ECC_KINDS.items():
@@ -455,7 +446,7 @@ def _list_processes(calls: Calls, handle: Any, mig_uuid: str) -> list[GpuProcess
     memory: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        for process in calls.first(handle, f"{name}_v3", f"{name}_v2") or ():
+        for process in calls.first((f"{name}_v3", f"{name}_v2"), handle) or ():
             used = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
             memory[process.pid] = max(used, default=None)
     return [GpuProcess(pid, used, mig_uuid=mig_uuid) for pid, used in memory.items()]

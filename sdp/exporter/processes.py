@@ -6,7 +6,7 @@ CAP_SYS_PTRACE; without it only the pod's uid is known, from the cgroup.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sdp.exporter.podresources import Allotment
@@ -29,17 +29,12 @@ _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 _SERVICE = re.compile(r"^[^.]+\.([^.]+)\.svc(?:\.|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    pod_uid: str = ""
-    container_id: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """The owner of a process, as far as known."""
 
     container_pid: str = ""
+    """The pid inside the container, as in `sdp_process_info`."""
     process: str = ""
     namespace: str = ""
     pod: str = ""
@@ -54,31 +49,29 @@ class Owner:
 class Facts:
     """A process's properties from /proc."""
 
-    name: str = ""
-    container_pid: str = ""
-    cgroup: Cgroup = Cgroup()
+    owner: Owner
+    """Without namespace, pod and container, which also depend on the kubelet."""
     environment: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
     """True if its environment could be read."""
 
 
-def parse_cgroup(text: str) -> Cgroup:
-    """Parse /proc/PID/cgroup of either version and any runtime: docker, containerd, CRI-O; cgroupfs or systemd.
+def parse_cgroup(text: str) -> tuple[str, str]:
+    """Return the pod's uid and the container's id from /proc/PID/cgroup, each empty if there is none.
 
-    With version 2 and a cgroup namespace, the path is relative and may lead upwards, but still contains the pod. In
-    Kubernetes inside a container (kind), an outer container comes first; the pod's container is below the pod.
+    Both versions and all runtimes are known: docker, containerd, CRI-O; cgroupfs or systemd. With version 2 and a
+    cgroup namespace, the path is relative and may lead upwards, but still contains the pod. In Kubernetes inside a
+    container (kind), an outer container comes first; the pod's container is below the pod.
     """
     outside = ""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        pod = None
-        for pod in _POD.finditer(path):  # noqa: B007  # the innermost
-            pass
-        containers = _CONTAINER.findall(path[pod.end() :] if pod else path)
+        *_, pod = None, *_POD.finditer(path)  # the innermost
+        *_, container = "", *_CONTAINER.findall(path[pod.end() :] if pod else path)
         if pod:
-            return Cgroup(pod[1].replace("_", "-"), containers[-1] if containers else "")
-        outside = outside or (containers[-1] if containers else "")
-    return Cgroup("", outside)
+            return pod[1].replace("_", "-"), container
+        outside = outside or container
+    return "", outside
 
 
 def parse_environment(raw: bytes) -> dict[str, str]:
@@ -111,28 +104,18 @@ def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
     """
     if facts is None:
         return Owner()
+    if not facts.owner.pod_uid:
+        return facts.owner
     environment = facts.environment
-    pod, namespace, container = "", "", ""
-    if facts.cgroup.pod_uid:
-        names = [environment.get(name, "") for name in ("RAY_CLOUD_INSTANCE_ID", "POD_NAME")]
-        names += [environment.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in environment else ""]
-        pod = next(filter(None, names), "")
-        service = _SERVICE.match(environment.get("FQ_RAY_IP", ""))
-        namespace = environment.get("POD_NAMESPACE", "") or (service[1] if service else "")
-        fitting = [a for a in allotted if a.pod in names] or ([] if pod else list(allotted))
-        if len(fitting) == 1:
-            pod, namespace, container = fitting[0].pod, fitting[0].namespace, fitting[0].container
-    return Owner(
-        container_pid=facts.container_pid,
-        process=facts.name,
-        namespace=namespace,
-        pod=pod,
-        pod_uid=facts.cgroup.pod_uid,
-        container=container,
-        container_id=facts.cgroup.container_id,
-        ray_cluster=environment.get("RAY_CLUSTER_NAME", ""),
-        ray_group=environment.get("RAY_NODE_TYPE_NAME", ""),
-    )
+    names = [environment.get(name, "") for name in ("RAY_CLOUD_INSTANCE_ID", "POD_NAME")]
+    names += [environment.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in environment else ""]
+    pod = next(filter(None, names), "")
+    fitting = [a for a in allotted if a.pod in names] or ([] if pod else list(allotted))
+    if len(fitting) == 1:
+        return replace(facts.owner, **asdict(fitting[0]))
+    service = _SERVICE.match(environment.get("FQ_RAY_IP", ""))
+    namespace = environment.get("POD_NAMESPACE", "") or (service[1] if service else "")
+    return replace(facts.owner, pod=pod, namespace=namespace)
 
 
 class Processes:
@@ -160,6 +143,9 @@ class Processes:
 
     def _read(self, pid: int) -> Facts:
         folder = self._proc / str(pid)
+        comm, status, cgroup = (
+            (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("comm", "status", "cgroup")
+        )
         environment: dict[str, str] = {}
         readable = True
         try:
@@ -167,13 +153,16 @@ class Processes:
                 environment = parse_environment(file.read(MAX_ENVIRONMENT))
         except PermissionError:
             readable = False
-        return Facts(
-            name=as_label((folder / "comm").read_text(encoding="utf-8", errors="replace").strip()),
-            container_pid=pid_inside((folder / "status").read_text(encoding="utf-8", errors="replace")),
-            cgroup=parse_cgroup((folder / "cgroup").read_text(encoding="utf-8", errors="replace")),
-            environment=environment,
-            readable=readable,
+        pod_uid, container_id = parse_cgroup(cgroup)
+        owner = Owner(
+            container_pid=pid_inside(status),
+            process=as_label(comm.strip()),
+            pod_uid=pod_uid,
+            container_id=container_id,
+            ray_cluster=environment.get("RAY_CLUSTER_NAME", ""),
+            ray_group=environment.get("RAY_NODE_TYPE_NAME", ""),
         )
+        return Facts(owner, environment, readable)
 
 
 def _start_time(stat: str) -> str:

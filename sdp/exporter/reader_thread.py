@@ -9,27 +9,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
+
+from sdp.exporter.nvml import Calls
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult(Generic[T]):
-    """The result of waiting for a reading."""
-
-    value: T | None
-    error: Literal["", "timeout", "exception"] = ""
-    """The reason if there is no value; an exception is logged."""
-
-
 class ReaderThread(Generic[T]):
     """Runs `read` in a thread, once for all concurrent callers, and never twice at a time."""
 
-    def __init__(self, name: str, read: Callable[[], T], *, patience_s: float) -> None:
+    def __init__(self, name: str, read: Callable[[], T], *, patience_s: float, calls: Calls | None = None) -> None:
         self.name, self._read, self._patience_s = name, read, patience_s
+        self.calls = calls
+        """The calls to NVML of which a reading consists, if it does."""
         self._lock = threading.Lock()
         self._reading: Future[T] | None = None
         self._began_at = 0.0
@@ -43,13 +37,16 @@ class ReaderThread(Generic[T]):
                 threading.Thread(target=self._run, args=(self._reading,), name=name, daemon=True).start()
             return self._reading
 
-    def answer(self, reading: "Future[T]", until: float) -> ReadResult[T]:
-        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if it is overdue."""
+    def answer(self, reading: "Future[T]", until: float) -> tuple[T | None, Literal["", "timeout", "exception"]]:
+        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if it is overdue.
+
+        Return its value, or None and the reason; an exception is logged.
+        """
         overdue = min(until, self._began_at + self._patience_s)
         wait([reading], max(0.0, overdue - time.monotonic()))
         if not reading.done():
-            return ReadResult(None, "timeout")
-        return ReadResult(None, "exception") if reading.exception() else ReadResult(reading.result())
+            return None, "timeout"
+        return (None, "exception") if reading.exception() else (reading.result(), "")
 
     @property
     def stuck(self) -> bool:

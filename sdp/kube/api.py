@@ -58,8 +58,8 @@ class Timing:
     """Attempts of requests that only read."""
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0
-    watch_s: float = 30.0
-    """Duration of one watch, after which the state is read again."""
+    poll_s: float = 2.0
+    """Pause before a job's state is read again."""
     quiet_s: float = 60.0
     """Time without a byte after which a log's connection is replaced."""
     lost_s: float = 900.0
@@ -72,7 +72,7 @@ class Timing:
 
 
 def pause(seconds: float) -> None:
-    """Wait before a retry: there is no event for a server's recovery."""
+    """Wait before a request is repeated."""
     threading.Event().wait(seconds)
 
 
@@ -126,26 +126,6 @@ class Api:
         """Return the path of a kind of objects, or of one object, in this namespace."""
         path = f"{group}/namespaces/{quote(self.namespace, safe='')}/{kind}"
         return f"{path}/{quote(name, safe=':')}" if name else path
-
-    def changed(self, path: str, item: Object, seconds: float) -> None:
-        """Wait until an object of a collection differs from `item`, for at most `seconds`."""
-        events = kubernetes.watch.Watch().stream(
-            self._client.request,
-            "GET",
-            path,
-            serialize=False,
-            field_selector=f"metadata.name={item['metadata']['name']}",
-            resource_version=item["metadata"].get("resourceVersion", ""),
-            timeout_seconds=max(1, round(seconds)),
-            _request_timeout=(self.timing.connect_s, seconds + self.timing.answer_s),
-        )
-        try:
-            with contextlib.closing(events), self.explained("GET", path):
-                next(events, None)
-        except Forbidden:  # watching is not allowed, but reading is
-            pause(min(seconds, 5.0))
-        except SdpError:  # such as a resource version that is too old to watch from
-            pause(min(seconds, 1.0))
 
     # --- requests ---
 

@@ -4,7 +4,6 @@ Storage and models are reached with the credentials of the user who runs the che
 """
 
 import math
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Object
 from sdp.kube.clusters import accelerator_of, pods_wanted
 from sdp.kube.placing import GPU, requests
+from sdp.kube.rayjob import kind_of
 from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
 from sdp.model import sources
@@ -25,7 +25,6 @@ from sdp.storage import list_source, open_source, open_storage
 
 PROBE = "sdp-doctor-"
 TIMEOUT_S = 20.0
-_KIND = re.compile(rf"({'|'.join(JOBS)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +48,16 @@ def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
     """Load the configurations; return those that load, and findings on the others."""
     drafts, findings = [], []
     for name, text in texts.items():
-        kind = _KIND.match(name)
-        if kind is None:
+        if (kind := kind_of(name)) not in JOBS:
             continue
         try:
             with as_file(name, text) as file:
-                loaded = draft(kind[1], file)
+                loaded = draft(kind, file)
         except ConfigError as error:
             problems = "; ".join(str(problem) for problem in error.problems)
             findings.append(failed("jobs", f"{name}.yaml: {problems}", "fix `jobs` of the chart's values"))
             continue
-        drafts.append(JobDraft(name, kind[1], loaded.config, loaded.missing))
+        drafts.append(JobDraft(name, kind, loaded.config, loaded.missing))
         if loaded.missing:
             detail = f"{name}.yaml: {', '.join(sorted(loaded.missing))} not set"
             findings.append(warning("jobs", detail, "set it in the values, or with sdp submit --set"))
@@ -68,8 +66,10 @@ def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
     return drafts, findings
 
 
-def accelerators(drafts: list[JobDraft], cluster: Object) -> Iterator[Finding]:
+def accelerators(drafts: list[JobDraft], cluster: Object | None) -> Iterator[Finding]:
     """Check that groups have the accelerators that jobs select, and as many as they need."""
+    if cluster is None:
+        return
     gpus = gpus_of(cluster)
     have = ", ".join(sorted(gpus)) or "none"
     wanted = [

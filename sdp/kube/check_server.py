@@ -35,7 +35,6 @@ NEEDED: tuple[Right, ...] = (
 )
 WAYS_IN: tuple[Right, ...] = (("create", "", "pods", "portforward"), ("get", "", "services", "proxy"))
 """Logs need one of these."""
-USEFUL: tuple[Right, ...] = (("watch", "ray.io", "rayjobs", ""), ("list", "", "events", ""))
 
 
 def server(site: Site) -> Iterator[Finding]:
@@ -167,14 +166,11 @@ def rights(site: Site) -> Iterator[Finding]:
         return
     lacking = [right for right in NEEDED if not _allowed(site, right)]
     ways = [right for right in WAYS_IN if _allowed(site, right)]
-    useful = [right for right in USEFUL if not _allowed(site, right)]
     if lacking:
         yield failed("rights", f"may not {_words(lacking)}", f"ask for a role with these in {site.api.namespace}")
     if not ways:
         yield failed("rights", f"no access to logs: may not {_words(WAYS_IN, ' or ')}", "ask for the first")
-    if useful:
-        yield warning("rights", f"may not {_words(useful)}", "sdp polls instead")
-    if not lacking and ways and not useful:
+    if not lacking and ways:
         yield ok("rights", f"enough to submit, follow and stop jobs in {site.api.namespace}")
 
 

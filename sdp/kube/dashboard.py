@@ -77,19 +77,25 @@ class Dashboard:
         return data
 
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
+        """Send a request through a forwarded port, or by the proxy if forwarding is forbidden."""
         cluster = self._api.get(self._api.path("rayclusters", self.cluster))
         headers = self._token(cluster)
         if not self._by_proxy:
             try:
-                return self._open_by_forwarding(cluster, method, path, headers, quiet_s)
+                port = self._api.forward(self._head_pod(), PORT)
             except Forbidden:
                 self._by_proxy = True
-        return self._open_by_proxy(cluster, method, path, headers, quiet_s)
-
-    def _open_by_forwarding(
-        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
-    ) -> Any:
-        port = self._api.forward(self._head_pod(cluster), PORT)
+        if self._by_proxy:
+            head = (cluster.get("status") or {}).get("head") or {}
+            service = head.get("serviceName") or f"{self.cluster}-head-svc"
+            prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
+            with self._api.explained(method, prefix):
+                try:
+                    return self._api.response(method, prefix + path, headers=headers, quiet_s=quiet_s)
+                except ApiException as error:
+                    if not error.status:
+                        raise
+                    raise self._refusal(error.status, error.body) from error
         try:
             response = port.urlopen(method, path, headers=headers, timeout=quiet_s, preload_content=False)
         except HTTPError as error:
@@ -98,20 +104,6 @@ class Dashboard:
             with response:
                 raise self._refusal(response.status, response.data)
         return response
-
-    def _open_by_proxy(
-        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
-    ) -> Any:
-        head = (cluster.get("status") or {}).get("head") or {}
-        service = head.get("serviceName") or f"{self.cluster}-head-svc"
-        prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
-        with self._api.explained(method, prefix):
-            try:
-                return self._api.response(method, prefix + path, headers=headers, quiet_s=quiet_s)
-            except ApiException as error:
-                if not error.status:
-                    raise
-                raise self._refusal(error.status, error.body) from error
 
     def _refusal(self, status: int, body: bytes | str | None) -> SdpError:
         text = one_line(body.decode("utf-8", "replace") if isinstance(body, bytes) else body or "")
@@ -126,23 +118,12 @@ class Dashboard:
             )
         return RayRefused(status, f"ray: the head of {self.cluster!r} says: {text[-300:]} ({status})")
 
-    def _head_pod(self, cluster: Object) -> str:
+    def _head_pod(self) -> str:
         """Return the head's running pod."""
         selector = f"ray.io/cluster={self.cluster},ray.io/node-type=head"
-        reported = ((cluster.get("status") or {}).get("head") or {}).get("podName")
-        try:
-            pods = self._api.list(self._api.path("pods", group="/api/v1"), labelSelector=selector)
-        except Forbidden:
-            pods = []
-        running = [
-            pod["metadata"]["name"]
-            for pod in pods
-            if (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-        ]
-        if running:
-            return str(reported if reported in running else running[0])
-        if reported and not pods:
-            return str(reported)
+        for pod in self._api.list(self._api.path("pods", group="/api/v1"), labelSelector=selector):
+            if (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
+                return str(pod["metadata"]["name"])
         raise Unreachable(f"ray: the head of {self.cluster!r} is not running; sdp status shows the cluster")
 
     def _token(self, cluster: Object) -> dict[str, str]:

@@ -60,16 +60,12 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     drafts, findings = check_jobs.read(texts)
     yield from findings
     if site is not None:
-        yield from run_check("placement", lambda site: _placement(drafts, site), site)
+        yield from run_check("placement", lambda site: check_jobs.accelerators(drafts, site.cluster_or_none), site)
         yield from run_check("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
     if in_pod and any(draft.job == "download" for draft in drafts):
         yield from check_network.dns_of_this_machine()
     yield from check_jobs.memory(drafts)
     yield from check_jobs.access(drafts, in_pod=in_pod)
-
-
-def _placement(drafts: list[check_jobs.JobDraft], site: Site) -> Iterable[Finding]:
-    return check_jobs.accelerators(drafts, site.cluster_or_none) if site.cluster_or_none else ()
 
 
 def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out: BinaryIO, say: Say) -> int:

@@ -7,6 +7,7 @@ following a job nor ending that affects the job.
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from urllib3.exceptions import HTTPError, TimeoutError
@@ -115,8 +116,7 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
     pump: LogPump | None = None
     reported = ""
     try:
-        while True:
-            state, rayjob = _read_job(api, name, say)
+        for state in states(api, name, say):
             line = f"{name}: {state.state}{f' ({state.message})' if state.message else ''}"
             if line != reported:
                 reported = line
@@ -127,14 +127,9 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
                     pump.finish()
                     pump = None
                 pump = pump or LogPump(api, state, out, say)
-            if state.finished:
-                break
+            if pump and state.finished:
+                pump.finish()
             if pump and pump.reader_gone:
-                raise BrokenPipeError
-            api.changed(api.path("rayjobs"), rayjob, api.timing.watch_s)
-        if pump:
-            pump.finish()
-            if pump.reader_gone:
                 raise BrokenPipeError
         return state.exit_code
     except KeyboardInterrupt as error:
@@ -145,36 +140,27 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
             pump.stop()
 
 
-def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
-    """Wait until a job has ended, at most this long; return its state."""
-    deadline = time.monotonic() + seconds
-    while True:
-        rayjob = api.get(api.path("rayjobs", name))
-        state = job_state(rayjob)
-        left = deadline - time.monotonic()
-        if state.finished or left <= 0:
-            return state
-        api.changed(api.path("rayjobs"), rayjob, min(left, api.timing.watch_s))
-
-
-def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
-    """Return the job's state and object; retry up to a deadline if the API server does not answer."""
-    lost_at: float | None = None
-    attempt = 0
+def states(api: Api, name: str, say: Say) -> Iterator[JobState]:
+    """Yield a job's state repeatedly until it has ended; retry up to a deadline if the API server does not answer."""
+    lost_at, attempt = 0.0, 0
     while True:
         try:
-            rayjob = api.get(api.path("rayjobs", name))
-            if lost_at is not None:
-                say("the API server answers again")
-            return job_state(rayjob), rayjob
+            state = job_state(api.get(api.path("rayjobs", name)))
         except Missing as error:
             raise Missing(f"{name}: this RayJob was deleted, and the job with it; sdp submit runs it again") from error
         except Unreachable as error:
-            now = time.monotonic()
-            if lost_at is None:
-                lost_at = now
+            if not attempt:
+                lost_at = time.monotonic()
                 say(f"{error}; retrying for up to {api.timing.lost_s / 60:.3g} minutes, the job continues")
-            if now - lost_at > api.timing.lost_s:
+            if time.monotonic() - lost_at > api.timing.lost_s:
                 raise Unreachable(f"{error}; gave up, sdp logs {name} --follow tries again") from error
-        pause(api.timing.pause(attempt))
-        attempt += 1
+            pause(api.timing.pause(attempt))
+            attempt += 1
+            continue
+        if attempt:
+            say("the API server answers again")
+        attempt = 0
+        yield state
+        if state.finished:
+            return
+        pause(api.timing.poll_s)

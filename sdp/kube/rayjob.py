@@ -59,8 +59,13 @@ def make_rayjob(
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
     if config_text is not None:
+        if (size := len(config_text.encode())) > LARGEST_CONFIG:
+            raise UserError(
+                f"--config: expected at most {LARGEST_CONFIG:,} bytes to send with a job, got {size:,}; "
+                "put it in the chart's values (jobs)"
+            )
         config = [CONFIG_FLAG, CONFIG_ENV]
-        env[CONFIG_ENV] = _fitting(config_text)
+        env[CONFIG_ENV] = config_text
     sets = [word for override in overrides for word in ("--set", override)]
     words = ["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]
     return _rayjob(job, kind_of(job), words, env, cluster, name)
@@ -158,15 +163,3 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Readable.add_representer(str, _text)
-
-
-def _fitting(config_text: str) -> str:
-    size = len(config_text.encode())
-    if size > LARGEST_CONFIG:
-        raise UserError(
-            f"--config: expected at most {LARGEST_CONFIG:,} bytes to send with a job, got {size:,}; "
-            "put it in the chart's values (jobs)"
-        )
-    if "\0" in config_text:
-        raise UserError("--config: expected text, got a null byte")
-    return config_text

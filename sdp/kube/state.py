@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -43,9 +43,6 @@ class JobState:
             return None
         return max(0.0, ((self.ended or now) - self.started).total_seconds())
 
-    def to_json(self) -> dict[str, Any]:
-        return _json(asdict(self), "finished", "exit_code")
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
@@ -62,14 +59,6 @@ class ClusterState:
     message: str
     refused: bool
     """True if Kubernetes refuses to create its pods, for example because a quota is used up."""
-
-    def to_json(self) -> dict[str, Any]:
-        return _json(asdict(self), "refused")
-
-
-def _json(fields: dict[str, Any], *internal: str) -> dict[str, Any]:
-    plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in fields.items()}
-    return {name: value for name, value in plain.items() if name not in internal}
 
 
 def job_state(rayjob: Mapping[str, Any]) -> JobState:

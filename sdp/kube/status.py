@@ -3,7 +3,9 @@
 import io
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from sdp.console import duration, table
 from sdp.errors import SdpError, UserError, one_line
@@ -28,23 +30,26 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
     events = [event for kind in objects.values() for object_ in kind for event in _events(api, object_)] if name else []
     if as_json:
-        data = {"clusters": [cluster.to_json() for cluster in clusters], "jobs": [job.to_json() for job in jobs]}
-        return json.dumps({**data, "events": events} if name else data, indent=2)
+        data = {"clusters": list(map(_shown, clusters)), "jobs": list(map(_shown, jobs))}
+        return json.dumps({**data, "events": events} if name else data, indent=2, default=datetime.isoformat)
     parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
     if name:
         states: list[ClusterState | JobState] = [*clusters, *jobs]
         parts += [f"{state.name}: {state.message}" for state in states if len(state.message) > _LONGEST_MESSAGE]
         lines = [f"  {event['at']}  {event['reason']}: {event['message']}" for event in events]
         parts.append("\n".join(["events:", *lines]) if lines else "")
-        follow = ["" if job.finished else " --follow" for job in jobs]
     parts += [f"{job.name}: {line}" for job in jobs if (line := _progress(api, job))]
     if name:
-        parts += [
-            f"sdp logs {job.name}{flag} shows its log" for job, flag in zip(jobs, follow, strict=True) if job.submission
-        ]
+        commands = [f"sdp logs {job.name}{'' if job.finished else ' --follow'}" for job in jobs if job.submission]
+        parts += [f"{command} shows its log" for command in commands]
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
+
+
+def _shown(state: ClusterState | JobState) -> dict[str, Any]:
+    """Return the fields of a state that --json prints."""
+    return {name: value for name, value in asdict(state).items() if name not in ("finished", "exit_code", "refused")}
 
 
 def _progress(api: Api, job: JobState) -> str:

@@ -1,10 +1,12 @@
 """`sdp stop`: ends a job, with time for a last checkpoint."""
 
+import time
+
 from sdp.errors import SdpError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing, Unreachable
 from sdp.kube.dashboard import Dashboard, RayRefused
-from sdp.kube.follow import wait_until_finished
+from sdp.kube.follow import states
 from sdp.kube.logs import find_job
 from sdp.kube.rayjob import STOP_WAIT_S
 from sdp.kube.state import JobState
@@ -52,15 +54,15 @@ def _stop(api: Api, state: JobState, *, delete: bool, say: Say) -> None:
 
 
 def _wait(api: Api, name: str, say: Say) -> None:
+    seconds = STOP_WAIT_S + NOTICED_S
+    deadline = time.monotonic() + seconds
     try:
-        state = wait_until_finished(api, name, STOP_WAIT_S + NOTICED_S)
+        for state in states(api, name, say):
+            if not state.finished and time.monotonic() > deadline:
+                raise SdpError(f"{name} is still {state.state} after {seconds:.0f} s; sdp stop {name} --delete ends it")
     except Missing:
         return
     except KeyboardInterrupt as error:
         error.add_note(f"{name} keeps stopping; sdp status {name} shows it")
         raise
-    if not state.finished:
-        raise SdpError(
-            f"{name} is still {state.state} after {STOP_WAIT_S + NOTICED_S:.0f} s; sdp stop {name} --delete ends it"
-        )
     say(f"{name}: {state.state}; sdp submit {state.job or 'JOB'} continues from storage")

@@ -16,8 +16,11 @@ from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable, pause
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.follow import follow
-from sdp.kube.rayjob import DEFAULT_CLUSTER, as_yaml, checked_job, checked_name, kind_of, make_rayjob, with_name
+from sdp.kube.rayjob import DEFAULT_CLUSTER, as_yaml, checked_job, kind_of, make_rayjob, with_name
 from sdp.kube.state import cluster_state, job_state
+
+DELETED_POLLS = 20
+"""Requests, each half second, after which a deleted RayJob is no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +40,6 @@ class Submission:
 def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = None) -> int:
     """Submit a job; return its exit code if it is followed, else 0."""
     checked_job(submission.job, tuple(JOBS))
-    if submission.name is not None:
-        checked_name(submission.name)
     text = _checked_file(submission, say)
     cluster = find_cluster(api, submission.cluster)
     if text is None:
@@ -90,15 +91,18 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
 
 
 def _make_room(api: Api, name: str, say: Say) -> None:
+    """Delete a finished RayJob, and wait until it is gone."""
+    path = api.path("rayjobs", name)
     with contextlib.suppress(Missing):
-        existing = api.get(api.path("rayjobs", name))
-        if not job_state(existing).finished:
+        if not job_state(api.get(path)).finished:
             raise UserError(
                 f"--name: RayJob {name!r} has not ended; sdp logs {name} --follow shows it, sdp stop {name} ends it"
             )
         say(f"{name} has run before and is created again: it continues from storage")
-        api.delete(api.path("rayjobs", name))
-        api.changed(api.path("rayjobs"), existing, 10.0)
+        api.delete(path)
+        for _ in range(DELETED_POLLS):
+            pause(0.5)
+            api.get(path)
 
 
 def _checked_file(submission: Submission, say: Say) -> str | None:

@@ -564,7 +564,7 @@ def test_a_reader_that_has_seen_enough_ends_the_looking_and_is_no_failure_of_the
 
     def look() -> None:
         try:
-            logs(lab.api(watch_s=1.0), "x", said.append, following=following, out=Head())
+            logs(lab.api(poll_s=0.1), "x", said.append, following=following, out=Head())
         except Exception as error:  # noqa: BLE001 - which one is what the test is about
             ended.append(type(error))
 
@@ -597,7 +597,7 @@ def test_interrupting_leaves_the_job_running_and_says_how_to_look_again(lab: Lab
 def test_an_api_server_that_stays_away_ends_the_following_and_nothing_else(lab: Lab) -> None:
     begun(lab)
     said: list[str] = []
-    api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=0.5, watch_s=1.0)
+    api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=0.5, poll_s=0.1)
     lab.kube.fault("GET", "rayjobs", "drop", 10_000)
     with pytest.raises(Unreachable, match="gave up, sdp logs x --follow tries again"):
         follow(api, "x", open(os.devnull, "wb"), said.append)  # noqa: PTH123, SIM115
@@ -607,7 +607,7 @@ def test_an_api_server_that_stays_away_ends_the_following_and_nothing_else(lab: 
 def test_a_recovered_api_server_is_reported_once(lab: Lab) -> None:
     begun(lab)
     said: list[str] = []
-    api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=30.0, watch_s=1.0)
+    api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=30.0, poll_s=0.1)
     lab.kube.fault("GET", "rayjobs/x", "drop", 6)
     lab.end("x")
     with open(os.devnull, "wb") as out:  # noqa: PTH123
@@ -622,7 +622,7 @@ def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab, capfd
     assert "this RayJob was deleted" in capfd.readouterr().err
 
 
-def test_without_permission_to_watch_the_state_is_polled(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_following_a_job_needs_no_permission_to_watch(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.kube.denied.add(("watch", "rayjobs"))
     played(lab, lambda name, _: lab.end(name))
     assert main(["submit", "train"]) == 0

@@ -60,7 +60,8 @@ def test_a_lost_gpu_is_down_and_keeps_its_xids() -> None:
 def test_without_a_driver_only_the_exporters_own_metrics_exist() -> None:
     series = samples(Snapshot(node="n1", up=False))
     assert series["sdp_exporter_up", ""] == 0
-    assert {name for name, _ in series} == {"sdp_exporter_up", "sdp_exporter_read_seconds", "sdp_exporter_build_info"}
+    own = {f"sdp_exporter_{name}" for name in ("up", "read_seconds", "build_info", "processes")}
+    assert {name for name, _ in series} == own
     assert samples(Snapshot(node="n1", up=True, driver=Driver(0)))["sdp_exporter_gpus", ""] == 0
 
 

@@ -8,7 +8,6 @@ import pytest
 from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import (
     MAX_LABEL,
-    Cgroup,
     Facts,
     Owner,
     Processes,
@@ -27,62 +26,62 @@ CGROUPS = {
     "v2, systemd, containerd": (
         "0::/kubepods.slice/kubepods-burstable.slice/"
         f"kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "v2, systemd, guaranteed, CRI-O": (
         f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "v2, CRI-O's container below its scope": (
         f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope/container\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
-    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", Cgroup(UID, ID)),
+    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", (UID, ID)),
     "v2, seen out of another cgroup namespace": (
         f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "v1, cgroupfs, docker": (
         f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n"
         f"1:name=systemd:/kubepods/burstable/pod{UID}/{ID}\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "v1, systemd, docker": (
         "4:memory:/kubepods.slice/kubepods-burstable.slice/"
         f"kubepods-burstable-pod{UNDERSCORED}.slice/docker-{ID}.scope\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "v1, containerd as a service": (
         f"9:memory:/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "both versions, the pod in one of them only": (
         f"5:devices:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "a static pod": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{'0a1b2c3d' * 4}.slice/crio-{ID}.scope\n",
-        Cgroup("0a1b2c3d" * 4, ID),
+        ("0a1b2c3d" * 4, ID),
     ),
     "kind: a Kubernetes in a container": (
         f"0::/system.slice/docker-{OUTER}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
         f"kubelet-kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        Cgroup(UID, ID),
+        (UID, ID),
     ),
     "the pause of a pod that has no container yet": (
         f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice\n",
-        Cgroup(UID, ""),
+        (UID, ""),
     ),
-    "docker without Kubernetes": (f"0::/system.slice/docker-{ID}.scope\n", Cgroup("", ID)),
-    "docker without Kubernetes, v1": (f"4:memory:/docker/{ID}\n", Cgroup("", ID)),
-    "a login": ("0::/user.slice/user-1000.slice/session-3.scope\n", Cgroup()),
-    "a service called pod": ("0::/system.slice/podman-auto-update.service\n", Cgroup()),
-    "nothing": ("", Cgroup()),
+    "docker without Kubernetes": (f"0::/system.slice/docker-{ID}.scope\n", ("", ID)),
+    "docker without Kubernetes, v1": (f"4:memory:/docker/{ID}\n", ("", ID)),
+    "a login": ("0::/user.slice/user-1000.slice/session-3.scope\n", ("", "")),
+    "a service called pod": ("0::/system.slice/podman-auto-update.service\n", ("", "")),
+    "nothing": ("", ("", "")),
 }
 
 
 @pytest.mark.parametrize(("text", "expected"), CGROUPS.values(), ids=CGROUPS)
-def test_the_pod_and_the_container_are_found_in_every_kind_of_cgroup(text: str, expected: Cgroup) -> None:
+def test_the_pod_and_the_container_are_found_in_every_kind_of_cgroup(text: str, expected: tuple[str, str]) -> None:
     assert parse_cgroup(text) == expected
 
 
@@ -131,13 +130,13 @@ def test_a_reused_pid_is_read_again_and_others_are_not(tmp_path: Path) -> None:
     proc.start(5, started=100, name="first")
     processes = Processes(tmp_path)
     first = processes.look_up([5])[5]
-    assert first == Facts("first", "7", Cgroup(UID, ID))
+    assert first == Facts(Owner(process="first", container_pid="7", pod_uid=UID, container_id=ID))
     proc.start(5, started=100, name="renamed")
     assert processes.look_up([5])[5] is first
     proc.start(5, started=200, name="second")
     second = processes.look_up([5])[5]
     assert second is not None
-    assert second.name == "second"
+    assert second.owner.process == "second"
     processes.look_up([])
     assert processes.look_up([5])[5] is not second  # nothing is kept of processes that left the GPU
 
@@ -153,10 +152,10 @@ def test_this_very_process_is_found_in_the_real_proc() -> None:
     facts = Processes(Path("/proc")).look_up([os.getpid()])[os.getpid()]
     assert facts is not None
     assert facts.readable
-    assert facts.container_pid == Path("/proc/self/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1]
+    pids = Path("/proc/self/status").read_text().split("NSpid:")[1].split("\n")[0].split()
+    assert facts.owner.container_pid == pids[-1]
 
 
-IN_POD = Cgroup(UID, ID)
 RAY = {
     "RAY_CLUSTER_NAME": "sd2",
     "RAY_NODE_TYPE_NAME": "a100",
@@ -167,10 +166,16 @@ TRAINER = Allotment("training", "sd2-a100-worker-x7", "ray-worker")
 OTHER = Allotment("elsewhere", "other-0", "main")
 
 
-def test_a_ray_worker_is_named_by_its_environment_alone() -> None:
-    owner = owner_of(Facts("ray::Trainer", "57", IN_POD, RAY), ())
+def in_pod(folder: Path, process: str, environment: dict[str, str] | None = None) -> Facts | None:
+    lines = [f"{name}={value}\0".encode() for name, value in (environment or {}).items()]
+    Proc(folder).start(5, started=100, name=process, environment=b"".join(lines))
+    return Processes(folder).look_up([5])[5]
+
+
+def test_a_ray_worker_is_named_by_its_environment_alone(tmp_path: Path) -> None:
+    owner = owner_of(in_pod(tmp_path, "ray::Trainer", RAY), ())
     assert owner == Owner(
-        container_pid="57",
+        container_pid="7",
         process="ray::Trainer",
         namespace="training",
         pod="sd2-a100-worker-x7",
@@ -181,23 +186,23 @@ def test_a_ray_worker_is_named_by_its_environment_alone() -> None:
     )
 
 
-def test_the_kubelet_adds_the_container_and_decides_among_pods_that_share_a_gpu() -> None:
+def test_the_kubelet_adds_the_container_and_decides_among_pods_that_share_a_gpu(tmp_path: Path) -> None:
     for allotted in ((TRAINER,), (OTHER, TRAINER)):
-        owner = owner_of(Facts("python", "57", IN_POD, RAY), allotted)
+        owner = owner_of(in_pod(tmp_path, "python", RAY), allotted)
         assert (owner.namespace, owner.pod, owner.container) == ("training", "sd2-a100-worker-x7", "ray-worker")
 
 
-def test_a_pod_that_says_nothing_of_itself_is_the_one_that_has_the_gpu_if_only_one_has() -> None:
-    silent = Facts("python", "57", IN_POD)
+def test_a_pod_that_says_nothing_of_itself_is_the_one_that_has_the_gpu_if_only_one_has(tmp_path: Path) -> None:
+    silent = in_pod(tmp_path, "python")
     assert owner_of(silent, (TRAINER,)).pod == "sd2-a100-worker-x7"
     assert owner_of(silent, (TRAINER, OTHER)).pod == ""
 
 
-def test_another_pods_process_and_the_hosts_are_not_taken_for_the_one_that_has_the_gpu() -> None:
+def test_another_pods_process_and_the_hosts_are_not_taken_for_the_one_that_has_the_gpu(tmp_path: Path) -> None:
     agent = {"HOSTNAME": "dcgm-exporter-9z", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    owner = owner_of(Facts("dcgm-exporter", "1", IN_POD, agent), (TRAINER,))
+    owner = owner_of(in_pod(tmp_path, "dcgm-exporter", agent), (TRAINER,))
     assert (owner.pod, owner.namespace, owner.container) == ("dcgm-exporter-9z", "", "")
-    host = owner_of(Facts("nvidia-persiste", "900", Cgroup(), {"HOSTNAME": "n1"}), (TRAINER,))
+    host = owner_of(Facts(Owner(process="nvidia-persiste"), {"HOSTNAME": "n1"}), (TRAINER,))
     assert (host.pod, host.namespace, host.process) == ("", "", "nvidia-persiste")
 
 
