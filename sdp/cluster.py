@@ -65,15 +65,14 @@ def connect(**local: Any) -> dict[str, float]:
         if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
-        log_handlers = logging.getLogger().handlers[:]
+        handler, log_handlers = signal.getsignal(signal.SIGTERM), logging.getLogger().handlers[:]
+        stderr = list[str]()
         ray_loss.expect(local=is_local(), limit_s=_START_S)
         try:
-            with stderr, _time_limit(_START_S):
+            with _captured_stderr(without="RAY_BACKEND_LOG_LEVEL") as stderr, _time_limit(_START_S):
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
-            raise _explain_failed_connection(error, stderr.text) from error
-        stderr.forward(without="RAY_BACKEND_LOG_LEVEL")
+            raise _explain_failed_connection(error, "".join(stderr)) from error
         logging.getLogger().handlers[:] = log_handlers  # a logging_config is for the workers; this process has its own
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
@@ -235,36 +234,33 @@ def data_settings(**settings: Any) -> Iterator[None]:
         yield
 
 
-class _CapturedStderr:
-    """Captures what is written to stderr inside the block, including by native libraries."""
+@contextlib.contextmanager
+def _captured_stderr(without: str) -> Iterator[list[str]]:
+    """Hold back what the block and native libraries write to stderr: the list gets the lines when the block ends.
 
-    def __init__(self) -> None:
-        self.text = ""
+    If it succeeds, they are then written, except those that contain `without`.
+    """
+    lines: list[str] = []
+    sys.stderr.flush()
+    terminal = os.dup(2)
 
-    def __enter__(self) -> None:
-        sys.stderr.flush()
-        self._file = tempfile.TemporaryFile()
-        self._terminal = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-        cleanups.append(self._restore)
+    def restore() -> None:
+        if restore in cleanups:  # otherwise `give_up` has called it
+            cleanups.remove(restore)
+            sys.stderr.flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
-    def _restore(self) -> None:
-        if self._restore not in cleanups:  # `give_up` has called it
-            return
-        cleanups.remove(self._restore)
-        sys.stderr.flush()
-        os.dup2(self._terminal, 2)
-        os.close(self._terminal)
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        with self._file as file:
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        cleanups.append(restore)
+        try:
+            yield lines
+        finally:
+            restore()
             file.seek(0)
-            self.text = file.read().decode("utf-8", "replace")
-
-    def forward(self, without: str) -> None:
-        """Write the captured lines to stderr, except those that contain a word."""
-        os.write(2, "".join(line for line in self.text.splitlines(True) if without not in line).encode())
+            lines += file.read().decode("utf-8", "replace").splitlines(keepends=True)
+    os.write(2, "".join(line for line in lines if without not in line).encode())
 
 
 def nodes_with(labels: Mapping[str, str]) -> list[dict[str, Any]]:

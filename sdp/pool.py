@@ -25,8 +25,6 @@ from sdp.errors import SdpError, UserError, one_line
 from sdp.lease import Lease
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sdp.waiting import Place
 
 Task = TypeVar("Task")
@@ -197,11 +195,9 @@ class WorkerPool:
         with settings, warnings.catch_warnings():
             # Ray announces that further arguments will go away in 2.64; its default is to retry for ever.
             warnings.simplefilter("ignore", RayDeprecationWarning)
-            return ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-                _PoolActor,
+            return ray.data.from_items(items, override_num_blocks=len(items)).map(
+                _PoolActor,  # type: ignore[arg-type]  # Ray's: it takes classes, too
                 fn_constructor_args=(pickle.dumps(make_worker), self.workers.removesuffix("s"), self.output),
-                batch_size=1,
-                batch_format="pyarrow",
                 num_cpus=None if gpus else 1,  # Ray Data warns if both are set
                 compute=ActorPoolStrategy(
                     min_size=min(self.scaling.least, len(items)),
@@ -235,19 +231,13 @@ class _PoolActor:
         self._worker: PoolWorker[Any, Any] = pickle.loads(make_worker)()
         telemetry.begin(output).process(role)
 
-    def __call__(self, batch: "pa.Table") -> "pa.Table":
-        import pyarrow as pa
-
-        results = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        return pa.table({"made": pa.array(results, pa.binary())})
-
-    def _make(self, task: Any) -> Any:
+    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
         """Do a task; return an SdpError as a value, since Ray Data would turn a raised one into text."""
         try:
-            result: Any = self._worker.make(task, lambda _: None)
+            result: Any = self._worker.make(pickle.loads(row["task"]), lambda _: None)
         except SdpError as error:
             result = error
-        return result, self._clock.worker, self._clock.seconds()
+        return {"made": pickle.dumps((result, self._clock.worker, self._clock.seconds()))}
 
 
 class _Clock:

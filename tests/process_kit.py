@@ -150,7 +150,7 @@ def trouble(room: int, faults: str) -> None:
 
     from sdp.encode import work
 
-    load_encoder = work.load_encoder
+    load_encoder = work.EncodeSpec.load_encoder
 
     def fail(when: str, error: Exception) -> None:
         try:
@@ -172,13 +172,13 @@ def trouble(room: int, faults: str) -> None:
             moments[pixels.amin((1, 2, 3)) > 0.99] = float("nan")
             return moments
 
-    def troubled(spec: Any, device: str | None = None) -> Any:
+    def troubled(self: Any, device: str | None = None) -> Any:
         fail("start", torch.OutOfMemoryError("CUDA out of memory"))
-        encoder = load_encoder(spec, device)
+        encoder = load_encoder(self, device)
         encoder._moments = Troubled(encoder._moments)
         return encoder
 
-    work.load_encoder = troubled
+    work.EncodeSpec.load_encoder = troubled  # type: ignore[method-assign]
 
 
 DEADLY = b"<kill the decoder>"
@@ -197,7 +197,8 @@ def follow_instructions(traces: str) -> None:
 
     from sdp.encode import transform, work
 
-    read_header, load_encoder, encode_chunk = transform.read_header, work.load_encoder, work.encode_chunk
+    spec = work.EncodeSpec
+    read_header, load_encoder, encode = transform.read_header, spec.load_encoder, spec.encode
     folder = Path(traces)
 
     def deadly(data: Any, *rest: Any) -> Any:
@@ -205,17 +206,18 @@ def follow_instructions(traces: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return read_header(data, *rest)
 
-    def ready(spec: Any, device: str | None = None) -> Any:
-        encoder = load_encoder(spec, device)
+    def ready(self: Any, device: str | None = None) -> Any:
+        encoder = load_encoder(self, device)
         (folder / f"ready-{os.getpid()}").touch()
         return encoder
 
-    def noted(spec: Any, encoder: Any, chunk: Any) -> Any:
+    def noted(self: Any, encoder: Any, chunk: Any) -> Any:
         wanted, until = int((folder / "wanted").read_text()), time.monotonic() + 100
         while len(list(folder.glob("ready-*"))) < wanted and time.monotonic() < until:
             time.sleep(0.05)
         (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
         time.sleep(0.1)
-        return encode_chunk(spec, encoder, chunk)
+        return encode(self, encoder, chunk)
 
-    transform.read_header, work.load_encoder, work.encode_chunk = deadly, ready, noted
+    transform.read_header = deadly
+    spec.load_encoder, spec.encode = ready, noted  # type: ignore[method-assign]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scripts.bench._cases import sized
 from sdp.cluster import worker_environment
 from sdp.config import load
-from sdp.encode import work
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
+from sdp.encode.work import EncodeSpec
 from sdp.process import job
 from sdp.process.prepare import prepare
 
@@ -80,7 +80,7 @@ class Sleeper:
 def put_to_sleep(rate: float, side: int) -> None:
     """Replace the encoder of a worker process that starts by one that sleeps."""
     if rate:
-        work.load_encoder = lambda *_: Sleeper(rate, side)  # type: ignore[assignment]
+        EncodeSpec.load_encoder = lambda *_: Sleeper(rate, side)  # type: ignore[assignment,method-assign]
 
 
 def encoder(case: dict[str, Any]) -> None:
@@ -102,15 +102,15 @@ def bare(config: Any, rate: float, side: int, chunks: int = sized(2, 1), count: 
 
     torch.set_num_threads(1)
     spec = prepare(config).spec
-    one: Any = Sleeper(rate, side) if rate else work.load_encoder(spec)
+    one: Any = Sleeper(rate, side) if rate else spec.load_encoder()
     pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
     chunk = Chunk(np.arange(count), [""] * count, tokens, {side: [ShapeGroup(np.arange(count), pixels)]}, zeros)
-    work.encode_chunk(spec, one, chunk)
+    spec.encode(one, chunk)
     began = time.monotonic()
     for _ in range(chunks):
-        work.encode_chunk(spec, one, chunk)
+        spec.encode(one, chunk)
     return chunks * count / (time.monotonic() - began)
 
 

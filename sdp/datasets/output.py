@@ -5,7 +5,7 @@ All state is in the output's own folder. One listing shows it, and a job writes 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -41,9 +41,11 @@ class Output:
     storage: Storage
     head: Head
     index: Index
+    writes: bool = True
+    """False for a dry run: further versions of the index stay in memory."""
 
     def with_index(self, index: Index) -> "Output":
-        return Output(self.storage, self.head, index)
+        return replace(self, index=index)
 
     def done(self) -> set[tuple[int, int]]:
         """Return the existing parts: (unit, attempt)."""
@@ -67,13 +69,13 @@ def open_output(storage: Storage, head: Head) -> Output:
 
 
 def peek_output(storage: Storage, head: Head) -> Output:
-    """Open an output as `open_output` does, but write nothing, for a dry run."""
+    """Open an output as `open_output` does, but write nothing, now or later, for a dry run."""
     try:
         _refuse_different(storage, read_head(storage), head)
     except NotFound:
         if parts_in(storage):
             raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri") from None
-    return _with_index(storage, head)
+    return replace(_with_index(storage, head), writes=False)
 
 
 def _with_index(storage: Storage, head: Head) -> Output:

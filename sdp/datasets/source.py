@@ -1,6 +1,7 @@
 """Assignment of permanent addresses to the rows of a source."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -33,13 +34,11 @@ def freeze_source(
     uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
-    publish: bool = True,
 ) -> Output:
     """Assign addresses to the rows of Parquet files, at most to the first `limit`.
 
     Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. The source
-    may have moved to another `uri`, with all its files. Without `publish` nothing is written, and `publish_plan` can
-    write the result later.
+    may have moved to another `uri`, with all its files. What a dry run returns can be written by `publish_plan`.
     """
     if not files:
         raise DatasetError("source.uri: no Parquet files; check the URI")
@@ -62,7 +61,7 @@ def freeze_source(
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved = index is not output.index
     version = Version(len(index.versions), table, extent, root=root)
-    return _append(output.with_index(index), version, moved=moved, publish=publish)
+    return _append(output.with_index(index), version, moved=moved)
 
 
 def freeze_files(
@@ -147,11 +146,12 @@ def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Ou
     return _append(output, Version(0, files, attempt=attempt, units=tuple(units)))
 
 
-def _append(output: Output, version: Version, *, moved: bool = False, publish: bool = True) -> Output:
+def _append(output: Output, version: Version, *, moved: bool = False) -> Output:
     """Publish the next version of the index, if it says anything new."""
     if version.extent is None and not version.files.num_rows and not version.units and not moved:
         return output
-    if not publish:
+    if not output.writes:
+        version = replace(version, number=len(output.index.versions))
         return output.with_index(Index((*output.index.versions, version), output.index.unit_rows))
     return output.with_index(index_files.append(output.storage, output.index, version))
 

@@ -60,7 +60,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
-    planned = freeze_source(existing, files, columns, uri=uri, limit=limit, options=options, publish=False)
+    planned = freeze_source(existing, files, columns, uri=uri, limit=limit, options=options)
     _refuse_columns(config, files[0], options)
     for line in messages.lowered_limit(config.limit, existing.index):
         say(line)

@@ -4,7 +4,6 @@ Ray is told to restart whatever dies, so the limits are here.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ class WorkerId(NamedTuple):
     process: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class State:
     """The state of the pipeline, as the desk knows it."""
 
@@ -51,11 +50,11 @@ class State:
     """Grows with whatever a worker reports."""
     transformed_stats: TransformStats = field(default_factory=TransformStats)
     """The sum of all transforms."""
-    deaths: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
+    deaths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
     """Deaths of workers, by stage."""
-    in_a_row: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
+    in_a_row: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_STAGES, 0))
     """Deaths since the stage last succeeded, by stage."""
-    last: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(_STAGES, ""))
+    last: dict[str, str] = field(default_factory=lambda: dict.fromkeys(_STAGES, ""))
     """The reason for the latest death, by stage."""
     started: bool = False
     """True if any encoder has loaded."""
@@ -79,9 +78,7 @@ class Desk:
         self._encoders: dict[str, WorkerId] = {}
         """By actor, which outlives its processes."""
         self._loading: dict[str, WorkerId] = {}
-        self._events = 0
         self._ready: set[int] = set()
-        self._in_a_row, self._deaths, self._last = dict(State().in_a_row), dict(State().deaths), dict(State().last)
         self._state = State()
 
     async def feed(self, number: int, piece: pa.Table | None) -> None:
@@ -98,13 +95,13 @@ class Desk:
         """
         while number not in self._pieces and number >= self._handed_out:
             await self._more.wait()
-        self._events += 1
+        self._state.events += 1
         self._handed_out = max(self._handed_out, number + 1)
         return self._pieces[number] if number in self._pieces else pack(number, None)
 
     async def begin(self, worker: WorkerId, number: int) -> str | None:
         """Record that a worker begins a piece; return a reason if the piece has killed too often to be tried again."""
-        self._events += 1
+        self._state.events += 1
         before = self._worker_of.get(number)
         if before is not None and number in self._held.get(before, ()):
             self._record_death(before, self._held[before][0], "its worker died each time")
@@ -118,24 +115,24 @@ class Desk:
 
     async def end(self, worker: WorkerId, number: int, stats: TransformStats | None = None) -> None:
         """Record that a worker has succeeded with a piece."""
-        self._events += 1
+        self._state.events += 1
         stage, pieces = worker.stage, self._held.get(worker, [])
         if number in pieces:
             pieces.remove(number)
         if not pieces and stage == "transform":
             self._held.pop(worker, None)
-        self._in_a_row[stage] = 0
+        self._state.in_a_row[stage] = 0
         if stage == "transform":
             self._ready.add(number)
-            total = self._state.transformed_stats + (stats or TransformStats())
-            self._state = replace(self._state, transformed=True, transformed_stats=total)
+            self._state.transformed = True
+            self._state.transformed_stats += stats or TransformStats()
         else:
             for account in (self._worker_of, self._deaths_of, self._reasons):
                 account.pop(number, None)
 
     async def fail(self, worker: WorkerId, number: int | None, reason: str) -> None:
         """Record that a worker fails at a piece, or as it starts."""
-        self._events += 1
+        self._state.events += 1
         self._record_death(worker, number, reason)
 
     async def stranded(self, alive: set[str]) -> list[int]:
@@ -159,17 +156,17 @@ class Desk:
 
     async def load(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder begins to load; if its actor had a process before, that process has died."""
-        self._events += 1
+        self._state.events += 1
         if (before := self._loading.get(actor) or self._encoders.get(actor)) is not None:
             self._record_death(before, next(iter(self._held.get(before, ())), None), "its process ended")
         self._loading[actor] = worker
 
     async def start(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder has loaded."""
-        self._events += 1
+        self._state.events += 1
         self._loading.pop(actor, None)
         self._encoders[actor] = worker
-        self._state = replace(self._state, started=True)
+        self._state.started = True
 
     async def leave(self, actor: str) -> None:
         """Record that an encoder ends as planned."""
@@ -178,7 +175,7 @@ class Desk:
 
     async def stop(self, error: SdpError) -> None:
         """Record an error that no retry would fix."""
-        self._state = replace(self._state, error=self._state.error or error)
+        self._state.error = self._state.error or error
 
     async def state(self) -> State:
         """Return the present state."""
@@ -189,10 +186,6 @@ class Desk:
             ready=len(self._ready),
             encoding=sum(len(pieces) for worker, pieces in self._held.items() if worker.stage == "encode"),
             loading=len(self._loading),
-            events=self._events,
-            in_a_row=dict(self._in_a_row),
-            deaths=dict(self._deaths),
-            last=dict(self._last),
         )
 
     async def at_work(self) -> set[str]:
@@ -205,9 +198,9 @@ class Desk:
         for actors in (self._encoders, self._loading):
             for actor in [actor for actor, encoder in actors.items() if encoder == worker]:
                 del actors[actor]
-        self._in_a_row[worker.stage] += 1
-        self._deaths[worker.stage] += 1
-        self._last[worker.stage] = reason
+        self._state.in_a_row[worker.stage] += 1
+        self._state.deaths[worker.stage] += 1
+        self._state.last[worker.stage] = reason
         if number is not None:
             self._deaths_of[number] = self._deaths_of.get(number, 0) + 1
             self._reasons[number] = reason

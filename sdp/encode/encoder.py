@@ -7,7 +7,9 @@ sample is drawn on the host from the row's address. Latents are multiplied by th
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from sdp.errors import SdpError, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
+Work = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
+"""Encodes a batch of items, given their positions in the chunk; returns values, and whether each item is finite."""
 _LOG_VARIANCE = (-30.0, 20.0)
 """The range to which diffusers clamps the VAE's log-variance."""
 
@@ -46,6 +50,15 @@ class BatchEncoder:
         """The batch sizes in use: those of the settings, or smaller where memory was short."""
         return dict(self._limits)
 
+    @contextmanager
+    def _launched(self) -> Iterator[None]:
+        """Queue the block's work on the device, behind that of a concurrent call without a gap; wait for its end."""
+        enter(self.device)  # Ray calls from threads of its own
+        with self._launching, torch.inference_mode():
+            yield
+            launched = Mark(self.device)
+        launched.wait()
+
     def _prepared(self, module: nn.Module) -> Callable[..., Any]:
         module = module.to(self.device, DTYPES[self._settings.dtype]).eval().requires_grad_(False)
         if self._settings.channels_last:
@@ -53,11 +66,7 @@ class BatchEncoder:
         return torch.compile(module) if self._settings.compile else module
 
     def _in_batches(
-        self,
-        limit: int,
-        items: NDArray[Any],
-        where: NDArray[np.int64],
-        encode: Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]],
+        self, limit: int, items: NDArray[Any], where: NDArray[np.int64], encode: Work
     ) -> tuple[Tensor, Tensor]:
         """Encode items batch by batch, at most as many at once as the batch limit of this key allows."""
         results = [
@@ -79,11 +88,7 @@ class BatchEncoder:
             at += size
 
     def _within_memory(
-        self,
-        limit: int,
-        batch: Tensor,
-        numbers: NDArray[np.int64],
-        encode: Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]],
+        self, limit: int, batch: Tensor, numbers: NDArray[np.int64], encode: Work
     ) -> tuple[Tensor, Tensor]:
         """Encode a batch; if memory is too short, encode its halves, and make later batches that small."""
         count = len(batch)
@@ -127,16 +132,13 @@ class Encoder(BatchEncoder):
         self._text = None if text_encoder is None else self._prepared(text_encoder)
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk. A concurrent call queues its work behind this one's without a gap."""
-        enter(self.device)  # Ray calls from threads of its own
-        with self._launching, torch.inference_mode():
+        """Encode a chunk."""
+        with self._launched():
             latents = {
                 side: [(group.positions, *self._crops(side, chunk, group)) for group in groups]
                 for side, groups in chunk.crops.items()
             }
             text = None if self._text is None else self._captions(chunk.tokens)
-            launched = Mark(self.device)
-        launched.wait()
         finite = np.ones(len(chunk), np.bool_)
         for groups in latents.values():
             for where, _, good in groups:
@@ -144,15 +146,14 @@ class Encoder(BatchEncoder):
         if text is not None:
             finite &= text[1].numpy()
         values = {side: [ShapeGroup(w, v.numpy()) for w, v, _ in groups] for side, groups in latents.items()}
-        return _keep_finite(chunk, values, None if text is None else text[0].numpy(), finite)
+        failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite latents") for row in chunk.rows[~finite].tolist()]
+        embeddings = None if text is None else text[0].numpy()
+        return Encoded(chunk, values, embeddings, finite, [*chunk.outcomes, *failed])
 
     def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
         """Return the embeddings of captions."""
-        enter(self.device)  # Ray calls from threads of its own
-        with self._launching, torch.inference_mode():
+        with self._launched():
             values, _ = self._captions(tokens)
-            launched = Mark(self.device)
-        launched.wait()
         embedded: NDArray[np.float16] = values.numpy()
         return embedded
 
@@ -221,14 +222,9 @@ class _Feeder:
         self, batches: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]
     ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Yield the batches on the device, in order; copy the next one meanwhile."""
-        ahead: tuple[Tensor, Any, NDArray[np.int64]] | None = None
-        for batch, numbers in batches:
-            sent = *self._send(batch), numbers
-            if ahead is not None:
-                yield self._received(*ahead[:2]), ahead[2]
-            ahead = sent
-        if ahead is not None:
-            yield self._received(*ahead[:2]), ahead[2]
+        sent: Iterator[Any] = ((*self._send(batch), numbers) for batch, numbers in batches)
+        for (batch, copied, numbers), _ in pairwise(chain(sent, [None])):
+            yield self._received(batch, copied), numbers
 
     def to_device(self, values: Tensor) -> Tensor:
         """Copy a small tensor to the device, for work queued later."""
@@ -286,11 +282,3 @@ def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return values as fp16, and whether each item is finite after that conversion."""
     halves = values.half()
     return halves, halves.isfinite().flatten(1).all(1)
-
-
-def _keep_finite(
-    chunk: Chunk, latents: dict[int, list[ShapeGroup]], text: NDArray[np.float16] | None, finite: NDArray[np.bool_]
-) -> Encoded:
-    """Return the encoded chunk, with rows that hold NaN or infinity recorded as failed."""
-    failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite latents") for row in chunk.rows[~finite].tolist()]
-    return Encoded(chunk, latents, text, finite, [*chunk.outcomes, *failed])

@@ -6,7 +6,7 @@ joined by another column is read whole in every worker, and so may have MOST_ROW
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -33,7 +33,6 @@ ROW = "row"
 """The column of addresses."""
 MOST_ROWS = 1_000_000
 _CACHED = 4
-_TEXT = ("text", "bytes")
 _lock = Lock()
 
 
@@ -130,15 +129,9 @@ def _open(
                     f"{key}.uri: no column {' or '.join([*texts, *scores])} in {file.uri}; it has "
                     f"{', '.join(schema.names)}; name one in source.caption_column or filters, or set missing: drop"
                 )
-        for name in (section.by, *columns):
-            if name not in schema.names:
-                path = "by" if name == section.by else "uri"
-                raise DatasetError(f"{key}.{path}: no column {name} in {file.uri}; it has {', '.join(schema.names)}")
-            kind = schema.field(name).type
-            fits = kind_of(kind) in (("numbers",) if name in scores else _TEXT)
-            if not (pa.types.is_integer(kind) if name == section.by == ROW else fits):
-                content = "whole numbers" if name == section.by == ROW else "numbers" if name in scores else "text"
-                raise DatasetError(f"{key}: expected {content} in column {name} of {file.uri}, got {kind}")
+        check_column(f"{key}.by", section.by, "whole numbers" if section.by == ROW else "text", schema, file.uri)
+        for name in columns:
+            check_column(f"{key}.uri", name, "numbers" if name in scores else "text", schema, file.uri)
         of_file = _spans(key, file.uri, footer, section.by)
         attempts.setdefault(attempt_of(footer), []).extend(of_file)
         spans += of_file
@@ -162,6 +155,33 @@ def _open(
     else:
         _check_keys(key, joined, options)
     return joined
+
+
+def check_column(key: str, name: str, content: str, schema: pa.Schema, uri: str) -> None:
+    """Refuse a file that has no such column, or one that holds something else; errors begin with `key`."""
+    if name not in schema.names:
+        raise DatasetError(f"{key}: no column {name} in {uri}; it has {', '.join(schema.names)}")
+    if schema.names.count(name) > 1:
+        raise DatasetError(f"{key}: {uri} has {schema.names.count(name)} columns {name}; write it again")
+    kind = schema.field(name).type
+    if not _FITS[content](kind):
+        raise DatasetError(f"{key}: expected a column of {content}, but {name} in {uri} is of {kind}")
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    """Return whether a type is bytes, or the Hugging Face hub's struct of bytes and path."""
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
+    return kind_of(kind) == "bytes" and not pa.types.is_dictionary(kind)
+
+
+_FITS: dict[str, Callable[[pa.DataType], bool]] = {
+    "bytes": _holds_images,
+    "text": lambda kind: kind_of(kind) in ("text", "bytes"),
+    "numbers": lambda kind: kind_of(kind) == "numbers",
+    "whole numbers": pa.types.is_integer,
+}
+"""The types of columns, by what they must hold."""
 
 
 def _spans(key: str, uri: str, footer: pq.FileMetaData, by: str) -> list[tuple[int, int, RowGroup]]:

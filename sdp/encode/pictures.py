@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from sdp.config.process import Bounds, JoinedTable
@@ -13,8 +12,8 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.outcomes import SCORE
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
-from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream, kind_of
-from sdp.encode.joined import open_tables
+from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
+from sdp.encode.joined import check_column, open_tables
 from sdp.encode.reading import PICTURES, TAR, TEXT, Columns, Planner, count_samples, footer_of
 from sdp.errors import DatasetError, UserError
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
@@ -179,38 +178,10 @@ def _check_columns(
         raise DatasetError(
             f"{key}.caption_column: expected a column of text, got {columns.image}, which holds the images"
         )
-    checks = [(f"{key}.image_column", columns.image, _holds_images, "bytes")]
-    checks += [(f"{key}.caption_column", name, _holds_text, "text") for name in texts]
-    checks += [(f"{key}.tables", name, _holds_text, "text") for name in columns.keys]
-    checks += [(f"filters.{name}", name, _holds_numbers, "numbers") for name in others]
-    for path, name, fits, content in checks:
-        if name not in schema.names:
-            raise DatasetError(f"{path}: no column {name} in {uri}; it has {', '.join(schema.names)}")
-        if schema.names.count(name) > 1:
-            raise DatasetError(f"{path}: {uri} has {schema.names.count(name)} columns {name}; write it again")
-        kind = schema.field(name).type
-        if not fits(kind):
-            raise DatasetError(f"{path}: expected a column of {content}, but {name} in {uri} is of {kind}")
+    checks = [(f"{key}.image_column", columns.image, "bytes")]
+    checks += [(f"{key}.caption_column", name, "text") for name in texts]
+    checks += [(f"{key}.tables", name, "text") for name in columns.keys]
+    checks += [(f"filters.{name}", name, "numbers") for name in others]
+    for path, name, content in checks:
+        check_column(path, name, content, schema, uri)
     return texts, (*columns.keys, *others)
-
-
-def _holds_images(kind: pa.DataType) -> bool:
-    """Return whether a type is bytes, or the Hugging Face hub's struct of bytes and path."""
-    if pa.types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
-    return _is_binary(kind)
-
-
-def _holds_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return _is_binary(kind) or any(test(kind) for test in tests)
-
-
-def _holds_numbers(kind: pa.DataType) -> bool:
-    return kind_of(kind) == "numbers"
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(test(kind) for test in tests)

@@ -311,6 +311,13 @@ class Occupancy:
             self._account()
             self._inside -= 1
 
+    def take(self) -> tuple[float, float]:
+        """Return the busy and the idle seconds since the last call."""
+        with self._lock:
+            taken = self.busy_s, self.idle_s
+            self.busy_s = self.idle_s = 0.0
+            return taken
+
     def _account(self) -> None:
         now = self.clock()
         if self._since is not None:
@@ -327,7 +334,7 @@ class Encode:
     def __init__(self, stages: "ObjectRef[Stages]", desk: Any, output: str) -> None:
         cluster.hide_gpus_unless_granted()
         self._stages, self._desk = ray.get(stages), desk
-        self._occupancy, self._reported, self._lock = Occupancy(), (0.0, 0.0), threading.Lock()
+        self._occupancy = Occupancy()
         self._worker = _worker_id("encode")
         self._actor = ray.get_runtime_context().get_actor_id() or ""
         ray.get(desk.load.remote(self._worker, self._actor))
@@ -359,10 +366,7 @@ class Encode:
             ray.get(self._desk.fail.remote(self._worker, note.number, _line(error)))
             os._exit(1)
         ray.get(self._desk.end.remote(self._worker, note.number))
-        with self._lock:
-            now = self._occupancy.busy_s, self._occupancy.idle_s
-            busy_s, idle_s = now[0] - self._reported[0], now[1] - self._reported[1]
-            self._reported = now
+        busy_s, idle_s = self._occupancy.take()
         limits = getattr(self._encoder, "batch_limits", {})
         return pack(None, rows, note=replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits))
 

@@ -9,12 +9,11 @@ import io
 import json
 import math
 import tarfile
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby, islice
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.scores import Score
-from sdp.datasets.units import Unit, Work
+from sdp.datasets.units import Work
 from sdp.encode.chunk import SourceRow
 from sdp.encode.recipe import draw
 from sdp.errors import DatasetError, NotFound, one_line
@@ -150,25 +149,15 @@ class Planner:
     def __init__(
         self, index: Index, upstream: Dataset | None, piece_rows: int, options: StorageOptions | None = None
     ) -> None:
-        self._index, self._piece_rows = index, piece_rows
-        self._options = options
-        self._groups = _PartGroups(upstream) if upstream else None
+        self._index, self._upstream, self._piece_rows, self._options = index, upstream, piece_rows, options
+        # There may be millions of row groups, so they stay in Arrow until they are needed.
+        paths = upstream.parts["path"].to_pylist() if upstream else []
+        self._position = {path: position for position, path in enumerate(paths)}
 
     def __call__(self, work: Work) -> list[Piece]:
         """Return the pieces of a unit; none if upstream has no rows for it."""
-        if self._groups is not None:
-            return self._pieces(work, [g for path in self._index.parts_of(work) for g in self._groups.of(path)])
-        groups: list[RowGroup] = []
-        for piece in self._index.slices(work.unit.start, work.unit.stop):
-            if piece.path.lower().endswith((TAR, *PICTURES)):
-                groups.append(RowGroup(piece.path, piece.offset, piece.length, piece.first_row))
-            else:
-                groups += self._footer_groups(piece.path, piece.first_row - piece.offset, work.unit)
-        return self._pieces(work, groups)
-
-    def _pieces(self, work: Work, groups: Iterable[RowGroup]) -> list[Piece]:
         batches: list[list[RowGroup]] = []
-        for group in groups:
+        for group in self._row_groups(work):
             if batches and sum(g.rows for g in batches[-1]) + group.rows <= self._piece_rows:
                 batches[-1].append(group)
             else:
@@ -180,31 +169,24 @@ class Planner:
                 pieces += Piece(work, order, tuple(batch), 0, total).cut(-(-total // self._piece_rows))
         return pieces
 
-    def _footer_groups(self, uri: str, first_row: int, unit: Unit) -> Iterator[RowGroup]:
-        footer = footer_of(uri, self._options)
-        at = first_row
-        for number in range(footer.num_row_groups):
-            rows = footer.row_group(number).num_rows
-            if at < unit.stop and at + rows > unit.start:
-                yield RowGroup(uri, number, rows, at)
-            at += rows
-
-
-class _PartGroups:
-    """The row groups of a dataset's parts. There may be millions, so they stay in Arrow until they are needed."""
-
-    def __init__(self, upstream: Dataset) -> None:
-        self._storage = upstream.storage
-        self._positions = {path: position for position, path in enumerate(upstream.parts["path"].to_pylist())}
-        self._groups = upstream.parts["row_groups"]
-
-    def of(self, path: str) -> list[RowGroup]:
-        """Return the row groups of a part; none if the manifest does not list it."""
-        if (position := self._positions.get(path)) is None:
-            return []
-        uri = self._storage.uri_of(path)
-        groups = self._groups[position].as_py()
-        return [RowGroup(uri, number, group["rows"], None) for number, group in enumerate(groups)]
+    def _row_groups(self, work: Work) -> Iterator[RowGroup]:
+        if self._upstream is not None:
+            for path in self._index.parts_of(work):
+                if (position := self._position.get(path)) is not None:  # otherwise the manifest does not list it
+                    uri = self._upstream.storage.uri_of(path)
+                    for number, group in enumerate(self._upstream.parts["row_groups"][position].as_py()):
+                        yield RowGroup(uri, number, group["rows"], None)
+            return
+        for piece in self._index.slices(work.unit.start, work.unit.stop):
+            if piece.path.lower().endswith((TAR, *PICTURES)):
+                yield RowGroup(piece.path, piece.offset, piece.length, piece.first_row)
+                continue
+            footer, at = footer_of(piece.path, self._options), piece.first_row - piece.offset
+            for number in range(footer.num_row_groups):
+                rows = footer.row_group(number).num_rows
+                if at < work.unit.stop and at + rows > work.unit.start:
+                    yield RowGroup(piece.path, number, rows, at)
+                at += rows
 
 
 def read_piece(
@@ -421,23 +403,11 @@ def read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions 
     return table
 
 
-_footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
-_lock = Lock()
-
-
+@lru_cache(maxsize=_FOOTERS)  # a file's pieces are read one after another
 def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
-    """Return a file's footer; the latest few are cached, since a file's pieces are read one after another."""
-    with _lock:
-        if uri in _footers:
-            _footers.move_to_end(uri)
-            return _footers[uri]
+    """Return a file's footer."""
     try:
-        footer = pq.read_metadata(open_source(uri, options))
+        return pq.read_metadata(open_source(uri, options))
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
-    with _lock:
-        _footers[uri] = footer
-        while len(_footers) > _FOOTERS:
-            _footers.popitem(last=False)
-    return footer

@@ -121,16 +121,12 @@ def _text_field(shape: RowShape) -> pa.Field:
 
 def _latents(groups: Sequence[ShapeGroup], good: NDArray[np.bool_], shape: RowShape, side: int) -> pa.Array:
     if not shape.buckets:
-        width = 2 * math.prod(_values(shape, side))
-        return (
-            _fixed_size_binary(groups[0].values[good[groups[0].positions]], width)
-            if groups
-            else _fixed_size_binary(np.zeros(0), width)
-        )
+        values = groups[0].values[good[groups[0].positions]] if groups else np.zeros(0)
+        return _fixed_size_binary(values, 2 * math.prod(_values(shape, side)))
     cells: list[bytes] = [b""] * len(good)
     for group in groups:
-        for number, values in zip(group.positions.tolist(), group.values, strict=True):
-            cells[number] = values.tobytes()
+        for number, item in zip(group.positions.tolist(), group.values, strict=True):
+            cells[number] = item.tobytes()
     return pa.array([cell for cell, keep in zip(cells, good.tolist(), strict=True) if keep], pa.binary())
 
 

@@ -1,6 +1,7 @@
-"""The work on one piece or unit, as plain functions; `pipeline` and the stages' `job` run them on a cluster."""
+"""The work on one piece; `pipeline` and the jobs run it on a cluster."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,107 +52,95 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsSpec(SourceSpec):
-    """The settings of any job's transforms and encoders."""
+class RowsSpec(SourceSpec, ABC):
+    """The pipeline's stages for pieces of a dataset, with all settings of their transforms and encoders."""
 
+    kind: ClassVar[str]
+    layout: ClassVar[Layout]
     recipe: Recipe
     settings: EncoderSettings
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that they make."""
+
+    @abstractmethod
+    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
+        """Read a piece of the source and transform its rows."""
+
+    @abstractmethod
+    def load(self) -> Any:
+        """Load an encoder."""
+
+    @abstractmethod
+    def encode(self, encoder: Any, value: Chunk) -> Rows:
+        """Encode a chunk; return its rows, ready to be stored."""
+
+    def run_transform(self, transform: Transform, item: Item) -> tuple[Chunk, TransformStats]:
+        """Read a piece of the source and transform its rows, with the times that both take."""
+        piece, only = item
+        reading_s = 0.0
+
+        def rows() -> Iterator[SourceRow]:
+            nonlocal reading_s
+            source = read_piece(piece, self.columns, options=self.storage, only=only, seed=self.recipe.seed)
+            while True:
+                began = time.perf_counter()
+                row = next(source, None)
+                reading_s += time.perf_counter() - began
+                if row is None:
+                    return
+                yield row
+
+        began = time.perf_counter()
+        chunk = transform(rows())
+        return chunk, TransformStats(len(chunk), time.perf_counter() - began - reading_s, reading_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeSpec(RowsSpec):
-    """The settings of transforms and encoders that make latents."""
+    """The stages that make latents."""
 
+    kind: ClassVar[str] = "latents"
+    layout: ClassVar[Layout] = table.LAYOUT
     model: ModelSource
     """Pinned by its digest, so that no worker encodes with another model."""
     shape: RowShape
 
-
-@dataclass(frozen=True)
-class Encoding:
-    """The pipeline's stages for pieces of a dataset."""
-
-    spec: EncodeSpec
-    kind: ClassVar[str] = "latents"
-    layout: ClassVar[Layout] = table.LAYOUT
-
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows that it makes."""
-        return table.schema(self.spec.shape)
+        return table.schema(self.shape)
 
     def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its crops and tokens."""
-        return transform_piece(self.spec, *item)
+        tokenizer = _tokenizer(self.model, self.storage)
+        crops = _sandboxed_crops(self.recipe) if self.foreign else None
+        return self.run_transform(Transform(self.recipe, tokenizer, reason_to_skip(self), crops), item)
 
     def load(self) -> "Encoder":
         """Load the encoder; where captions are embedded, store the empty caption's embedding."""
-        spec = self.spec
-        encoder = load_encoder(spec)
-        if spec.shape.text_width is not None and not spec.output.exists(table.EMPTY_TEXT):
-            spec.output.publish(table.EMPTY_TEXT, table.npy_bytes(embed_empty(spec, encoder)))
+        encoder = self.load_encoder()
+        if self.shape.text_width is not None and not self.output.exists(table.EMPTY_TEXT):
+            self.output.publish(table.EMPTY_TEXT, table.npy_bytes(self.embed_empty(encoder)))
         return encoder
 
-    def encode(self, encoder: "Encoder", chunk: Chunk) -> Rows:
-        """Encode a chunk."""
-        return encode_chunk(self.spec, encoder, chunk)
+    def load_encoder(self, device: str | None = None) -> "Encoder":
+        """Load the encoder, with the model of the pinned digest."""
+        from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
 
+        model = sources.resolve(self.model, storage=self.storage)
+        text = load.load_text_encoder(model.path) if self.shape.text_width is not None else None
+        return Encoder(load.load_vae(model.path), self.settings, text_encoder=text, device=device)
 
-def transform_piece(spec: EncodeSpec, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformStats]:
-    """Read a piece of the source and return its crops and tokens."""
-    tokenizer = _tokenizer(spec.model, spec.storage)
-    crops = _sandboxed_crops(spec.recipe) if spec.foreign else None
-    return run_transform(Transform(spec.recipe, tokenizer, reason_to_skip(spec), crops), spec, piece, only)
+    def embed_empty(self, encoder: "Encoder") -> NDArray[np.float16]:
+        """Return the embedding of the empty caption, which caption dropout puts in place of a caption."""
+        model = sources.resolve(self.model, storage=self.storage)
+        return encoder.embed(load.tokenize(load.load_tokenizer(model.path), [""]))
 
-
-def run_transform(
-    transform: Transform, spec: RowsSpec, piece: Piece, only: NDArray[np.int64] | None
-) -> tuple[Chunk, TransformStats]:
-    """Read a piece of the source and transform its rows."""
-    began = time.perf_counter()
-    source = _TimedRows(read_piece(piece, spec.columns, options=spec.storage, only=only, seed=spec.recipe.seed))
-    chunk = transform(source)
-    seconds = time.perf_counter() - began
-    return chunk, TransformStats(len(chunk), seconds - source.seconds, source.seconds)
-
-
-def load_encoder(spec: EncodeSpec, device: str | None = None) -> "Encoder":
-    """Load the encoder, with the model of the pinned digest."""
-    from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
-
-    model = sources.resolve(spec.model, storage=spec.storage)
-    text = load.load_text_encoder(model.path) if spec.shape.text_width is not None else None
-    return Encoder(load.load_vae(model.path), spec.settings, text_encoder=text, device=device)
-
-
-def embed_empty(spec: EncodeSpec, encoder: "Encoder") -> NDArray[np.float16]:
-    """Return the embedding of the empty caption, which caption dropout puts in place of a caption."""
-    model = sources.resolve(spec.model, storage=spec.storage)
-    return encoder.embed(load.tokenize(load.load_tokenizer(model.path), [""]))
-
-
-def encode_chunk(spec: EncodeSpec, encoder: "Encoder", chunk: Chunk) -> Rows:
-    """Encode a chunk; return its rows, ready to be stored."""
-    encoded = encoder(chunk)
-    return table.rows_of(encoded, spec.shape), encoded.outcomes
-
-
-class _TimedRows:
-    """Rows, and the time spent waiting for them."""
-
-    def __init__(self, rows: Iterator[SourceRow]) -> None:
-        self._rows = rows
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[SourceRow]:
-        return self
-
-    def __next__(self) -> SourceRow:
-        began = time.perf_counter()
-        try:
-            return next(self._rows)
-        finally:
-            self.seconds += time.perf_counter() - began
+    def encode(self, encoder: "Encoder", value: Chunk) -> Rows:
+        encoded = encoder(value)
+        return table.rows_of(encoded, self.shape), encoded.outcomes
 
 
 def reason_to_skip(spec: SourceSpec) -> Callable[[int], str | None]:
@@ -166,10 +155,8 @@ def reason_to_skip(spec: SourceSpec) -> Callable[[int], str | None]:
     return reason
 
 
-@lru_cache(maxsize=1)
-def _sandboxed_crops(recipe: Recipe) -> SandboxedCrops:
-    """Start the decoders, once per process: starting takes longer than a piece."""
-    return SandboxedCrops(recipe)
+_sandboxed_crops = lru_cache(maxsize=1)(SandboxedCrops)
+"""Starts the decoders, once per process: starting takes longer than a piece."""
 
 
 @lru_cache(maxsize=1)

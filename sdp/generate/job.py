@@ -41,7 +41,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     model = choose(config, begun)
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, model))
-    planned = freeze(peek_output(storage, head), prompts.texts, config, publish=False)
+    planned = freeze(peek_output(storage, head), prompts.texts, config)
     if dry_run:
         say(table(_forecast(config, planned, model, prompts)))
         return GenerateSummary(None, PoolFigures())

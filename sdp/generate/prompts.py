@@ -79,8 +79,8 @@ def frozen_prompts(storage: Storage, index: Index) -> list[Prompt]:
     return prompts
 
 
-def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *, publish: bool = True) -> Output:
-    """Assign addresses to the prompts; without `publish`, only in memory."""
+def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig) -> Output:
+    """Assign addresses to the prompts."""
     index, known = output.index, frozen_prompts(output.storage, output.index)
     _refuse_changed(known, prompts, config.limit)
     fresh = prompts[len(known) :]
@@ -91,7 +91,7 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *,
     rows = len(fresh) * config.images_per_prompt
     files = files_table([(name, len(data), hashlib.sha256(data).hexdigest(), index.listed_rows, rows, rows, 0)])
     version = Version(len(index.versions), files, Extent(index.rows, index.rows + rows))
-    if not publish:
+    if not output.writes:
         return output.with_index(Index((*index.versions, version), index.unit_rows))
     output.storage.publish(name, data)  # before the index names it
     return output.with_index(index_files.append(output.storage, index, version))

@@ -67,9 +67,15 @@ def caption_bytes(width: int | None) -> int:
     return 2 * TOKENS * (width or 1)
 
 
-def scaling_factor(model: Path) -> float:
-    """Return the factor that the VAE's latents are multiplied by. There is no shift."""
-    return _number(model / "vae", "scaling_factor")
+def scaling_factor(model: Path, source: str) -> float:
+    """Return the factor that the VAE's latents are multiplied by; refuse a model without one. There is no shift."""
+    factor = _number(model / "vae", "scaling_factor")
+    if factor == 1.0:
+        raise ModelError(
+            f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
+            "vae/config.json (0.18215 in Stable Diffusion 2)"
+        )
+    return factor
 
 
 def text_width(model: Path) -> int:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,11 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
-from sdp.datasets.parts import Layout, PartInfo, write_part
+from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.desk import State
-from sdp.encode.pipeline import Pipeline, Stages
+from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
 from sdp.encode.table import assemble
@@ -50,23 +50,7 @@ _WINDOW_S = 30.0
 _EMIT_S = 1.0
 
 
-class UnitStages(Stages, Protocol):
-    """Stages whose results are rows of a part."""
-
-    @property
-    def spec(self) -> RowsSpec: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-
-AnyPrepared = Prepared[ProcessConfig | ScoreConfig, Any]
+AnyPrepared = Prepared[ProcessConfig | ScoreConfig, RowsSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +106,7 @@ def write_dataset(
             gpu_hours=figures.gpu_hours,
             work={
                 "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
-                "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
+                "transforms": {"reading": figures.transformed.reading_s, "transforming": figures.transformed.seconds},
             },
             workers={"encoders": figures.encoders_most, "transforms": figures.transforms_most},
             replaced=figures.deaths,
@@ -218,7 +202,7 @@ class _Run:
         cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress
-        self._stages: UnitStages = prepared.stages(with_tombstones(prepared))
+        self._stages = with_tombstones(prepared)
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._units = OpenUnits(self._plan_units(pending))
         self._under_way = 0
@@ -328,12 +312,10 @@ class _Run:
     def _show(self, state: State) -> None:
         figures, now = self._figures, time.monotonic()
         figures.elapsed_s = now - self._began
-        stats, figures.deaths = state.transformed_stats, sum(state.deaths.values())
-        figures.images_transformed, figures.transform_s, figures.reading_s = stats.items, stats.seconds, stats.reading_s
-        figures.encoders, figures.transforms, figures.ready = state.encoders, state.transforms, state.ready
-        figures.encoders_most = max(figures.encoders_most, figures.encoders)
-        figures.transforms_most = max(figures.transforms_most, figures.transforms)
-        self._recent.append((now, figures.images_transformed, figures.images_encoded))
+        figures.pipeline = state
+        figures.encoders_most = max(figures.encoders_most, state.encoders)
+        figures.transforms_most = max(figures.transforms_most, state.transforms)
+        self._recent.append((now, figures.transformed.items, figures.images_encoded))
         while self._recent[0][0] < now - _WINDOW_S:
             self._recent.popleft()
         self._progress.update(progress_line(figures, self._recent))
@@ -343,7 +325,7 @@ class _Run:
 
 
 @ray.remote(num_cpus=0.1)
-def _write(stages: UnitStages, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
+def _write(stages: RowsSpec, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
     """Publish the part of a unit."""
     rows, account = assemble([unpack(piece)[1] for piece in pieces], stages.schema)
-    return write_part(stages.spec.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
+    return write_part(stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)

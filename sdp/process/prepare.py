@@ -1,6 +1,6 @@
 """Checks and decisions before anything costly begins: source, model, output, and the units left to do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -17,10 +17,9 @@ from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
-from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
-from sdp.errors import UserError
+from sdp.encode.work import EncodeSpec, RowsSpec
 from sdp.model import family, sources
-from sdp.storage import Storage, open_storage
+from sdp.storage import open_storage
 
 _PIECE_BYTES = 1024 * 3 * 256 * 256
 """Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
@@ -29,7 +28,7 @@ _PIECE_ROWS = 256
 
 
 Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig, covariant=True)
-Spec = TypeVar("Spec", bound=RowsSpec)
+Spec = TypeVar("Spec", bound=RowsSpec, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,6 @@ class Prepared(Generic[Config, Spec]):
 
     config: Config
     spec: Spec
-    stages: Callable[[Spec], Any]
-    """Returns the pipeline's stages: `UnitStages` of `job`."""
     pictures: Pictures
     head: Head
     models: Mapping[str, str]
@@ -88,9 +85,9 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
     # Where there are none, null: as in an output of an sdp that did not know them.
     identifying = {"filters": identity(config)["filters"] or None, "model.digest": model.digest}
-    head = head_of(config, Encoding.kind, unit_rows, pictures, identifying)
+    head = head_of(config, EncodeSpec.kind, unit_rows, pictures, identifying)
     models = {"encoder": f"{config.model.source} sha256:{model.digest}"}
-    return Prepared(config, spec, Encoding, pictures, head, models)
+    return Prepared(config, spec, pictures, head, models)
 
 
 def head_of(
@@ -105,15 +102,10 @@ def head_of(
 
 def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = True) -> Output:
     """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
-    config = prepared.config
-    if write:
-        output = open_output(prepared.spec.output, prepared.head)
-    else:
-        output = peek_output(prepared.spec.output, prepared.head)
-        output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
+    output = (open_output if write else peek_output)(prepared.spec.output, prepared.head)
     if only_failed:
         return order_retry(output, open_dataset(prepared.spec.output, prepared.head.kind))
-    return prepared.pictures.freeze(output, config.limit, prepared.spec.storage)
+    return prepared.pictures.freeze(output, prepared.config.limit, prepared.spec.storage)
 
 
 def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
@@ -145,15 +137,9 @@ def retry_of(output: Output, work: Work) -> Retry | None:
 
 
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
-    factor = family.scaling_factor(model.path)
-    if factor == 1.0:
-        raise UserError(
-            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: latents would be stored unscaled; "
-            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
-        )
     return RowShape(
         resolutions=tuple(config.resolutions),
-        scaling_factor=factor,
+        scaling_factor=family.scaling_factor(model.path, config.model.source),
         content=config.encode.latents,
         text_width=family.text_width(model.path) if config.encode.text == "text_embedding" else None,
         buckets=config.transform.crop == "buckets",
@@ -165,16 +151,3 @@ def _unit_rows(target_bytes: int, shape: RowShape, upstream: Dataset | None) -> 
     rows = max(1, target_bytes // bytes_per_row(shape))
     upstream_rows = upstream.head.unit_rows if upstream else 1
     return rows - rows % upstream_rows if rows > upstream_rows else rows
-
-
-class _Unwritten:
-    """A storage that ignores writes, for dry runs."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def create(self, *_: Any) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)

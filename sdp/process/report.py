@@ -9,6 +9,8 @@ from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
+from sdp.encode.chunk import TransformStats
+from sdp.encode.desk import State
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
@@ -33,26 +35,17 @@ class ProcessFigures:
     """Addresses of units that are written."""
     counts: Counts = field(default_factory=Counts)
     """Their outcomes."""
-    images_transformed: int = 0
     images_encoded: int = 0
     bytes_written: int = 0
     parts_written: int = 0
-    reading_s: float = 0.0
-    transform_s: float = 0.0
     busy_s: float = 0.0
     """Time that encoders worked."""
     idle_s: float = 0.0
     """Time that encoders waited for input, after their first."""
-    transforms: int = 0
-    """Transforms under way now."""
+    pipeline: State = field(default_factory=State)
+    """The pipeline's state now."""
     transforms_most: int = 0
-    ready: int = 0
-    """Pieces that wait for an encoder now."""
-    encoders: int = 0
-    """Encoders ready now."""
     encoders_most: int = 0
-    deaths: int = 0
-    """Workers that died and were replaced."""
     fitting: dict[int, int] = field(default_factory=dict)
     """The size to which batches were split where memory was short, by resolution (or TEXT)."""
     gpus_each: float = 0.0
@@ -66,6 +59,16 @@ class ProcessFigures:
     def wait(self) -> float:
         """The share of their time that encoders waited for input."""
         return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s + self.idle_s else 0.0
+
+    @property
+    def transformed(self) -> TransformStats:
+        """The images of all transforms, and the time they took."""
+        return self.pipeline.transformed_stats
+
+    @property
+    def deaths(self) -> int:
+        """The number of workers that died and were replaced."""
+        return sum(self.pipeline.deaths.values())
 
     @property
     def gpu_hours(self) -> float:
@@ -82,7 +85,7 @@ def suggestion(figures: ProcessFigures, concurrency: int | None) -> str:
     waited = f"waited {figures.wait * 100:.0f} % of their time for input"
     if figures.wait < STARVED:
         return f"the encoders ({waited}); raise encode.num_workers or add GPUs"
-    if figures.reading_s > figures.transform_s:
+    if figures.transformed.reading_s > figures.transformed.seconds:
         return f"the source's storage (encoders {waited}); raise transform.concurrency"
     if concurrency is not None and figures.transforms_most >= concurrency:
         return f"the transforms (encoders {waited}); raise transform.concurrency (now {concurrency}) or add CPU nodes"
@@ -118,17 +121,17 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_job_rows_done", figures.rows_done, job=figures.job)
     for outcome in OUTCOMES:
         telemetry.reach("sdp_process_rows_total", getattr(figures.counts, outcome), outcome=outcome)
-    telemetry.reach("sdp_process_transformed_total", figures.images_transformed)
+    telemetry.reach("sdp_process_transformed_total", figures.transformed.items)
     telemetry.reach("sdp_process_encoded_total", figures.images_encoded)
-    telemetry.reach("sdp_process_transform_seconds_total", figures.transform_s)
-    telemetry.reach("sdp_process_reading_seconds_total", figures.reading_s)
+    telemetry.reach("sdp_process_transform_seconds_total", figures.transformed.seconds)
+    telemetry.reach("sdp_process_reading_seconds_total", figures.transformed.reading_s)
     telemetry.reach("sdp_process_encoder_busy_seconds_total", figures.busy_s)
     telemetry.reach("sdp_process_encoder_waiting_seconds_total", figures.idle_s)
     telemetry.reach("sdp_process_written_bytes_total", figures.bytes_written)
     telemetry.reach("sdp_process_deaths_total", figures.deaths)
-    telemetry.show("sdp_process_encoders", figures.encoders)
-    telemetry.show("sdp_process_transforms", figures.transforms)
-    telemetry.show("sdp_process_ready", figures.ready)
+    telemetry.show("sdp_process_encoders", figures.pipeline.encoders)
+    telemetry.show("sdp_process_transforms", figures.pipeline.transforms)
+    telemetry.show("sdp_process_ready", figures.pipeline.ready)
 
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
@@ -195,8 +198,9 @@ def _captions(config: ProcessConfig, rows: int) -> str:
 
 
 def _per_core(figures: ProcessFigures) -> str:
-    busy = figures.transform_s + figures.reading_s
-    return f"{figures.images_transformed / busy:.0f} img/s each" if busy else "idle"
+    stats = figures.transformed
+    busy = stats.seconds + stats.reading_s
+    return f"{stats.items / busy:.0f} img/s each" if busy else "idle"
 
 
 def forecast(

@@ -67,7 +67,7 @@ def find_duplicates(
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
     if repeated.partitions_for(rows) == 1:
         hashes = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
-        pairs = _search_here(hashes, distance)
+        pairs = _search_here(hashes, rows, distance)
     else:
         pairs = _search_on_ray(spec, pieces, rows, distance, prepared.config.transform.node_labels)
     groups = near.groups(pairs)
@@ -97,11 +97,9 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
         return {}
 
 
-def _search_here(pieces: Sequence[tuple[near.Hashes, Rows]], distance: int) -> Iterable[near.Pairs]:
-    nothing = (np.zeros(0, np.uint64), np.zeros(0, np.int64))
-    hashes, rows = (np.concatenate(columns) for columns in zip(nothing, *pieces, strict=True))
-    for number, mask in enumerate(near.masks(len(rows), distance)):
-        yield near.search(hashes, rows, mask, distance, equal=number == 0)
+def _search_here(shares: Sequence[tuple[near.Hashes, Rows]], rows: int, distance: int) -> Iterable[near.Pairs]:
+    for number, mask in enumerate(near.masks(rows, distance) if shares else ()):
+        yield search_shares(mask, distance, number == 0, *shares)
 
 
 def _search_on_ray(
@@ -111,7 +109,7 @@ def _search_on_ray(
     cluster.connect()
     partitions, where = repeated.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
     read: Any = _read_partitions.options(num_returns=partitions, **where)
-    search: Any = _search.options(**where)
+    search: Any = ray.remote(num_cpus=0.5)(search_shares).options(**where)
     for number, mask in enumerate(near.masks(rows, distance)):
         shares = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
         for pairs in [search.remote(mask, distance, number == 0, *column) for column in zip(*shares, strict=True)]:
@@ -125,7 +123,7 @@ def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, 
     return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
-@ray.remote(num_cpus=0.5)
-def _search(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Rows]) -> near.Pairs:
+def search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Rows]) -> near.Pairs:
+    """Return the pairs of near-duplicates in some hashes, with their rows, that agree under a mask."""
     hashes, rows = (np.concatenate(columns) for columns in zip(*shares, strict=True))
     return near.search(hashes, rows, mask, distance, equal=equal)

@@ -9,7 +9,7 @@ from sdp.errors import UserError
 from sdp.model import networks
 from sdp.model.clip import find_predictor, view_of
 from sdp.process.prepare import Prepared, head_of
-from sdp.score.stages import HASH, HASHED_SIDE, ScoreSpec, Scoring
+from sdp.score.stages import HASH, HASHED_SIDE, ScoreSpec
 from sdp.storage import open_storage
 
 _TEXT_BATCH = 256
@@ -50,8 +50,8 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
         aesthetics=predictor,
     )
     digests = {"clip.digest": clip and clip.digest, "aesthetics.sha256": predictor and predictor.sha256}
-    head = head_of(config, Scoring.kind, config.output.rows_per_file, pictures, digests)
+    head = head_of(config, ScoreSpec.kind, config.output.rows_per_file, pictures, digests)
     models = {"clip": f"{replace(clip.source, sha256=None)} sha256:{clip.digest}"} if clip else {}
     if predictor is not None:
         models["aesthetics"] = f"{predictor.uri} sha256:{predictor.sha256}"
-    return Prepared(config, spec, Scoring, pictures, head, models)
+    return Prepared(config, spec, pictures, head, models)

@@ -18,7 +18,7 @@ def scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> lis
     distance = prepared.config.score.duplicates.distance
     near = "equal hashes" if distance == 0 else f"hashes that differ in at most {counted(distance or 0, 'bit')}"
     return [
-        ("to write", f"about {size(images * _BYTES)}: {', '.join(prepared.stages(prepared.spec).schema.names)}"),
+        ("to write", f"about {size(images * _BYTES)}: {', '.join(prepared.spec.schema.names)}"),
         ("near-duplicates", "not looked for" if distance is None else near),
         *((role, f"{model[:-48]}…") for role, model in prepared.models.items()),
     ]

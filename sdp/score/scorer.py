@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sdp.device import DTYPES, Mark, enter
+from sdp.device import DTYPES
 from sdp.encode.chunk import Chunk
 from sdp.encode.encoder import BatchEncoder
 from sdp.encode.recipe import TEXT, EncoderSettings
-from sdp.model import networks
 from sdp.model.clip import View, embedding
-from sdp.model.load import load_network
-from sdp.score.stages import ScoreSpec
 
 Scores32 = NDArray[np.float32]
 
@@ -31,17 +28,6 @@ class Scores:
     """The cosine to the caption; meaningless where there is none."""
     good: NDArray[np.bool_]
     """True where all numbers are finite."""
-
-
-def load_scorer(spec: ScoreSpec, device: str | None = None) -> "Scorer":
-    """Load CLIP and the predictor of aesthetics, as pinned."""
-    from transformers import CLIPModel
-
-    assert spec.clip is not None
-    assert spec.view is not None
-    network = networks.find(spec.clip, "score.clip_model", storage=spec.storage)
-    layers = [] if spec.aesthetics is None else spec.aesthetics.load(spec.storage)
-    return Scorer(load_network(CLIPModel, network.path), spec.view, spec.settings, layers, spec.similarity, device)
 
 
 class Scorer(BatchEncoder):
@@ -64,19 +50,16 @@ class Scorer(BatchEncoder):
         self._mean, self._deviation = (torch.tensor(each, device=self.device) for each in (view.mean, view.deviation))
 
     def __call__(self, chunk: Chunk) -> Scores:
-        """Score a chunk. A concurrent call queues its work behind this one's without a gap."""
+        """Score a chunk."""
         if not len(chunk):
             return Scores(np.zeros(0, np.float32), np.zeros(0, np.float32), np.ones(0, np.bool_))
-        enter(self.device)  # Ray calls from threads of its own
         captioned, texts = np.flatnonzero(chunk.tokens.any(axis=1)), None
-        with self._launching, torch.inference_mode():
+        with self._launched():
             (group,) = chunk.crops[self._view.side]
             pictures = self._in_batches(self._view.side, group.values, group.positions, self._picture)
             if self._captions is not None and len(captioned):
                 tokens = chunk.tokens[captioned].astype(np.int64)
                 texts = self._in_batches(TEXT, tokens, captioned, self._caption)
-            launched = Mark(self.device)
-        launched.wait()
         values, good = pictures[0].numpy(), pictures[1].numpy().copy()
         width = values.shape[1] - bool(self._layers)
         similarity = np.zeros(len(chunk), np.float32)

@@ -11,7 +11,7 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.transform import Crops, Transform
-from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip, run_transform
+from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip
 from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
@@ -34,8 +34,10 @@ _OVERSAMPLE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSpec(RowsSpec):
-    """The settings of transforms and encoders that score."""
+    """The stages that score pictures."""
 
+    kind: ClassVar[str] = "scores"
+    layout: ClassVar[Layout] = Layout(row_group_rows=65_536, compression="zstd")
     clip: ModelSource | None
     """Pinned by its digest, as is the predictor."""
     view: View | None
@@ -47,54 +49,47 @@ class ScoreSpec(RowsSpec):
         """The shorter side to which images are decoded at least."""
         return HASHED_SIDE if self.view is None else max(HASHED_SIDE, _OVERSAMPLE * self.view.shortest)
 
-
-@dataclass(frozen=True)
-class Scoring:
-    """The pipeline's stages for pieces of a dataset."""
-
-    spec: ScoreSpec
-    kind: ClassVar[str] = "scores"
-    layout: ClassVar[Layout] = Layout(row_group_rows=65_536, compression="zstd")
-
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows that it makes."""
         fields = [pa.field("row", pa.int64(), nullable=False), pa.field("key", pa.string())]
-        if self.spec.aesthetics is not None:
+        if self.aesthetics is not None:
             fields.append(pa.field("aesthetics", pa.float32(), nullable=False))
-        if self.spec.similarity:
+        if self.similarity:
             fields.append(pa.field("similarity", pa.float32()))
         return pa.schema([*fields, pa.field("hash", pa.uint64(), nullable=False)])
 
     def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its hashes, views and tokens."""
-        spec = self.spec
-        tokenizer = _tokenizer(spec.clip, spec.storage) if spec.clip is not None and spec.similarity else None
-        step = Transform(spec.recipe, tokenizer, reason_to_skip(spec), partial(_look, spec), captioned=False)
-        return run_transform(step, spec, *item)
+        tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None and self.similarity else None
+        step = Transform(self.recipe, tokenizer, reason_to_skip(self), partial(_look, self), captioned=False)
+        return self.run_transform(step, item)
 
     def load(self) -> "Scorer | None":
-        """Load CLIP, if there is one."""
-        if self.spec.clip is None:
+        """Load CLIP, if there is one, and the predictor of aesthetics."""
+        if self.clip is None or self.view is None:
             return None
-        from sdp.score.scorer import load_scorer  # imports torch, which transforms do not need
+        from transformers import CLIPModel  # imports torch, which transforms do not need
 
-        return load_scorer(self.spec)
+        from sdp.score.scorer import Scorer
 
-    def encode(self, encoder: "Scorer | None", chunk: Chunk) -> Rows:
+        path = networks.find(self.clip, "score.clip_model", storage=self.storage).path
+        layers = [] if self.aesthetics is None else self.aesthetics.load(self.storage)
+        return Scorer(load.load_network(CLIPModel, path), self.view, self.settings, layers, self.similarity)
+
+    def encode(self, encoder: "Scorer | None", value: Chunk) -> Rows:
         """Score a chunk."""
-        columns: dict[str, Any] = {"row": chunk.rows, "key": chunk.keys}
-        hashes = chunk.crops[HASH][0].values if len(chunk) else np.zeros((0, 8), np.uint8)
+        columns: dict[str, Any] = {"row": value.rows, "key": value.keys}
+        hashes = value.crops[HASH][0].values if len(value) else np.zeros((0, 8), np.uint8)
         columns["hash"] = np.ascontiguousarray(hashes).view(">u8").ravel().astype(np.uint64)
-        good = np.ones(len(chunk), np.bool_)
+        good = np.ones(len(value), np.bool_)
         if encoder is not None:
-            scores = encoder(chunk)
+            scores = encoder(value)
             good = scores.good
             columns["aesthetics"] = scores.aesthetics
-            columns["similarity"] = pa.array(scores.similarity, pa.float32(), mask=~chunk.tokens.any(axis=1))
+            columns["similarity"] = pa.array(scores.similarity, pa.float32(), mask=~value.tokens.any(axis=1))
         table = pa.table({name: columns[name] for name in self.schema.names}, schema=self.schema)
-        failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite scores") for row in chunk.rows[~good].tolist()]
-        return table.filter(pa.array(good)), [*chunk.outcomes, *failed]
+        failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite scores") for row in value.rows[~good].tolist()]
+        return table.filter(pa.array(good)), [*value.outcomes, *failed]
 
 
 def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:

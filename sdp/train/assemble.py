@@ -12,7 +12,6 @@ from torch import Tensor
 from sdp.config import TrainConfig
 from sdp.device import DTYPES, enter
 from sdp.encode.joined import contents_of
-from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -127,7 +126,7 @@ def make_reader(
 
         encoder = load_encoder(images, str(world.encoding_device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
-        empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
+        empty = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
     else:
         if submit is None:
             raise UserError("data.mode: expected offline or collocated without Ray, got 'online'; train on Ray")

@@ -31,7 +31,6 @@ from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
-from sdp.encode.work import embed_empty
 from sdp.errors import SdpError, one_line
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.encoders_needed import encoders_needed
@@ -81,7 +80,7 @@ class EncodeSlices:
     def encode(self, encoder: "Encoder", value: Transformed | None) -> EncodedSlice | NDArray[np.float16]:
         """Encode a transformed slice."""
         if value is None:
-            return embed_empty(self.images.spec, encoder)
+            return self.images.spec.embed_empty(encoder)
         return encode_slice(self.images, encoder, value)
 
 

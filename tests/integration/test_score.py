@@ -51,7 +51,7 @@ def follow_instructions(traces: str) -> None:
 
     from sdp.score import stages
 
-    score, folder, decoded = stages.Scoring.encode, Path(traces), stages.decode
+    score, folder, decoded = stages.ScoreSpec.encode, Path(traces), stages.decode
 
     def noted(self: Any, encoder: Any, chunk: Any) -> Any:
         (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -63,7 +63,7 @@ def follow_instructions(traces: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return decoded(data, **options)
 
-    stages.Scoring.encode, stages.decode = noted, deadly  # type: ignore[method-assign]
+    stages.ScoreSpec.encode, stages.decode = noted, deadly  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -61,13 +61,13 @@ def take_time() -> None:
     """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics."""
     from sdp.encode import work
 
-    encode = work.encode_chunk
+    encode = work.EncodeSpec.encode
 
     def slowly(*arguments: Any) -> Any:
         threading.Event().wait(PIECE_S)
         return encode(*arguments)
 
-    work.encode_chunk = slowly
+    work.EncodeSpec.encode = slowly  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -56,12 +56,10 @@ def test_a_refused_token_is_reported_in_one_line() -> None:
 def test_output_is_held_and_passed_on_except_known_lines() -> None:
     script = (
         "import os, sys\n"
-        "from sdp.cluster import _CapturedStderr\n"
-        "stderr = _CapturedStderr()\n"
-        "with stderr:\n"
+        "from sdp.cluster import _captured_stderr\n"
+        "with _captured_stderr(without='KNOWN'):\n"
         "    os.write(2, b'one KNOWN line\\nanother line\\n')\n"
         "    print('third', file=sys.stderr)\n"
-        "stderr.forward(without='KNOWN')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines() == ["another line", "third"]

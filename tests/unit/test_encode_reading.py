@@ -170,6 +170,6 @@ def test_a_damaged_source_file_is_one_line_that_names_it(tmp_path: Path) -> None
     (file,) = (tmp_path / "plain").iterdir()
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
     file.write_bytes(file.read_bytes()[:200])
-    reading._footers.clear()
+    reading.footer_of.cache_clear()
     with pytest.raises(DatasetError, match=rf"{file.name}: not a readable Parquet file"):
         list(read_piece(piece, Columns()))

@@ -1,5 +1,6 @@
 """Reading prompts, and the addresses that they keep."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -107,9 +108,9 @@ def test_more_prompts_get_the_next_addresses_and_the_units_that_there_are_stay(t
 
 
 def test_a_dry_run_plans_the_same_and_writes_nothing(tmp_path: Path) -> None:
-    output = begin(tmp_path)
+    output = replace(begin(tmp_path), writes=False)
     names = output.storage.names()
-    planned = freeze(output, ["a", "b"], config(prompts=["-"], images_per_prompt=3), publish=False)
+    planned = freeze(output, ["a", "b"], config(prompts=["-"], images_per_prompt=3))
     assert units(planned) == [(0, 4), (4, 6)]
     assert output.storage.names() == names
 

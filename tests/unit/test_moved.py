@@ -7,7 +7,7 @@ import pytest
 
 from sdp.config import identity, parse
 from sdp.datasets.manifest import finish, open_dataset
-from sdp.datasets.output import Head, Output, open_output, read_output
+from sdp.datasets.output import Head, Output, open_output, peek_output, read_output
 from sdp.datasets.source import freeze_files, freeze_source, publish_plan
 from sdp.datasets.tombstones import lineage
 from sdp.errors import DatasetError
@@ -16,11 +16,12 @@ from sdp.storage.uri import near, resolved
 from tests.kit import begin_latents, make_images, make_latents, write_images_part, write_source
 
 
-def frozen(images: Path, source: Path, *, publish: bool = True) -> Output:
+def frozen(images: Path, source: Path, *, writes: bool = True) -> Output:
     """Return the frozen source that a download into this folder starts from."""
-    output = open_output(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
+    begin = open_output if writes else peek_output
+    output = begin(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
     files = list_source(str(source))
-    return freeze_source(output, files, ["URL", "TEXT"], uri=str(source), publish=publish)
+    return freeze_source(output, files, ["URL", "TEXT"], uri=str(source))
 
 
 def download(images: Path, source: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_pl
     shutil.copytree(here / "source", here.parent / "far/away/metadata", copy_function=shutil.copyfile)
     shutil.rmtree(here / "source")
     away = here.parent / "far/away/metadata"
-    planned = frozen(here / "images", away, publish=False)
+    planned = frozen(here / "images", away, writes=False)
     assert planned.pending() == []
     publish_plan(read_output(planned.storage), planned)
     noted = read_output(planned.storage).index

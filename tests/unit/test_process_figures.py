@@ -1,5 +1,6 @@
 """The figures of a run, for a person and for Prometheus."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from sdp.config import ProcessConfig, parse
 from sdp.datasets.outcomes import Counts
+from sdp.encode.chunk import TransformStats
+from sdp.encode.desk import State
 from sdp.process.report import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
@@ -20,7 +23,7 @@ def running(**changed: object) -> ProcessFigures:
         images_total=3000,
         rows_done=100,
         counts=Counts(90, 0, 10),
-        images_transformed=800,
+        pipeline=State(transformed_stats=TransformStats(800)),
         images_encoded=750,
         bytes_written=810_000,
         busy_s=59.0,
@@ -30,6 +33,10 @@ def running(**changed: object) -> ProcessFigures:
     for name, value in changed.items():
         setattr(figures, name, value)
     return figures
+
+
+def transformed(seconds: float, reading_s: float = 0.0) -> State:
+    return State(transformed_stats=TransformStats(800, seconds, reading_s))
 
 
 RECENT = [(20.0, 500, 400), (50.0, 800, 750)]
@@ -75,22 +82,22 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     [
         (running(idle_s=1.0), None, "the encoders (waited 2 % of their time for input); raise encode.num_workers or"),
         (
-            running(transform_s=9.0),
+            running(pipeline=transformed(seconds=9.0)),
             None,
             "the transforms (encoders waited 41 % of their time for input); add CPU nodes, or use fewer encoders",
         ),
         (
-            running(transform_s=9.0, transforms_most=4),
+            running(pipeline=transformed(seconds=9.0), transforms_most=4),
             4,
             "the transforms (encoders waited 41 % of their time for input); raise transform.concurrency (now 4) or add",
         ),
         (
-            running(transform_s=9.0, transforms_most=3),
+            running(pipeline=transformed(seconds=9.0), transforms_most=3),
             4,
             "the transforms (encoders waited 41 % of their time for input); add CPU nodes",
         ),
         (
-            running(transform_s=1.0, reading_s=9.0),
+            running(pipeline=transformed(seconds=1.0, reading_s=9.0)),
             None,
             "the source's storage (encoders waited 41 % of their time for input); raise transform.concurrency",
         ),
@@ -106,8 +113,11 @@ def test_the_bottleneck_is_named_with_its_remedy(figures: ProcessFigures, concur
 def test_the_same_figures_are_metrics() -> None:
     registry = CollectorRegistry()
     telemetry = Telemetry(RegistryBackend(registry), "latents")
-    emit(telemetry, running(encoders=3, transforms=12, ready=5, deaths=1, transform_s=70.0, reading_s=30.0))
-    emit(telemetry, running(counts=Counts(190, 0, 10), encoders=2, busy_s=118.0))
+    state = transformed(seconds=70.0, reading_s=30.0)
+    state.encoders, state.transforms, state.ready, state.deaths["encode"] = 3, 12, 5, 1
+    emit(telemetry, running(pipeline=state))
+    later = replace(state, encoders=2)
+    emit(telemetry, running(counts=Counts(190, 0, 10), pipeline=later, busy_s=118.0))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"run": "latents", **labels})

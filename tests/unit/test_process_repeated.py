@@ -9,7 +9,6 @@ from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FILTERED
 from sdp.datasets.output import read_output
 from sdp.encode.reading import Planner
-from sdp.encode.work import transform_piece
 from sdp.process.prepare import begin, prepare, with_tombstones
 from tests.process_kit import config_of, make_images
 from tests.tiny_model import make_tiny_model
@@ -28,7 +27,7 @@ def test_a_repeated_row_is_filtered_with_its_reason(tmp_path: Path) -> None:
     planner = Planner(output.index, prepared.pictures.dataset, prepared.piece_rows, prepared.spec.storage)
     spec = with_tombstones(prepared)
     (work,) = output.pending()
-    chunks = [transform_piece(spec, piece, None)[0] for piece in planner(work)]
+    chunks = [spec.transform((piece, None))[0] for piece in planner(work)]
     outcomes = [outcome for chunk in chunks for outcome in chunk.outcomes]
     assert [(o.row, o.outcome, o.reason) for o in outcomes] == [
         (3, FILTERED, "duplicate_content"),

@@ -16,14 +16,13 @@ from sdp.config.process import usual_batch
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
-from sdp.encode import work
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.pictures import open_pictures, scores_of
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.work import TRIES, EncodeSpec
-from sdp.errors import DatasetError, ModelError
+from sdp.errors import DatasetError
 from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
@@ -171,7 +170,7 @@ def transform_slice(images: ImagesDataset, data_slice: Slice) -> tuple[Transform
         return Transformed(rows, _empty_chunk(images)), TransformStats()
     # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
     drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (data_slice.epoch << 40)))
-    chunk, stats = work.transform_piece(drawn, data_slice.piece, None if wanted.all() else rows[wanted])
+    chunk, stats = drawn.transform((data_slice.piece, None if wanted.all() else rows[wanted]))
     return Transformed(rows, chunk), stats
 
 
@@ -212,18 +211,13 @@ def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> Enco
 
 def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
     """Load the process stage's encoder onto a device."""
-    return work.load_encoder(images.spec, device)
+    return images.spec.load_encoder(device)
 
 
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
     side = config.data.resolution
     batch = config.encode.batch_size or usual_batch(side)
-    scaling_factor = family.scaling_factor(model.path)
-    if scaling_factor == 1.0:
-        raise ModelError(
-            f"model.source: expected a VAE with a scaling_factor, got 1.0 in {config.model.source}; set it in "
-            "vae/config.json (0.18215 in Stable Diffusion 2)"
-        )
+    scaling_factor = family.scaling_factor(model.path, config.model.source)
     width = family.text_width(model.path) if config.text_encoded else None
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
