@@ -51,6 +51,13 @@ def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
     return parse("train", data)
 
 
+def bad_rows(run: RunFolder) -> dict[int, str]:
+    """Return the reason of each bad row of a run."""
+    lines, problems = run.bad_rows()
+    assert not problems
+    return {line["row"]: line["reason"] for line in lines}
+
+
 def tiny_inputs(root: Path) -> Path:
     """A tiny model and 40 rows of latents in a folder, computed with one thread."""
     torch.set_num_threads(1)

@@ -224,7 +224,7 @@ def describe_run(storage: Storage) -> Run:
     history, steps = run.history(), run.steps()
     events, metrics = history.events, history.metrics
     complete = [step for step, is_complete in steps.items() if is_complete]
-    bad_rows, problems = run.bad_reasons()
+    bad_rows, problems = run.bad_rows()
     problems = [*history.problems, *problems]
     checkpoints = [entry for step in reversed(complete) if (entry := _list_entry(storage, step, problems)) is not None]
     newest = None
@@ -243,7 +243,7 @@ def describe_run(storage: Storage) -> Run:
         bytes=sum(file.size for file in storage.list()),
         history=dict(Counter(event["event"] for event in events)),
         trouble=_trouble(events),
-        bad_rows=bad_rows,
+        bad_rows=dict(Counter(line["reason"] for line in bad_rows).most_common()),
         profile=storage.uri_of(SUMMARY) if storage.exists(SUMMARY) else None,
         newest=newest,
         damaged=problems,

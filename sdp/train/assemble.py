@@ -34,7 +34,7 @@ from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
-from sdp.train.plan import DATASET_KINDS, with_prediction
+from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import channels_last, compile_blocks
@@ -49,26 +49,18 @@ def assemble(
     config: TrainConfig,
     world: World,
     *,
-    reader: Reader | None = None,
     submit: Submit | None = None,
     callbacks: Sequence[Callback] = (),
     stop: StopRequest | None = None,
 ) -> Trainer:
-    """Return the trainer of this worker. Without a `reader` it reads source.uri by data.mode.
-
-    `submit` is for mode online: it submits slices to encoders elsewhere.
-    """
+    """Return the trainer of this worker; `submit`, for mode online, submits slices to encoders elsewhere."""
     config = with_prediction(config)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # shapes are constant: search for the fastest convolution once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    metadata: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
-    empty = None
-    if reader is None:
-        reader, datasets, empty = make_reader(config, model, world, submit)
-        metadata |= datasets
-    metadata["epoch_rows"] = reader.rows
+    reader, datasets, empty = make_reader(config, model, world, submit)
+    metadata = {"model": {"source": str(model.source), "digest": model.digest}, **datasets, "epoch_rows": reader.rows}
     if isinstance(reader, BucketReader):
         metadata["granule"] = reader.granule
     begin_from = config.model.start_from
@@ -113,7 +105,7 @@ def make_reader(
         latents = offline_reader(config, sources, world)
         embedded = latents.columns[1].name == TEXT
         return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
-    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
+    dataset = open_pinned(config, 0, config.source.uri, "images")
     collocated = config.data.mode == "collocated"
     columns = open_columns(config, dataset) if collocated else None
     if columns and columns.tables:  # a table may have been replaced since the job began

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sdp.errors import LeaseLost
+
 RESIZE = "there is room for more trainers"
 """The reason of a stop after which training continues with more trainers."""
 
@@ -30,8 +32,7 @@ class Board:
         self._report = WorkerReport()
         self._line: dict[str, Any] | None = None
         self._messages: list[str] = []
-        self._stop: str | None = None
-        self._lease_lost: str | None = None
+        self._stop: str | LeaseLost | None = None
         self._workers: list[str] = []
         """The workers of the newest attempt, once they train."""
         self._training = self._begun = False
@@ -78,18 +79,17 @@ class Board:
         """Record why training ended."""
         self._report = replace(self._report, reason=reason)
 
-    def requests(self) -> tuple[str | None, str | None]:
-        """Return the reason to stop, if there is one, and the message if the lease is lost."""
-        return self._stop, self._lease_lost
+    def request(self) -> str | LeaseLost | None:
+        """Return the reason to stop, if there is one."""
+        return self._stop
 
-    def stop(self, reason: str) -> bool:
-        """Request that training stops; return whether workers train, so that there is something to save."""
+    def stop(self, reason: str | LeaseLost) -> bool:
+        """Request that training stops, after a checkpoint unless another job holds the run's lease.
+
+        Return whether workers train, so that there is something to save.
+        """
         self._stop = reason
         return self._training
-
-    def lose_lease(self, message: str) -> None:
-        """Record that another job holds the run's lease."""
-        self._lease_lost = message
 
     def progress(self) -> tuple[dict[str, Any] | None, list[str], bool]:
         """Return the newest line of metrics, new messages for the user, and whether a worker of the attempt runs."""

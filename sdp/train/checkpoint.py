@@ -77,7 +77,7 @@ class Checkpointer:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        return Saving(folder, replace(state), ledger, rows, outcomes, staged.bytes, copied, written)
+        return Saving(folder, replace(state), ledger, rows, outcomes, copied, written)
 
     def commit(self, saving: "Saving") -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""
@@ -166,8 +166,6 @@ class Saving:
     """On the main worker, the ledger of all epochs and workers."""
     ledger_rows: int
     bad: list[Outcome]
-    bytes: int
-    """Bytes that this worker writes."""
     copied: "Future[None]"
     """Done when the tensors may change."""
     written: "Future[None]"

@@ -16,6 +16,7 @@ from sdp.config import TrainConfig, identity
 from sdp.console import Progress, say
 from sdp.errors import ConfigError, Problem
 from sdp.lease import Lease
+from sdp.model.checkpoints import TrainState
 from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
@@ -29,8 +30,8 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
-from sdp.train.phases import finished_phases, refuse_other_phases, total_state, with_remaining_budget
-from sdp.train.plan import DATASET_KINDS, TrainPlan, make_plan, with_prediction
+from sdp.train.phases import finished_phases, refuse_other_phases, with_remaining_budget
+from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer
@@ -49,7 +50,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     done = finished_phases(phases)
     for number, phase in enumerate(phases[len(done) :]):
         make_plan(phase, begun=number == 0)  # so that errors of the last phase appear before the first begins
-    spent = total_state(done)
+    spent = done[-1] if done else TrainState(0)
     with _metrics(config, dry_run=dry_run):
         for number, phase in enumerate(phases, 1):
             if number <= len(done):
@@ -60,7 +61,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
             phase = with_remaining_budget(phase, spent)
             others = OtherPhases(spent.gpu_hours, spent.cost, samples_to_come(phase, phases[number:]))
             summary = _run(phase, others, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
-            spent = total_state([spent, summary.state])
+            spent = summary.state
             if not dry_run and reached_limit(phase, summary.state) is None:
                 break
             if number < len(phases):
@@ -102,7 +103,7 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim(head)
-        if folder.newest() != plan.checkpoint:  # another job continued the run until its lease ended
+        if (folder.latest() or 0) != plan.state.step:  # another job continued the run until its lease ended
             plan = make_plan(config, begun=begun)
         _pin_sources(config, newest=plan.state.position == 0)
         if plan.finished:
@@ -128,7 +129,7 @@ def _pin_sources(config: TrainConfig, *, newest: bool) -> None:
     if config.data.mode == "offline":
         open_sources(config, write=True, newest=newest)
     else:
-        open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest, write=True)
+        open_pinned(config, 0, config.source.uri, "images", newest=newest, write=True)
 
 
 def _train_here(

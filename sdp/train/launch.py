@@ -5,10 +5,10 @@ by the places that the cluster has: Ray's own elasticity counts GPUs of any type
 worker that starts looks for the newest complete checkpoint in the run's folder itself.
 """
 
+import math
 import os
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +24,7 @@ from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse_into
-from sdp.console import Progress, counted, duration, say
+from sdp.console import Progress, counted, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
@@ -43,17 +43,16 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.fp8 import refuse_cluster
 from sdp.train.limits import OtherPhases
 from sdp.train.network import network_error
-from sdp.train.plan import DATASET_KINDS, TrainPlan
+from sdp.train.plan import TrainPlan
 from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device
-from sdp.waiting import Place, Request, own_groups, place_of, release_places, wait_for
+from sdp.waiting import Place, Request, Stall, own_groups, place_of, release_places, repeating, wait_for
 
 _POLL_S = 1.0
-_LINES_S, _BEGIN_S = 60.0, 300.0
-"""Time without a running trainer after which lines say so, and after which Ray has lost what starts them."""
-_AGAIN = "run the same command again, it continues from the newest checkpoint"
+_BEGIN_S = 300.0
+"""Time without a running trainer, although all have places, after which Ray has lost what starts them."""
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
 _SETTLE_S = 60.0
@@ -92,9 +91,9 @@ def train_on_ray(
         while True:
             if images is not None and pool is None:
                 requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)
-                pool = online.start_pool(images, _placement(config, resources), requests)
+                pool = online.start_pool(images, _placement(config, resources), board, requests)
             more = replace(trainers, least=0, most=scaling.most - workers)
-            with _follow_attempt(board, pool, lease, plan, more):
+            with _follow_attempt(board, lease, plan, more):
                 error = _attempt({**loop_config, "pool": pool}, trainers, workers)
             report: WorkerReport = ray.get(board.report.remote())
             failures += error is not None and not _was_preempted(error)
@@ -114,14 +113,14 @@ def train_on_ray(
     finally:
         if pool is not None:
             ray.kill(pool)
-    step = folder.latest()
-    if step is None:
+    checkpoint = folder.newest()
+    if checkpoint is None:
         raise SdpError(
             f"{config.output.uri}: training ended without a checkpoint; see {folder.storage.uri}/events.jsonl"
         )
-    checkpoint = folder.checkpoint(step)
-    folder.record("end", reason=report.reason, step=step)
-    return TrainSummary(config.output.uri, checkpoint.uri, read_state(checkpoint), report.reason, report.attempts - 1)
+    state = read_state(checkpoint)
+    folder.record("end", reason=report.reason, step=state.step)
+    return TrainSummary(config.output.uri, checkpoint.uri, state, report.reason, report.attempts - 1)
 
 
 def train_worker(loop_config: dict[str, Any]) -> None:
@@ -169,8 +168,8 @@ class FollowBoard(Callback):
     board: Any
     stop: StopRequest
     _polled_at: float = 0.0
-    _requests: Any = None
-    """A reference to the board's requests, while they are on the way."""
+    _request: Any = None
+    """A reference to the board's request, while it is on the way."""
 
     def on_start(self, trainer: Trainer) -> None:
         workers = trainer.world.gather(f"{socket.gethostname()} pid {os.getpid()}")
@@ -183,13 +182,12 @@ class FollowBoard(Callback):
         if not trainer.world.is_main:
             return
         now = time.monotonic()
-        if self._requests is None and now - self._polled_at > _LISTEN_S:
-            self._requests, self._polled_at = self.board.requests.remote(), now
-        elif self._requests is not None and ray.wait([self._requests], timeout=0)[0]:
-            reason, lease_lost = ray.get(self._requests)
-            self._requests = None
-            if lease_lost:
-                raise LeaseLost(lease_lost)
+        if self._request is None and now - self._polled_at > _LISTEN_S:
+            self._request, self._polled_at = self.board.request.remote(), now
+        elif self._request is not None and ray.wait([self._request], timeout=0)[0]:
+            reason, self._request = ray.get(self._request), None
+            if isinstance(reason, LeaseLost):
+                raise reason
             self.stop.reason = self.stop.reason or reason
 
 
@@ -258,7 +256,7 @@ def _images(config: TrainConfig, plan: TrainPlan) -> ImagesDataset | None:
     """Return the images to encode, if data.mode is online."""
     if config.data.mode != "online":
         return None
-    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
+    dataset = open_pinned(config, 0, config.source.uri, "images")
     model = resolve(config.model.source, storage=config.storage.options())
     return open_images(config, dataset, model, plan.columns)
 
@@ -271,27 +269,15 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
     return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
 
 
-@dataclass
-class _Start:
-    """The time for which no trainer of an attempt runs."""
-
-    began: float
-    placed: float = 0.0
-    """The last time that places were missing: another job may have taken them meanwhile."""
-    line_after_s: float = _LINES_S
-
-    def check(self, now: float, *, begun: bool) -> None:
-        """Say each minute that none runs; end the job if Ray has lost what starts them."""
-        if begun:
-            return
-        missing = _places_are_missing()
-        self.placed = now if missing else self.placed or self.began
-        if now - self.placed > _BEGIN_S:
-            cluster.give_up(f"train: no trainer ran within {duration(_BEGIN_S)}; {_AGAIN}")
-        if now - self.began > self.line_after_s:
-            self.line_after_s += _LINES_S
-            reason = "their places are in use" if missing else "all have places"
-            say(f"train: no trainer runs yet ({duration(now - self.began)}); {reason}")
+def _check_start(stall: Stall, now: float) -> None:
+    """Say each half minute that no trainer runs yet; end the job if Ray has lost what starts them."""
+    missing = _places_are_missing()  # another job may have taken them meanwhile
+    stall.wait_s = math.inf if missing else _BEGIN_S
+    reason = "their places are in use" if missing else "all have places"
+    try:
+        stall.check(missing, now, f"no trainer runs yet; {reason}", busy=lambda: False)
+    except SdpError as error:
+        cluster.give_up(str(error))
 
 
 def _places_are_missing() -> bool:
@@ -302,75 +288,47 @@ def _places_are_missing() -> bool:
         return True
 
 
-@dataclass
-class _Stalls:
-    """The pool's lines about encoders that do not come."""
-
-    pool: Any
-    _answer: Any = None
-
-    def take(self) -> list[str]:
-        """Return the lines of the latest answer, and ask again; never wait."""
-        if self.pool is None or (self._answer is not None and not ray.wait([self._answer], timeout=0)[0]):
-            return []
-        answer, self._answer = self._answer, self.pool.stalls.remote()
-        with suppress(ray.exceptions.RayError):  # the pool restarts
-            return [] if answer is None else ray.get(answer)
-        return []
-
-
 @contextmanager
-def _follow_attempt(board: Any, pool: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
+def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
-    done = threading.Event()
+    start = Stall("train", [more])
+    ready, changed, request, stopping = 0, time.monotonic(), None, False
 
     def follow() -> None:
-        lost = resizing = False
-        ready, changed, request = 0, time.monotonic(), None
-        start, stalls = _Start(time.monotonic()), _Stalls(pool)
-        with Progress("train") as progress, ExitStack() as stack:
-            while not done.wait(_POLL_S):
-                try:
-                    if not lost:
-                        lease.check()
-                except LeaseLost as error:
-                    lost = True
-                    board.lose_lease.remote(str(error))
-                try:
-                    line, messages, begun = ray.get(board.progress.remote(), timeout=10)
-                    if line is not None and request is None:  # the present trainers have their places
-                        request = stack.enter_context(Request(more, [1] * more.most))
-                    if request is not None and ready != (ready := request.ready):
-                        changed = time.monotonic()
-                except ray.exceptions.RayError:
-                    continue  # the cluster is busy or ending, which the main thread notices
-                for message in [*messages, *stalls.take()]:
-                    say(f"train: {message}")
-                start.check(time.monotonic(), begun=begun)
-                if line is not None:
-                    progress.update(progress_line(line, plan))
-                settled = ready == more.most or time.monotonic() - changed > _SETTLE_S
-                if ready and settled and not resizing:
-                    resizing = True
-                    more_trainers = counted(ready, "more trainer")
-                    say(f"train: there is room for {more_trainers}: saving a checkpoint to continue with them")
-                    board.stop.remote(RESIZE)
+        nonlocal ready, changed, request, stopping
+        try:
+            lease.check()
+        except LeaseLost as error:
+            stopping = True
+            board.stop.remote(error)
+        line, messages, begun = ray.get(board.progress.remote(), timeout=10)
+        now = time.monotonic()
+        for message in messages:
+            say(f"train: {message}")
+        if not begun:
+            _check_start(start, now)
+        if line is None:
+            return
+        progress.update(progress_line(line, plan))
+        if request is None:  # the present trainers have their places
+            request = stack.enter_context(Request(more, [1] * more.most))
+        if ready != (ready := request.ready):
+            changed = now
+        if ready and not stopping and (ready == more.most or now - changed > _SETTLE_S):
+            stopping = True
+            more_trainers = counted(ready, "more trainer")
+            say(f"train: there is room for {more_trainers}: saving a checkpoint to continue with them")
+            board.stop.remote(RESIZE)
 
     def stop(name: str) -> None:
-        request, training = board.stop.remote(name), True
+        answer, training = board.stop.remote(name), True
         with suppress(ray.exceptions.RayError):
-            training = ray.get(request, timeout=_POLL_S)
+            training = ray.get(answer, timeout=_POLL_S)
         if not training:
             raise KeyboardInterrupt(name)
 
-    thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
-    thread.start()
-    try:
-        with on_signals(stop):
-            yield
-    finally:
-        done.set()
-        thread.join(timeout=30)
+    with Progress("train") as progress, ExitStack() as stack, repeating(follow, _POLL_S), on_signals(stop):
+        yield
 
 
 def _has_failed(pool: Any) -> bool:

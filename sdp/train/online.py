@@ -11,9 +11,10 @@ encoders stay warm when trainers are restarted. If the pool dies, Ray restarts i
 import asyncio
 import itertools
 import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ class EncodeSlices:
         return encode_slice(self.images, encoder, value)
 
 
-def start_pool(images: ImagesDataset, placement: Placement, requests: int) -> Any:
+def start_pool(images: ImagesDataset, placement: Placement, board: Any, requests: int) -> Any:
     """Start a pool on this node, for a number of open requests: it lives and dies with the driver's."""
     # Slices bring their row groups along; the list of all of them may be large.
     bare = replace(images, paths=(), row_groups=RowGroups.of([]))
@@ -94,6 +95,7 @@ def start_pool(images: ImagesDataset, placement: Placement, requests: int) -> An
         EncoderPool,
         bare,
         placement,
+        board,
         max_concurrency=max(1000, 2 * requests),
         max_restarts=_RETRIES,
         max_task_retries=_RETRIES,
@@ -209,15 +211,15 @@ class EncoderPool:
     pipeline, so another pipeline of the chosen size takes over as soon as its first encoder is ready.
     """
 
-    def __init__(self, images: ImagesDataset, placement: Placement) -> None:
-        self._images, self._placement = images, placement
+    def __init__(self, images: ImagesDataset, placement: Placement, board: Any) -> None:
+        """`board` shows lines about encoders that do not come."""
+        self._images, self._placement, self._board = images, placement, board
         self._numbers = itertools.count()
         self._waiting: queue.PriorityQueue[_Request] = queue.PriorityQueue()
         self._open: dict[int, _Request] = {}
         self._error: SdpError | None = None
         self._serving = self._target = 0
         """The number of encoders of the pipeline that is fed, and of the one that takes over."""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._trainers = 0
         self._pace: dict[int, tuple[int, float]] = {}
         self._paced_at: float | None = None
@@ -226,7 +228,6 @@ class EncoderPool:
         self._warm_busy_s = 0.0
         self._busy = BusyShare(_RECENT_S)
         self._changes: list[str] = []
-        self._stalls: list[str] = []
 
     # --- calls from trainers -----------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class EncoderPool:
         """Return references to the encoded rows of a slice, in order, or the error that prevents it."""
         if not self._target:
             self._target = self._serving = self._placement.least
-            self._start(asyncio.to_thread(self._serve, self._target))
+            self._start(self._target)
         try:
             return await self._encoded(data_slice, turn)
         except SdpError as error:
@@ -251,7 +252,7 @@ class EncoderPool:
 
     async def status(self) -> tuple[dict[str, Any], list[str]]:
         """Return the present figures, and the changes since the last call."""
-        changes = _taken(self._changes)
+        changes = [self._changes.pop(0) for _ in range(len(self._changes))]  # a pipeline may append some meanwhile
         figures = {
             "encoders": self._encoders,
             "encoders_busy": round(self._busy.share(time.monotonic()), 4) if self._open else 0.0,
@@ -259,10 +260,6 @@ class EncoderPool:
             "encoder_deaths": self._deaths,
         }
         return figures, changes
-
-    async def stalls(self) -> list[str]:
-        """Return the lines since the last call about encoders that do not come."""
-        return _taken(self._stalls)
 
     async def has_failed(self) -> bool:
         """Return whether this pool answers every request with an error."""
@@ -297,11 +294,14 @@ class EncoderPool:
         self._target, reason = encoders_needed(max(paces), encoder, self._placement.least, self._placement.most)
         self._changes.append(reason)
         if self._target != self._serving:
-            self._start(asyncio.to_thread(self._serve, self._target))
+            self._start(self._target)
             if self._target < self._serving:  # the cluster may have no room for both
                 self._serving = self._target
 
     # --- a thread for each pipeline ----------------------------------------------------------------------------------
+
+    def _start(self, encoders: int) -> None:
+        threading.Thread(target=self._serve, args=(encoders,), name="sdp-encode", daemon=True).start()
 
     def _serve(self, encoders: int) -> None:
         """Run a pipeline of some encoders, from when the first is ready until another pipeline takes over."""
@@ -309,7 +309,7 @@ class EncoderPool:
         piece_bytes = self._images.slice_rows * 3 * self._images.resolution**2
         fed: dict[int, _Request] = {}
         try:
-            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._stalls.append) as pipeline:
+            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._board.announce.remote) as pipeline:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:
@@ -359,13 +359,3 @@ class EncoderPool:
         self._error = error
         for request in list(self._open.values()):
             request.result.set_exception(error)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop only has a weak reference
-        task.add_done_callback(self._tasks.discard)
-
-
-def _taken(lines: list[str]) -> list[str]:
-    """Remove and return all lines; other threads may append some meanwhile."""
-    return [lines.pop(0) for _ in range(len(lines))]

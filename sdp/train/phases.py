@@ -6,7 +6,7 @@ The present phase is not recorded: the first continues until its newest checkpoi
 second has a checkpoint. From then on only the second continues, even if the limits of the first are raised.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sdp.config import TrainConfig
 from sdp.config.train import PHASES
@@ -39,24 +39,14 @@ def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
     if len(phases) < 2:
         return []
     one, two = (RunFolder(open_storage(phase.output.uri, phase.storage.options())) for phase in phases)
-    if two.latest() is None:
+    if two.newest() is None:
         return []
-    step = one.latest()
-    return [read_state(one.checkpoint(step)) if step is not None else TrainState(0)]
-
-
-def total_state(states: Iterable[TrainState]) -> TrainState:
-    """Return a state that holds the time, GPU-hours and cost of all these."""
-    total = TrainState(0)
-    for state in states:
-        total.seconds += state.seconds
-        total.gpu_hours += state.gpu_hours
-        total.cost += state.cost
-    return total
+    checkpoint = one.newest()
+    return [TrainState(0) if checkpoint is None else read_state(checkpoint)]
 
 
 def with_remaining_budget(config: TrainConfig, spent: TrainState) -> TrainConfig:
-    """Return a phase's configuration with the budget that earlier phases have left."""
+    """Return a phase's configuration with the budget that the phase before has left."""
     return config.replaced(
         max_hours=None if config.max_hours is None else max(0.0, config.max_hours - spent.seconds / 3600),
         max_cost=None if config.max_cost is None else max(0.0, config.max_cost - spent.cost),

@@ -32,8 +32,6 @@ from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
 from sdp.train.run_folder import RunFolder
 
-DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
-"""The kind of dataset that each data.mode reads."""
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
 _ADDRESSES_AT_ONCE = 65536
@@ -117,8 +115,8 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     if config.model.start_from is not None and begun:
         _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
     run = RunFolder(open_storage(config.output.uri, options))
-    step = run.latest()
-    state = read_state(run.checkpoint(step)) if step is not None else TrainState(0)
+    checkpoint = run.newest()
+    state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
     newest = state.position == 0
     rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
     columns = None if offline else open_columns(config, datasets[0])
@@ -130,9 +128,9 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
             f"{config.source.uri}: expected at least {batch} rows, one step's, got {rows}; lower data.batch_size or "
             "data.global_batch_size, or process more images"
         )
-    if step is not None and state.position:
-        _refuse_another_epoch(config, run.checkpoint(step), state, rows)
-    before = read_config(run.checkpoint(step)) if step is not None else {}
+    if checkpoint is not None and state.position:
+        _refuse_another_epoch(config, checkpoint, state, rows)
+    before = read_config(checkpoint) if checkpoint is not None else {}
     notes = [
         *_batch_notes(before, batch),
         *_schedule_notes(config, before, state),
@@ -145,7 +143,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         positions,
         batch,
         state,
-        run.checkpoint(step).uri if step is not None else None,
+        checkpoint.uri if checkpoint is not None else None,
         last_step(config, state, positions, batch),
         reached_limit(config, state) or used_up_budget(config, state),
         tuple(notes),
@@ -297,7 +295,7 @@ def _refuse_split_granules(config: TrainConfig) -> None:
 
 def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check images; return what `_latents` returns."""
-    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
+    dataset = open_pinned(config, 0, config.source.uri, "images", newest=newest)
     parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
     _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
     rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sdp.train.stopwatch import ANNOTATION
 
 FORMAT = 1
@@ -51,10 +53,6 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
     kernels = [kernel for kernel in _kernels(events) if _at(steps, kernel.launched) is not None]
     memory = _memory(events, of_gpu=bool(kernels))
     ops = _ops(events, steps, marks, kernels)
-    count = max(len(steps), 1)
-    total = sum(step.length for step in steps)
-    phases = _phases(marks, kernels, memory)
-    phases[OTHER]["clock"] = max(0.0, total - sum(phase["clock"] for phase in phases.values()))
     return {
         "format": FORMAT,
         "device": device,
@@ -62,8 +60,8 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
         "steps": len(steps),
         "step_ms": [_ms(step.length) for step in steps],
         "gpu_busy": _busy(steps, kernels),
-        "phases": [_phase_summary(name, phase, ops, count, total) for name, phase in phases.items()],
-        "ops": _top(ops, count),
+        "phases": _phases(steps, marks, kernels, memory, ops),
+        "ops": _top(ops, len(steps)),
         "memory": {
             "of": "gpu" if kernels else "host",
             "counted_from": "the beginning" if kernels else "the profile's beginning",
@@ -119,33 +117,51 @@ def _memory(events: Iterable[Mapping[str, Any]], *, of_gpu: bool) -> list[tuple[
 
 
 def _phases(
-    marks: Sequence[Span], kernels: Sequence[Span], memory: Sequence[tuple[float, int]]
-) -> dict[str, dict[str, Any]]:
-    """Return the microseconds and the memory of each activity, over all steps.
+    steps: Sequence[Span],
+    marks: Sequence[Span],
+    kernels: Sequence[Span],
+    memory: Sequence[tuple[float, int]],
+    ops: Sequence[tuple[str, str, float]],
+) -> list[dict[str, Any]]:
+    """Return the mean time and the memory of each activity, and then of the time between them.
 
-    `clock` is the time from an activity's first kernel to the end of its last, or without a GPU the host's time.
+    `ms` is the time from an activity's first kernel to the end of its last, or without a GPU the host's time.
     """
+    count, total = max(len(steps), 1), sum(step.length for step in steps)
     work = _launched_in(marks, kernels)
-    by_name: dict[str, list[tuple[Span, list[Span]]]] = defaultdict(list)
+    numbers: dict[str, list[int]] = defaultdict(list)
     for number, mark in enumerate(marks):
-        by_name[mark.name].append((mark, work.get(number, [])))
-    phases: dict[str, dict[str, Any]] = {}
-    for name, parts in by_name.items():
-        clock = 0.0
-        for mark, spans in parts:
-            if spans:
-                clock += max(span.end for span in spans) - min(span.start for span in spans)
-            elif not kernels or name == "data":  # the GPU has no part in it
-                clock += mark.length
-        phases[name] = {
-            "clock": clock,
-            "host": sum(mark.length for mark, _ in parts),
-            "gpu": sum(span.length for _, spans in parts for span in spans),
-            "memory": _memory_around([mark for mark, _ in parts], memory),
+        numbers[mark.name].append(number)
+
+    def clock(number: int) -> float:
+        mark, spans = marks[number], work.get(number)
+        if spans:
+            return max(span.end for span in spans) - min(span.start for span in spans)
+        return mark.length if not kernels or mark.name == "data" else 0.0  # the GPU has no part in it
+
+    def summary(name: str, clock: float, own_marks: Sequence[Span], own: Sequence[Span]) -> dict[str, Any]:
+        before, peak, after = _memory_around(own_marks, memory)
+        longest = _top([op for op in ops if op[1] == name], count)[:_TOP_OF_PHASE]
+        return {
+            "name": name,
+            "ms": _ms(clock / count),
+            "share": round(clock / total, 4) if total else 0.0,
+            "host_ms": _ms(sum(mark.length for mark in own_marks) / count),
+            "gpu_ms": _ms(sum(kernel.length for kernel in own) / count),
+            "memory_before": before,
+            "memory_peak": peak,
+            "memory_after": after,
+            "ops": [{"name": op["name"], "ms": op["ms"]} for op in longest],
         }
-    rest = sum(span.length for span in work.get(None, []))
-    phases[OTHER] = {"clock": 0.0, "host": 0.0, "gpu": rest, "memory": _memory_around([], memory)}
-    return phases
+
+    clocks = {name: sum(map(clock, own)) for name, own in numbers.items()}
+    return [
+        *(
+            summary(name, clocks[name], [marks[n] for n in own], [kernel for n in own for kernel in work.get(n, [])])
+            for name, own in numbers.items()
+        ),
+        summary(OTHER, max(0.0, total - sum(clocks.values())), [], work.get(None, [])),
+    ]
 
 
 def _launched_in(marks: Sequence[Span], kernels: Sequence[Span]) -> dict[int | None, list[Span]]:
@@ -223,24 +239,6 @@ def _top(ops: Sequence[tuple[str, str, float]], steps: int) -> list[dict[str, An
     ]
 
 
-def _phase_summary(
-    name: str, phase: Mapping[str, Any], ops: Sequence[tuple[str, str, float]], steps: int, total: float
-) -> dict[str, Any]:
-    before, peak, after = phase["memory"]
-    own = _top([op for op in ops if op[1] == name], steps)[:_TOP_OF_PHASE]
-    return {
-        "name": name,
-        "ms": _ms(phase["clock"] / steps),
-        "share": round(phase["clock"] / total, 4) if total else 0.0,
-        "host_ms": _ms(phase["host"] / steps),
-        "gpu_ms": _ms(phase["gpu"] / steps),
-        "memory_before": before,
-        "memory_peak": peak,
-        "memory_after": after,
-        "ops": [{"name": op["name"], "ms": op["ms"]} for op in own],
-    }
-
-
 def _busy(steps: Sequence[Span], kernels: Sequence[Span]) -> float | None:
     """Return the share of time in which the GPU was busy."""
     if not kernels:
@@ -278,12 +276,12 @@ def _timeline(
         if number is not None:
             first, last = min(span.start for span in spans), max(span.end for span in spans)
             on_gpu.append([in_step[number].name, since(first), since(last)])
-    busy = [0.0] * _BINS if own else []
-    for span in union(own):
-        first, last = (min(_BINS - 1, max(0, int((moment - step.start) / width))) for moment in (span.start, span.end))
-        for number in range(first, last + 1):
-            low = step.start + number * width
-            busy[number] += max(0.0, min(span.end, low + width) - max(span.start, low)) / width
+    # The time for which the GPU has been busy grows within the spans, and is constant between them.
+    spans = union(own)
+    moments = [moment for span in spans for moment in (span.start, span.end)]
+    grown = np.cumsum([part for span in spans for part in (0.0, span.length)])
+    edges = np.linspace(step.start, end, _BINS + 1)
+    busy = np.diff(np.interp(edges, moments, grown)) / width if spans else np.zeros(0)
     curve: dict[int, int] = {}
     for at, total in memory:
         if step.start <= at <= end:
@@ -293,7 +291,7 @@ def _timeline(
         "ms": _ms(end - step.start),
         "host": [[mark.name, since(mark.start), since(mark.end)] for mark in in_step],
         "gpu": sorted(on_gpu, key=lambda span: span[1]),
-        "gpu_busy": [round(share, 3) for share in busy],
+        "gpu_busy": [round(share, 3) for share in busy.tolist()],
         "memory": [[_ms(number * width), total] for number, total in sorted(curve.items())],
     }
 

@@ -17,9 +17,7 @@ void, since those steps are done again. Runs of older versions have one metrics.
 
 import json
 import logging
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from sdp.config import TrainConfig, keys
 from sdp.config.train import PHASES
@@ -132,10 +132,10 @@ class RunFolder:
         complete = [step for step, is_complete in self.steps().items() if is_complete]
         return complete[-1] if complete else None
 
-    def newest(self) -> str | None:
-        """Return the URI of the newest complete checkpoint."""
+    def newest(self) -> Storage | None:
+        """Return the folder of the newest complete checkpoint."""
         step = self.latest()
-        return None if step is None else self.checkpoint(step).uri
+        return None if step is None else self.checkpoint(step)
 
     def delete_checkpoint(self, step: int) -> None:
         """Delete a checkpoint, its marker first, so that it is never taken for complete."""
@@ -167,20 +167,14 @@ class RunFolder:
             lines = [json_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
             self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
 
-    def bad_rows(self) -> dict[int, str]:
-        """Return the reason of each bad row."""
-        return {line["row"]: line["reason"] for line in self._bad_rows()[0]}
-
-    def bad_reasons(self) -> tuple[dict[str, int], list[str]]:
-        """Return the number of bad rows by reason, and the problems of the files that list them."""
-        lines, problems = self._bad_rows()
-        return dict(Counter(line["reason"] for line in lines).most_common()), problems
-
-    def _bad_rows(self) -> tuple[list[Line], list[str]]:
-        files = [self._lines(name, _is_bad_row) for name in self.storage.names("bad_rows/")]
-        return [line for lines, _ in files for line in lines], [
-            problem for _, problems in files for problem in problems
-        ]
+    def bad_rows(self) -> tuple[list[Line], list[str]]:
+        """Return a line with the reason for each bad row, and the problems of the files that list them."""
+        lines, problems = list[Line](), list[str]()
+        for name in self.storage.names("bad_rows/"):
+            in_file, problems_of_file = self._lines(name, _is_bad_row)
+            lines += in_file
+            problems += problems_of_file
+        return lines, problems
 
     def events(self) -> list[Line]:
         """Return the valid events; damaged ones are only logged."""
@@ -303,17 +297,7 @@ def _head(head: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_line(data: Mapping[str, Any], indent: int | None = None) -> bytes:
     """Return strict JSON, in which a number that is not finite becomes null."""
-    return json.dumps(_finite(data), indent=indent, default=str, allow_nan=False).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(to_jsonable_python(data, inf_nan_mode="null", fallback=str), indent=indent).encode()
 
 
 def _parsed(text: bytes) -> Any:

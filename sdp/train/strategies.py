@@ -1,7 +1,6 @@
 """Strategies for training one model on several workers: a replica each (ddp), or a shard each (fsdp)."""
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 Sharding = Literal["shard_grad_op", "full_shard", "hybrid"]
 
 
-class Strategy(ABC):
+class Strategy:
     """A model that is wrapped for training."""
 
     model: nn.Module
@@ -34,13 +33,13 @@ class Strategy(ABC):
     forward_communicates = False
     """True if a forward pass has collectives, which one worker alone cannot run."""
 
-    @abstractmethod
     def forward(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass, which sets its precision."""
+        """Return the context of a forward pass, which sets its precision unless the module does."""
+        return nullcontext()
 
-    @abstractmethod
-    def backward(self, *, last: bool) -> AbstractContextManager[Any]:
+    def backward(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002 (for several workers)
         """Return the context of a micro-batch's forward and backward pass; only the `last` exchanges gradients."""
+        return nullcontext()
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, given this worker's shards of them."""
@@ -67,17 +66,17 @@ class Replicated(Strategy):
 
     def forward(self) -> AbstractContextManager[Any]:
         if self._precision == "fp32":
-            return nullcontext()
+            return super().forward()
         return torch.autocast(self._device, DTYPES[self._precision])
 
     def backward(self, *, last: bool) -> AbstractContextManager[Any]:
         if isinstance(self.model, DistributedDataParallel) and not last:
             return self.model.no_sync()
-        return nullcontext()
+        return super().backward(last=last)
 
 
 class Sharded(Strategy):
-    """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block."""
+    """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block. Its policy casts."""
 
     forward_communicates = True
 
@@ -99,9 +98,6 @@ class Sharded(Strategy):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
         self.model = model
-
-    def forward(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # the policy casts
 
     @contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:

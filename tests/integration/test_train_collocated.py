@@ -25,7 +25,7 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 from tests.process_kit import images_table, make_images, picture
-from tests.training import Watch, config, train
+from tests.training import Watch, bad_rows, config, train
 
 ROWS = 72
 BAD = 13
@@ -92,7 +92,7 @@ def test_a_training_run_takes_each_good_row_once_and_keeps_why_the_bad_one_was_l
     ledger = Ledger.from_bytes((root / f"run/checkpoints/step-{trainer.state.step:09d}/ledger.roaring").read_bytes())
     assert list(ledger.rows(0)) == good
     assert trainer.state.samples == len(good)
-    assert folder.bad_rows() == {BAD: "not_an_image"}
+    assert bad_rows(folder) == {BAD: "not_an_image"}
     assert all(np.isfinite(watch.losses))
 
 
@@ -144,7 +144,7 @@ def test_captions_scores_and_filters_of_a_table_are_those_of_the_batches(root: P
     assert all(0.5 < share < 1 for share in shares), "three of four rows draw the synthetic caption"
     assert drawn[0] != drawn[1], "each epoch draws anew"
     train(how(root, "curated", max_steps=None, max_epochs=1, **curated))
-    assert RunFolder(open_storage(str(root / "curated"))).bad_rows() == {BAD: "not_an_image"}, (
+    assert bad_rows(RunFolder(open_storage(str(root / "curated")))) == {BAD: "not_an_image"}, (
         "filtered rows are not bad"
     )
 

@@ -17,10 +17,12 @@ import torch
 from ray.cluster_utils import Cluster
 
 from scripts.bench.online_pool import make_images as images_without_parts
+from sdp.cluster import start_beside_driver
 from sdp.config import TrainConfig
 from sdp.encode.placement import Placement
 from sdp.errors import LeaseLost, SdpError
 from sdp.storage import open_storage
+from sdp.train.board import Board
 from sdp.train.data.images import Slice
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
@@ -28,7 +30,7 @@ from sdp.train.online import start_pool
 from sdp.train.run_folder import RunFolder
 from tests.local_ray import several_nodes
 from tests.process_kit import DEADLY, make_images, picture
-from tests.training import config, ledger
+from tests.training import bad_rows, config, ledger
 from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.timeout(900)  # a minute each; many processes start, so that a busy machine takes several
@@ -152,7 +154,7 @@ def steps_done(folder: RunFolder) -> int:
 def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(tmp_path: Path) -> None:
     nowhere = Placement(1, 1, "H100", 1.0, 0.0, 1.0, DEADLINE_S, {}, 1, "out")
     one = Slice.of("gone.parquet", 0, 1, 0, 0, np.ones(1, np.bool_))
-    pool = start_pool(images_without_parts(str(tmp_path), "token_ids"), nowhere, 1200)
+    pool = start_pool(images_without_parts(str(tmp_path), "token_ids"), nowhere, start_beside_driver(Board), 1200)
     try:
         requests = [pool.encode.remote(one, turn) for turn in range(1200)]
         figures, _ = ray.get(pool.status.remote(), timeout=60)
@@ -173,7 +175,7 @@ def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_a
     folder = RunFolder(open_storage(str(root / "run")))
     assert trained_on(summary) == [row for row in GOOD if row not in low]
     assert summary.recoveries == 0
-    assert folder.bad_rows() == {BAD: "not_an_image", KILLER: "crashed"}
+    assert bad_rows(folder) == {BAD: "not_an_image", KILLER: "crashed"}
     labels = {node["NodeID"]: node["Labels"].get("ray.io/accelerator-type") for node in ray.nodes()}
     landed = [[labels[note.name.split("-")[2]] for note in traces.glob(f"{what}-*")] for what in ("encoder", "text")]
     assert landed == [["A10G", "A10G"], ["A10G", "A10G"]], "trainers load no text encoder"

@@ -17,6 +17,7 @@ from sdp.storage.local import LocalStorage
 from sdp.train.checkpoint import read_state
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import FILE_LINES, RunFolder, metrics_files
+from tests.training import bad_rows
 
 
 @pytest.fixture
@@ -175,8 +176,8 @@ def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.L
     assert [line["step"] for line in history.metrics] == [10, 30]
     what = "lines are damaged and left out, the first at line"
     assert history.problems == [f"{run.storage.uri}/metrics.jsonl: 4 {what} 2"]
-    assert run.bad_rows() == {3: "undecodable"}
-    assert run.bad_reasons() == ({"undecodable": 1}, [f"{run.storage.uri}/bad_rows/step-000000001.jsonl: 2 {what} 2"])
+    where = f"{run.storage.uri}/bad_rows/step-000000001.jsonl"
+    assert run.bad_rows() == ([{"row": 3, "reason": "undecodable"}], [f"{where}: 2 {what} 2"])
     run.storage.publish("events.jsonl", b'{"event": 3}\n')
     assert run.events() == []
     assert "events.jsonl: 1 line is damaged and left out" in caplog.text
@@ -191,7 +192,7 @@ def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:
 
 def test_bad_rows_that_were_written_are_read(run: RunFolder) -> None:
     run.record_bad_rows(4, [Outcome(7, FAILED, "undecodable"), Outcome(3, FAILED, "undecodable")])
-    assert run.bad_rows() == {3: "undecodable", 7: "undecodable"}
+    assert bad_rows(run) == {3: "undecodable", 7: "undecodable"}
 
 
 def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:

@@ -64,14 +64,14 @@ def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> Non
     board.train(["a pid 1"])
     board.push({"step": 7})
     board.stop(RESIZE)
-    assert board.requests() == (RESIZE, None)
+    assert board.request() == RESIZE
     board.ended(f"asked to stop: {RESIZE}")
     report = board.report()
     assert (report.resizing, report.attempts) == (True, 1)
     assert board.progress() == (None, [], False)
     report = board.begin(0)
     assert (report.resizing, report.attempts, report.failures) == (False, 1, [])
-    assert board.requests() == (None, None)
+    assert board.request() is None
     board.stop("SIGTERM")
     assert board.begin(0).attempts == 2
-    assert board.requests() == ("SIGTERM", None)
+    assert board.request() == "SIGTERM"

@@ -1,65 +1,52 @@
-"""The wait for the first trainer of an attempt, and for encoders."""
-
-import itertools
-from types import SimpleNamespace
-from typing import Any
+"""The wait for the first trainer of an attempt."""
 
 import pytest
-from ray.exceptions import RayActorError
 
 from sdp import cluster
 from sdp.train import launch
+from sdp.waiting import Place, Stall
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stall(monkeypatch: pytest.MonkeyPatch) -> tuple[Stall, list[str]]:
     lines: list[str] = []
-    monkeypatch.setattr(launch, "say", lines.append)
+    monkeypatch.setattr(cluster, "nodes_with", lambda _: [{"Resources": {"CPU": 1}}])
 
     def give_up(message: str) -> None:
         raise SystemExit(message)
 
     monkeypatch.setattr(cluster, "give_up", give_up)
-    return lines
+    return Stall("train", [Place("scaling", {"CPU": 1.0}, 1, 1)], notify=lines.append), lines
 
 
-def test_trainers_that_have_places_but_never_run_end_the_job(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainers_that_have_places_but_never_run_end_the_job(
+    stall: tuple[Stall, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
-    start = launch._Start(0.0)
-    for now in range(301):
-        start.check(now, begun=False)
-    assert said == [f"train: no trainer runs yet ({minute}:01); all have places" for minute in range(1, 5)]
-    with pytest.raises(SystemExit, match=r"^train: no trainer ran within 5:00; run the same command again"):
-        start.check(301, begun=False)
+    start, lines = stall
+    for now in range(330):
+        launch._check_start(start, now)
+    assert [line.partition(";")[0] for line in lines] == [
+        f"train: no progress for {seconds // 60}:{seconds % 60:02} (no trainer runs yet"
+        for seconds in range(60, 301, 30)
+    ]
+    assert all("; all have places); needs 1 CPU" in line for line in lines)
+    with pytest.raises(SystemExit, match=r"^train: no progress for 5:30; needs 1 CPU .*; run the job again$"):
+        launch._check_start(start, 330)
 
 
 def test_trainers_whose_places_were_taken_meanwhile_are_waited_for(
-    said: list[str], monkeypatch: pytest.MonkeyPatch
+    stall: tuple[Stall, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "PENDING"})
-    start = launch._Start(0.0)
+    start, lines = stall
     for now in range(1000):
-        start.check(now, begun=False)
-    assert said[0] == "train: no trainer runs yet (1:01); their places are in use"
+        launch._check_start(start, now)
+    assert lines[0].startswith(
+        "train: no progress for 1:00 (no trainer runs yet; their places are in use); needs 1 CPU"
+    )
     monkeypatch.setattr(launch, "own_groups", dict)
-    start.check(1299, begun=False)
-    start.check(5000, begun=True)
+    for now in range(1000, 1330):
+        launch._check_start(start, now)
     with pytest.raises(SystemExit):
-        start.check(5000, begun=False)
-
-
-def test_lines_about_encoders_are_asked_for_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Any] = [["one"], RayActorError(), ["two"], []]
-    asked, ready = itertools.count(), [True, True, True, False]
-
-    def get(reference: int) -> Any:
-        if isinstance(answers[reference], RayActorError):
-            raise answers[reference]
-        return answers[reference]
-
-    monkeypatch.setattr(launch.ray, "get", get)
-    monkeypatch.setattr(launch.ray, "wait", lambda references, timeout: ([r for r in references if ready[r]], timeout))
-    stalls = launch._Stalls(SimpleNamespace(stalls=SimpleNamespace(remote=lambda: next(asked))))
-    taken = [stalls.take() for _ in range(6)]
-    assert taken == [[], ["one"], [], ["two"], [], []]
-    assert next(asked) == 4, "the last one has not been answered"
+        launch._check_start(start, 1330)

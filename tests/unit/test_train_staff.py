@@ -74,7 +74,7 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
 def pool_of(*, asked_before: bool) -> EncoderPool:
     """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
-    pool = EncoderPool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
+    pool = EncoderPool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"), None)
     pool._target = pool._serving = int(asked_before)
     return pool
 
@@ -82,7 +82,7 @@ def pool_of(*, asked_before: bool) -> EncoderPool:
 def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.train.online._CALIBRATE_S", -1.0)
     served: list[int] = []
-    monkeypatch.setattr(EncoderPool, "_serve", lambda _, encoders: served.append(encoders))
+    monkeypatch.setattr(EncoderPool, "_start", lambda _, encoders: served.append(encoders))
 
     async def script() -> None:
         pool = pool_of(asked_before=True)
@@ -92,7 +92,6 @@ def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypa
         for samples in (300, 900):
             await pool.pace(2, 0, samples, 1.0)
         await pool.pace(1, 0, 150, 1.0)
-        await asyncio.gather(*pool._tasks)
         reasons = (await pool.status())[1]
         assert [reason.partition(":")[0] for reason in reasons] == ["3 encoders", "2 encoders"]
 
