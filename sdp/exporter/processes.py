@@ -66,7 +66,7 @@ def parse_cgroup(text: str) -> tuple[str, str]:
     outside = ""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        *_, pod = None, *_POD.finditer(path)  # the innermost
+        pod = max(_POD.finditer(path), key=re.Match.start, default=None)  # the innermost
         *_, container = "", *_CONTAINER.findall(path[pod.end() :] if pod else path)
         if pod:
             return pod[1].replace("_", "-"), container
