@@ -66,10 +66,11 @@ def parse_cgroup(text: str) -> tuple[str, str]:
     outside = ""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        pod = max(_POD.finditer(path), key=re.Match.start, default=None)  # the innermost
-        *_, container = "", *_CONTAINER.findall(path[pod.end() :] if pod else path)
-        if pod:
-            return pod[1].replace("_", "-"), container
+        pods = list(_POD.finditer(path))  # the innermost is the last
+        containers = _CONTAINER.findall(path[pods[-1].end() :] if pods else path)
+        container = containers[-1] if containers else ""
+        if pods:
+            return pods[-1][1].replace("_", "-"), container
         outside = outside or container
     return "", outside
 
