@@ -64,13 +64,9 @@ class Unavailable(StorageError):
 class NotFound(StorageError, UserError):
     """An object, folder or bucket that does not exist."""
 
-    exit_code = 2
-
 
 class AccessDenied(StorageError, UserError):
     """Credentials that are missing or were refused."""
-
-    exit_code = 2
 
 
 class AlreadyExists(StorageError):

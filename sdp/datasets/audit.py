@@ -14,7 +14,7 @@ from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.ledger import Ledger, address_offset
-from sdp.datasets.lookup import LookupValues, in_parts, in_source
+from sdp.datasets.lookup import in_parts, in_source
 from sdp.datasets.manifest import part_infos, repeated_rows
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.parts import read_account, resolve
@@ -177,12 +177,11 @@ class _Audit:
             raise DatasetError(
                 f"audit: no images dataset in this lineage, so no {value.kind} is known; give --row instead"
             )
-        only = frozenset({value.value})
-        wanted = LookupValues(urls=only) if value.kind == "url" else LookupValues(hashes=only)
+        urls, hashes = (frozenset({value.value} if value.kind == kind else ()) for kind in ("url", "sha256"))
         matches = list[tuple[int, str]]()
         for dataset in images:
             parts = sorted(parts_in(dataset) & read_output(dataset).index.works_by_part().keys())
-            rows = {row for _, _, row in in_parts(dataset, [part_name(*part) for part in parts], wanted)}
+            rows = {row for _, _, row in in_parts(dataset, [part_name(*part) for part in parts], urls, hashes)}
             if value.kind == "sha256":
                 rows |= set(_refused_content(dataset, value.value))
             else:

@@ -5,8 +5,6 @@ a regular expression over whole columns excludes other hosts first.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -28,21 +26,9 @@ _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?
 """The host of a plain URL; every other URL is parsed."""
 
 
-@dataclass(frozen=True)
-class LookupValues:
-    """The values to look up."""
-
-    urls: frozenset[str] = frozenset()
-    """URLs in normal form."""
-    hashes: frozenset[str] = frozenset()
-
-    def __bool__(self) -> bool:
-        return bool(self.urls or self.hashes)
-
-
-def in_parts(storage: Storage, paths: Iterable[str], wanted: LookupValues) -> list[Hit]:
-    """Find the written rows of some parts that have a wanted URL or content."""
-    by_part = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
+def in_parts(storage: Storage, paths: Iterable[str], urls: frozenset[str], hashes: frozenset[str]) -> list[Hit]:
+    """Find the written rows of some parts that have one of these URLs, in normal form, or hashes."""
+    by_part = ordered_map(lambda path: _in_part(storage, path, urls, hashes), paths, workers=8)
     return [hit for hits in by_part for hit in hits]
 
 
@@ -89,16 +75,16 @@ def _text(cell: bytes | None) -> str | None:
         return None
 
 
-def _in_part(storage: Storage, path: str, wanted: LookupValues) -> list[Hit]:
-    columns = ["row", *["url"] * bool(wanted.urls), *["sha256"] * bool(wanted.hashes)]
+def _in_part(storage: Storage, path: str, urls: frozenset[str], hashes: frozenset[str]) -> list[Hit]:
+    columns = ["row", *["url"] * bool(urls), *["sha256"] * bool(hashes)]
     table = read_rows(storage, path, columns)
     hits: list[Hit] = []
     if "url" in table.column_names:
-        matches = list(positions(table["url"], wanted.urls))
+        matches = list(positions(table["url"], urls))
         rows = table["row"].take(pa.array([at for at, _ in matches], pa.int64())).to_pylist()
         hits += [("url", url, row) for row, (_, url) in zip(rows, matches, strict=True)]
     if "sha256" in table.column_names:
-        selected = table.filter(pc.is_in(table["sha256"], pa.array(sorted(wanted.hashes), pa.string())))
+        selected = table.filter(pc.is_in(table["sha256"], pa.array(sorted(hashes), pa.string())))
         pairs = zip(selected["sha256"].to_pylist(), selected["row"].to_pylist(), strict=True)
         hits += [("sha256", digest, row) for digest, row in pairs]
     return hits

@@ -13,16 +13,18 @@ stores the result of such a search, so that it is done once.
 import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field, PlainSerializer, PlainValidator
 from pyroaring import BitMap64
 
-from sdp.datasets.lookup import Hit, LookupValues, in_parts
+from sdp.datasets.lookup import Hit, in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.records import Whole, dump
@@ -168,7 +170,7 @@ def settle(storage: Storage) -> int:
     book = _Book.read(storage)
     if (lookup := book.search()) is None:
         return 0
-    table = _table(lookup.hits).replace_schema_metadata({_KEY: dump(lookup.head())})
+    table = _table(lookup.hits).replace_schema_metadata({_KEY: dump(lookup)})
     _create(storage, f"{FOLDER}looked/", book.next_lookup, table)
     return len({row for _, _, row in lookup.hits})
 
@@ -220,37 +222,30 @@ def foreign_files(storage: Storage) -> list[str]:
 # --- stored lists and lookups ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _LookupHead:
-    """The metadata of a lookup's file; `parts` holds each attempt's units as a bitmap in base64."""
+def _pack(units: BitMap64) -> str:
+    return base64.b64encode(units.serialize()).decode()
 
-    lists: Whole
-    digest: str | None
-    parts: Mapping[str, str]
+
+def _unpack(text: str) -> BitMap64:
+    return BitMap64.deserialize(base64.b64decode(str(text)))
 
 
 @dataclass(frozen=True)
 class _Lookup:
-    """One search of parts for the takedowns of the lists."""
+    """One search of parts for the takedowns of the lists: a file's metadata, and the hits in its table."""
 
-    lists: int
+    lists: Whole
     """The number of the first list that the search did not cover."""
     digest: str | None
     """Digest of the manifest's list of parts, if all of these were searched."""
-    parts: Mapping[int, BitMap64]
+    parts: Mapping[int, Annotated[BitMap64, PlainValidator(_unpack), PlainSerializer(_pack)]]
     """The units that were searched, by attempt."""
-    hits: list[Hit]
-
-    def head(self) -> _LookupHead:
-        units = {str(attempt): base64.b64encode(bitmap.serialize()).decode() for attempt, bitmap in self.parts.items()}
-        return _LookupHead(self.lists, self.digest, units)
+    hits: Annotated[list[Hit], Field(exclude=True)] = field(default_factory=list)
 
     @staticmethod
     def load(data: bytes) -> "_Lookup":
         table = _read(data)
-        head = parse_record(_LookupHead, (table.schema.metadata or {})[_KEY])
-        units = {int(a): BitMap64.deserialize(base64.b64decode(bitmap)) for a, bitmap in head.parts.items()}
-        return _Lookup(head.lists, head.digest, units, list(_entries(table)))
+        return replace(parse_record(_Lookup, (table.schema.metadata or {})[_KEY]), hits=list(_entries(table)))
 
     def has(self, part: tuple[int, int]) -> bool:
         return part[0] in self.parts.get(part[1], ())
@@ -304,7 +299,7 @@ class _Book:
                 next_lookup = int(match[1]) + 1
                 try:
                     lookups.append(_Lookup.load(storage.read(name)))
-                except (ValueError, KeyError, RecursionError, pa.ArrowException, OSError):
+                except (ValueError, LookupError, RecursionError, pa.ArrowException, OSError):
                     continue  # damaged: its parts are searched again
         return _Book(storage, lists, lookups, next_lookup)
 
@@ -326,11 +321,11 @@ class _Book:
         if not parts and digest is None:
             return None
         lists = self.lists.values()
-        wanted = LookupValues(frozenset(_values(lists, "url")), frozenset(_values(lists, "sha256")))
+        urls, hashes = (frozenset(_values(lists, kind)) for kind in ("url", "sha256"))
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
-        hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
+        hits = in_parts(self.storage, [part_name(*part) for part in parts], urls, hashes)
         return _Lookup(max(self.lists) + 1, digest, units, hits)
 
 

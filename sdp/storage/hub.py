@@ -72,7 +72,7 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
         return await attempt(asyncio.wrap_future(_in_thread(listing)))
 
-    return wait(lambda: persist(call, options, web.explaining(folder.uri_of(folder.path))))
+    return wait(persist(call, options, web.explaining(folder.uri_of(folder.path))))
 
 
 def open_hub(uri: str, options: StorageOptions) -> RemoteObject:

@@ -152,12 +152,9 @@ def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
     if not location.path.strip("/"):
         return None
     storage = open_storage(above or "/", options)
-    try:
-        info = storage.stat(name)
-    except NotFound:
-        if not storage.exists(name):  # this raises where the bucket is missing
-            return None
-        raise
+    if not storage.exists(name):  # this raises where the bucket is missing
+        return None
+    info = storage.stat(name)
     return SourceFile(location.uri, info.size, _portable_etag(uri, info.etag))
 
 

@@ -40,7 +40,7 @@ class RemoteObject:
         self._key = key
         self._options = options
         self._explain = explain
-        self.size, self.etag, self.tail, self.ranged = wait(self._open)
+        self.size, self.etag, self.tail, self.ranged = wait(self._open())
 
     async def _open(self) -> tuple[int, str | None, bytes, bool]:
         async def call(attempt: Attempt) -> tuple[int, str | None, bytes, bool]:
@@ -65,7 +65,7 @@ class RemoteObject:
         """Return exactly this range; a large one is fetched in pieces, each with its own retries."""
         starts = range(start, start + length, PIECE)
         if len(starts) == 1:
-            return wait(lambda: self._piece(start, length))
+            return wait(self._piece(start, length))
 
         async def pieces() -> list[bytes]:
             free = asyncio.Semaphore(_PARALLEL)
@@ -79,7 +79,7 @@ class RemoteObject:
             return [task.result() for task in tasks]
 
         try:
-            return b"".join(wait(pieces))
+            return b"".join(wait(pieces()))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -112,7 +112,7 @@ class RemoteObject:
             while (chunk := await attempt(anext(stream, None), PIECE)) is not None:
                 await asyncio.to_thread(file.write, chunk)
 
-        wait(lambda: persist(download, self._options, self._explain))
+        wait(persist(download, self._options, self._explain))
         file.seek(0)
         return file
 

@@ -134,7 +134,7 @@ class ObjectStorage(Storage):
                 if limit is not None and len(listed) >= limit:
                     return
 
-        wait(pages)
+        wait(pages())
         for marker in _markers(listed, empty):
             del listed[marker]
         return listed
@@ -280,8 +280,7 @@ class ObjectStorage(Storage):
             raise self._explain(path)(classify(error), "") from None
 
     def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: Kind) -> T:
-        explain = self._explain(path, **kinds)
-        return wait(lambda: persist(call, self.options, explain))
+        return wait(persist(call, self.options, self._explain(path, **kinds)))
 
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""

@@ -11,9 +11,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sdp.backoff import backoff
 from sdp.console import say
@@ -88,13 +88,9 @@ async def persist(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def wait(make: Callable[[], Awaitable[T]]) -> T:
+def wait(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in the background thread and return its result; it is cancelled if this thread is interrupted."""
-
-    async def begin() -> T:
-        return await make()
-
-    future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), _loop())
+    future: Future[T] = asyncio.run_coroutine_threadsafe(work, _loop())
     try:
         return future.result()
     except BaseException:  # an interrupt above all
