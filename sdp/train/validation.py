@@ -20,10 +20,10 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
-from sdp.train.data.buckets import join, views
+from sdp.train.data.buckets import views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import Ints, RowRange
-from sdp.train.data.rows import Loader, Rows, batch_of, empty_rows
+from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of, batch_of_shapes, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
@@ -104,7 +104,7 @@ def _by_shape(
     buckets = [reader.buckets(row_range.row_group) for row_range, _ in ranges]
     for (row_range, _), of_rows in zip(ranges, buckets, strict=True):
         counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
-    parts = []
+    parts: list[ShapePart] = []
     for view in views(latents, counts):
         own_ranges = [
             (
@@ -115,10 +115,9 @@ def _by_shape(
         ]
         rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
         for start in range(0, len(rows), batch_size):
-            selected = rows.slice(start, min(start + batch_size, len(rows)))
-            parts.append(batch_of(view.columns, batch_size, [selected]))
+            parts.append((view.columns, [rows.slice(start, min(start + batch_size, len(rows)))]))
     most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
-    return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
+    return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
 def _share(

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sdp.console import Progress
 from sdp.datasets.concurrently import ordered_map
@@ -28,7 +26,7 @@ from sdp.train.data.columns import BUCKET, Column
 from sdp.train.data.direct import DirectReader, Passes
 from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, shuffled
-from sdp.train.data.rows import batch_of
+from sdp.train.data.rows import batch_of_shapes
 
 
 def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
@@ -127,33 +125,12 @@ class BucketReader(DirectReader):
 
     def _batch(self, passes: Passes, epoch: int, granules: list[tuple[int, LaneRange]], share: int) -> Batch:
         """Return a batch of these granules, filled up to `share` with empty ones."""
-        parts = []
-        for bucket, lane_range in granules:
-            rows = list(passes.lanes(bucket, epoch).rows(lane_range))
-            parts.append(batch_of(self.datasets[bucket].dataset.columns, self.granule, rows))
-        parts += [batch_of(self.datasets[0].dataset.columns, self.granule, [])] * (share - len(parts))
-        return join(parts, pin=self.device.type == "cuda")
-
-
-def join(parts: list[Batch], *, pin: bool = False) -> Batch:
-    """Join batches of several shapes into one, which `split` takes apart again."""
-    shapes = tuple(tuple(part.latents.shape[1:]) for part in parts)
-    width = max(int(np.prod(shape)) for shape in shapes)
-    latents = torch.zeros((sum(map(len, parts)), width), dtype=parts[0].latents.dtype, pin_memory=pin)
-    at = 0
-    for part in parts:
-        flat = part.latents.flatten(1)
-        latents[at : at + len(part), : flat.shape[1]] = flat
-        at += len(part)
-
-    def joined(name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in parts]
-        if tensors[0] is None:
-            return None
-        return torch.cat(tensors).pin_memory() if pin else torch.cat(tensors)
-
-    rows, weights = (torch.cat([getattr(part, name) for part in parts]) for name in ("rows", "weights"))
-    return Batch(rows, weights, latents, joined("token_ids"), joined("text"), moments=parts[0].moments, shapes=shapes)
+        parts = [
+            (self.datasets[bucket].dataset.columns, list(passes.lanes(bucket, epoch).rows(lane_range)))
+            for bucket, lane_range in granules
+        ]
+        parts += [(self.datasets[0].dataset.columns, [])] * (share - len(parts))
+        return batch_of_shapes(parts, self.granule, pin=self.device.type == "cuda")
 
 
 class _Sequence:

@@ -21,6 +21,8 @@ _MARK = 8
 """Leading bytes that are all zero only if a caption is missing: no text begins with so many zeros."""
 _BITS = 31
 
+ShapePart = tuple[tuple[Column, Column], Sequence["Rows"]]
+"""The columns and the rows of a micro-batch of one shape."""
 Kept = NDArray[np.bool_] | None
 """The rows of a range to keep; None means all."""
 
@@ -75,6 +77,20 @@ def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], 
         tensor[at:] = 0
     tensors["rows"][at:] = PAD
     return Batch(**tensors, moments=latents.name.startswith(MOMENTS))
+
+
+def batch_of_shapes(parts: Sequence[ShapePart], size: int, *, pin: bool = False) -> Batch:
+    """Join micro-batches of one shape each, all padded to `size`, into a batch that `Batch.split` takes apart again."""
+    widest, text = max((columns for columns, _ in parts), key=lambda columns: columns[0].numbers)
+    flat = replace(widest, shape=(widest.numbers,))
+    filled = [rows for _, part in parts for rows in (*part, _padding(size - sum(map(len, part)), (flat, text)))]
+    shapes = tuple(latents.shape for (latents, _), _ in parts)
+    return replace(batch_of((flat, text), size * len(parts), filled, pin=pin), shapes=shapes)
+
+
+def _padding(count: int, columns: tuple[Column, Column]) -> Rows:
+    latents, text = (np.zeros(count, np.dtype((np.void, column.width))) for column in columns)
+    return Rows(np.full(count, PAD, np.int64), np.zeros(count, np.float32), latents, text)
 
 
 class Buffers:
