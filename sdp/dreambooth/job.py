@@ -50,14 +50,7 @@ class Step:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class DreamboothSummary:
-    """The result of a run."""
-
-    steps: tuple[Step, ...]
-
-
-def run(config: DreamboothConfig, *, dry_run: bool = False) -> DreamboothSummary:
+def run(config: DreamboothConfig, *, dry_run: bool = False) -> None:
     """Run the remaining steps, or print all steps in a dry run."""
     _check(config)
     if not dry_run:
@@ -66,7 +59,7 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> DreamboothSummary
     parsed = [parse(step.job, step.config) for step in steps]  # errors appear before the first step starts
     if dry_run:
         say(table([(f"{n}. {s.job}", f"{s.title}: {s.config['output']['uri']}") for n, s in enumerate(steps, 1)]))
-        return DreamboothSummary(steps)
+        return
     for number, (step, job_config) in enumerate(zip(steps, parsed, strict=True), 1):
         say(f"dreambooth: {number} of {len(steps)}: {step.title}")
         job: Callable[..., Any] = import_module(f"sdp.{step.job}.job").run
@@ -76,7 +69,6 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> DreamboothSummary
             raise KeyboardInterrupt(signal_name)
     page = _report(config, steps)
     say(table(_next_steps(config, page)))
-    return DreamboothSummary(steps)
 
 
 def keep_model(config: DreamboothConfig) -> DreamboothConfig:

@@ -16,7 +16,7 @@ from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
 from sdp.model.family import encode_text
-from sdp.model.trained import TrainedNetworks, load_networks, load_trained
+from sdp.model.trained import load_networks, load_trained
 from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
@@ -74,7 +74,11 @@ def load_painter(
     device = choose_device()
     dtype = DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(model.base, storage=options).path
-    trained = _load_networks(model, path).eval().requires_grad_(False).to(device, dtype)
+    if model.checkpoint is None:
+        trained = load_networks(path, text_encoder=False)
+    else:
+        trained = load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))
+    trained = trained.eval().requires_grad_(False).to(device, dtype)
     text_encoder = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
     schedule = {**load.load_scheduler_config(path), **model.scheduler}
     networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
@@ -90,9 +94,3 @@ def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callab
             return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
 
     return encode
-
-
-def _load_networks(model: GenerateModel, path: Path) -> TrainedNetworks:
-    if model.checkpoint is None:
-        return load_networks(path, text_encoder=False)
-    return load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))

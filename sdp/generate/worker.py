@@ -53,14 +53,12 @@ def tasks_of(
     pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int] = frozenset()
 ) -> list[Task]:
     """Return the units with their prompts; `taken_down` are numbers of prompts."""
-    return [
-        Task(
-            work,
-            tuple(prompts[row // per_prompt] for row in rows),
-            frozenset(row for row in rows if row // per_prompt in taken_down),
-        )
-        for work, rows in ((work, range(work.unit.start, work.unit.stop)) for work in pending)
-    ]
+    tasks = []
+    for work in pending:
+        numbers = {row: row // per_prompt for row in range(work.unit.start, work.unit.stop)}
+        left_out = frozenset(row for row, number in numbers.items() if number in taken_down)
+        tasks.append(Task(work, tuple(prompts[number] for number in numbers.values()), left_out))
+    return tasks
 
 
 class GenerateWorker:

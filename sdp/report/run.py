@@ -28,6 +28,15 @@ _SAMPLE_STEPS = 6
 """Limit on the steps whose samples are shown."""
 _CURVES = 4
 """Limit on the ranges of timesteps with a validation curve, besides that of all timesteps."""
+_CHARTS: Sequence[tuple[str, float, Mapping[str, str]]] = (
+    ("Images per second, all workers", 1, {"samples_per_s": ""}),
+    ("GPU memory, GB", 1e-9, {"memory_allocated": "allocated", "memory_peak": "peak"}),
+    ("Busy encoders, %", 100, {"encoders_busy": ""}),
+    ("Share of the GPUs' peak, %", 100, {"mfu": ""}),
+    ("Learning rate", 1, {"learning_rate": ""}),
+    ("Gradient norm", 1, {"gradient_norm": ""}),
+)
+"""Charts of half the page's width: the title, a factor, and the curves' names by their keys in the metrics."""
 
 
 def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
@@ -127,17 +136,6 @@ def _glance(figures: Sequence[tuple[str, str]]) -> str:
     known = dict(figures)
     forms = (("step", "{} steps"), ("loss", "loss {}"), ("img/s", "{} img/s"), ("trained for", "{}"))
     return " · ".join(form.format(known[name]) for name, form in forms if name in known)
-
-
-_CHARTS: Sequence[tuple[str, float, Mapping[str, str]]] = (
-    ("Images per second, all workers", 1, {"samples_per_s": ""}),
-    ("GPU memory, GB", 1e-9, {"memory_allocated": "allocated", "memory_peak": "peak"}),
-    ("Busy encoders, %", 100, {"encoders_busy": ""}),
-    ("Share of the GPUs' peak, %", 100, {"mfu": ""}),
-    ("Learning rate", 1, {"learning_rate": ""}),
-    ("Gradient norm", 1, {"gradient_norm": ""}),
-)
-"""Charts of half the page's width: the title, a factor, and the curves' names by their keys in the metrics."""
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
