@@ -238,7 +238,7 @@ def data_settings(**settings: Any) -> Iterator[None]:
 def _captured_stderr(without: str) -> Iterator[list[str]]:
     """Hold back what the block and native libraries write to stderr: the list gets the lines when the block ends.
 
-    If it succeeds, they are then written, except those that contain `without`.
+    If the block succeeds, they are then written, except those that contain `without`.
     """
     lines: list[str] = []
     sys.stderr.flush()

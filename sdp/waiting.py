@@ -31,6 +31,7 @@ _FIRST_LINE_S = 5.0
 _LINES_S = 30.0
 _STALLED_S, _SLOW_S = 60.0, 600.0
 """Time without progress after which lines say so: while nobody works or a place is missing, and otherwise."""
+_JOIN_S = 30.0
 _SETTLE_S = 60.0
 """Time without a change after which fewer workers than the maximum suffice, although more may still come."""
 
@@ -86,7 +87,7 @@ def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gp
     return Place(section, {resource: float(per_worker)}, workers.least, workers.most, labels)
 
 
-class Request:
+class PlaceRequest:
     """An open request for groups of workers at a place; each group gets all of its workers or none."""
 
     def __init__(self, place: Place, counts: Sequence[int]) -> None:
@@ -96,7 +97,7 @@ class Request:
             for count in counts
         ]
 
-    def __enter__(self) -> "Request":
+    def __enter__(self) -> "PlaceRequest":
         return self
 
     @property
@@ -134,7 +135,7 @@ def wait_for(
     began = changed = time.monotonic()
     pause, line_at, before = threading.Event(), began + _FIRST_LINE_S, list[tuple[int, int]]()
     counts = [place.most for place in places]
-    requests = [Request(place, [place.most]) for place in places]
+    requests = [PlaceRequest(place, [place.most]) for place in places]
     try:
         while True:
             check()
@@ -159,7 +160,7 @@ def wait_for(
                 if settled and place.least <= capacity and place.least < counts[number]:
                     counts[number] = place.least if in_use else capacity
                     requests[number].__exit__()
-                    requests[number] = Request(place, [counts[number]])
+                    requests[number] = PlaceRequest(place, [counts[number]])
             pause.wait(_POLL_S)
     finally:
         for request in requests:
@@ -236,7 +237,7 @@ def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
         yield
     finally:
         end.set()
-        thread.join()
+        thread.join(timeout=_JOIN_S)  # it may wait for a head that does not answer
 
 
 def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:

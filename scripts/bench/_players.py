@@ -62,8 +62,11 @@ class IdleDownload:
         rows = len(task.rows)
         return PartInfo(task.work.name, 1, None, "images", task.work.unit, 0, Counts(written=rows), {}, ((rows, 0, 1),))
 
-    def take_figures(self) -> DownloadFigures:
+    def figures(self) -> DownloadFigures:
         return DownloadFigures()
+
+    def take_hosts(self) -> dict[str, Any]:
+        return {}
 
 
 def download_nothing() -> None:

@@ -93,7 +93,7 @@ _FIRST = Row(
 )
 
 _DATA = Row(
-    "Ray Data (download and generate)",
+    "Ray Data",
     (
         lines(
             "Blocks in queues",

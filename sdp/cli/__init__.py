@@ -12,7 +12,17 @@ from contextlib import suppress
 from types import FrameType
 
 from sdp import console
-from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
+from sdp.cli.command import (
+    JOBS,
+    PIPELINE,
+    Command,
+    CommandParser,
+    HelpPrinted,
+    UsageError,
+    nearest,
+    say,
+    unknown_argument,
+)
 from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
 from sdp.leaving import clean_up, note_signal, seen, signals
@@ -172,9 +182,9 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
         return command.run(arguments) or 0
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing == "sdp":  # a bug of ours
+        if missing in ("", "sdp"):  # a bug of ours
             raise
-        remedy = "pip install 'sdp[worker]', or submit the job to a cluster"
+        remedy = "pip install 'sdp[worker]'" + (", or submit the job to a cluster" if command.group == PIPELINE else "")
         raise UserError(f"sdp {command.name}: {missing} is not installed; {remedy}") from error
 
 

@@ -148,7 +148,7 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
 
 
 def changed(model: type[Section], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the JSON values that differ from a model's defaults, by dotted path, with those of unknown keys."""
+    """Return the JSON values that differ from a model's defaults, by dotted path; unknown keys count as different."""
     different: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields.get(name)

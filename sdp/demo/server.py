@@ -20,7 +20,7 @@ _DRAWING_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ServerFailure:
     """A response in place of a picture."""
 
     percent: float
@@ -44,22 +44,22 @@ def _page(_: bytes) -> bytes:
 
 
 FAILURES = (
-    Failure(4, 404),
-    Failure(1, 410),
-    Failure(1, 403),
-    Failure(2, 500, times=1),
-    Failure(1, 503, times=2),
-    Failure(1, 429, {"Retry-After": "1"}, times=1),
-    Failure(2, 302, {"Location": "?moved"}, times=1),
-    Failure(1, body=_page),
-    Failure(1),
-    Failure(1, body=_half),
-    Failure(1, body=_half, whole_length=True),
-    Failure(0.5, headers={"X-Robots-Tag": "noai"}, body=bytes),
+    ServerFailure(4, 404),
+    ServerFailure(1, 410),
+    ServerFailure(1, 403),
+    ServerFailure(2, 500, times=1),
+    ServerFailure(1, 503, times=2),
+    ServerFailure(1, 429, {"Retry-After": "1"}, times=1),
+    ServerFailure(2, 302, {"Location": "?moved"}, times=1),
+    ServerFailure(1, body=_page),
+    ServerFailure(1),
+    ServerFailure(1, body=_half),
+    ServerFailure(1, body=_half, whole_length=True),
+    ServerFailure(0.5, headers={"X-Robots-Tag": "noai"}, body=bytes),
 )
 
 
-def failure_of(index: int) -> Failure | None:
+def failure_of(index: int) -> ServerFailure | None:
     """Return the failure of a picture, which depends only on its index."""
     position = shapes.Draws(0, index, "failure").between(0, 100)
     ends = itertools.accumulate(failure.percent for failure in FAILURES)

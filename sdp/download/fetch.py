@@ -333,6 +333,8 @@ class Fetcher(Generic[Token]):
         request.attempts += 0 if request.following else 1
         request.following = False
         failure = failure or slot.verdict()
+        with contextlib.suppress(pycurl.error):  # never added
+            slot.multi.remove_handle(slot.curl)  # some versions of pycurl keep a handle that is only closed
         slot.curl.close()
         host, status = request.host, slot.status
         self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)

@@ -28,7 +28,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.download import messages, survey
 from sdp.download.budgets import Answer, Ask, SharedBudgets
-from sdp.download.figures import DownloadFigures
+from sdp.download.figures import DownloadFigures, Host
 from sdp.download.spans import read_span, spans
 from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
@@ -164,13 +164,13 @@ class Download:
             result = task if isinstance(task, SdpError) else self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
             result = error
-        ray.get(self._hub.report.remote(self._name, self._worker.take_figures()))
+        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
         return {"info": pickle.dumps(result)}
 
     def _report(self) -> None:
         pause = threading.Event()
         while not pause.wait(_REPORT_S):
-            self._hub.report.remote(self._name, self._worker.take_figures())
+            self._hub.report.remote(self._name, self._worker.figures(), {})
 
 
 class Hub:
@@ -178,20 +178,23 @@ class Hub:
 
     def __init__(self, limits: HostsConfig) -> None:
         self._budgets = SharedBudgets(limits)
-        self._workers: set[str] = set()
-        self._figures = DownloadFigures()
+        self._figures: dict[str, DownloadFigures] = {}
+        self._hosts = DownloadFigures()
 
     def exchange(self, ask: Ask) -> Answer:
         return self._budgets.exchange(ask, time.monotonic())
 
-    def report(self, worker: str, figures: DownloadFigures) -> None:
-        """Add a worker's figures since its last report."""
-        self._workers.add(worker)
-        self._figures.merge(figures)
+    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
+        """Take a worker's figures so far, which outlast a restart of the hub, and add those of the hosts."""
+        self._figures[worker] = figures
+        self._hosts.merge_hosts(hosts)
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
-        return replace(self._figures, workers=len(self._workers))
+        total = DownloadFigures(workers=len(self._figures))
+        for figures in (*self._figures.values(), self._hosts):
+            total.merge(figures)
+        return total
 
 
 @contextmanager

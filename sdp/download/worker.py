@@ -15,7 +15,7 @@ from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info
 from sdp.download.fetch import Fetcher, Request
-from sdp.download.figures import DownloadFigures
+from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
@@ -81,11 +81,18 @@ class DownloadWorker:
             self._figures.stored_bytes += info.size
         return info
 
-    def take_figures(self) -> DownloadFigures:
-        """Return the figures since the last call."""
+    def figures(self) -> DownloadFigures:
+        """Return the figures so far, without the hosts."""
         with self._lock:
-            figures, self._figures = self._figures, DownloadFigures()
-            return figures
+            total = DownloadFigures()
+            total.merge(replace(self._figures, hosts={}))
+            return total
+
+    def take_hosts(self) -> dict[str, Host]:
+        """Return the hosts' figures since the last call."""
+        with self._lock:
+            hosts, self._figures.hosts = self._figures.hosts, {}
+            return hosts
 
     def close(self) -> None:
         self._closing.set()

@@ -28,7 +28,7 @@ from sdp.plan.make import Drawing
 from sdp.storage import open_source, open_storage
 
 if TYPE_CHECKING:
-    from sdp.report.page import Section
+    from sdp.report.page import PageSection
 
 MODEL, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "model", "class-latents", "subject-latents", "run", "pictures"
 """Folders of the output that are named here; steps.yaml names all of the steps'."""
@@ -161,11 +161,11 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
     return output.uri_of(PAGE)
 
 
-def _side_by_side(config: DreamboothConfig) -> "Section":
+def _side_by_side(config: DreamboothConfig) -> "PageSection":
     """Return a section with the subject's own pictures above the drawn ones."""
     from sdp.generate.job import drawn
     from sdp.report.data import small
-    from sdp.report.page import Section, Strips, Tile
+    from sdp.report.page import PageSection, Strips, Tile
 
     options, folder = config.storage.options(), f"{config.output.uri.rstrip('/')}/{PICTURES}"
     own = open_pictures("source", config.source.uri, options, text=config.source.caption)
@@ -176,7 +176,7 @@ def _side_by_side(config: DreamboothConfig) -> "Section":
     for picture in drawn(open_dataset(open_storage(folder, options), "samples")):
         rows.setdefault(picture["prompt"], []).append(Tile(picture["image"], picture["prompt"]))
     strips = Strips("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
-    return Section("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
+    return PageSection("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

@@ -225,6 +225,7 @@ class _Feeder:
         sent: Iterator[Any] = ((*self._send(batch), numbers) for batch, numbers in batches)
         for (batch, copied, numbers), _ in pairwise(chain(sent, [None])):
             yield self._received(batch, copied), numbers
+            del batch, copied  # before another one is sent
 
     def to_device(self, values: Tensor) -> Tensor:
         """Copy a small tensor to the device, for work queued later."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from sdp.exporter.processes import Owner
+from sdp.exporter.processes import PodOwner
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ExportedMetric:
     name: str
     labels: tuple[str, ...]
     help: str
@@ -22,7 +22,7 @@ NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
 """Labels of every metric of a GPU: its index on the node, its UUID, its product name, and the node."""
 MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance", "compute_instance")
-PROCESS = (*GPU, "mig_uuid", "pid", *(field.name for field in fields(Owner)))
+PROCESS = (*GPU, "mig_uuid", "pid", *(field.name for field in fields(PodOwner)))
 """`pid` is the host's."""
 
 HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
@@ -121,4 +121,4 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
 }
 """Labels -> the metrics that have them, with their help."""
 
-CATALOGUE = tuple(Metric(name, labels, text) for labels, rows in HELP.items() for name, text in rows.items())
+CATALOGUE = tuple(ExportedMetric(name, labels, text) for labels, rows in HELP.items() for name, text in rows.items())

@@ -15,7 +15,7 @@ from sdp.exporter import podresources
 from sdp.exporter.events import XidWatch
 from sdp.exporter.grpc import CallFailed
 from sdp.exporter.metrics import Snapshot, families
-from sdp.exporter.nvml import CallError, Calls, Driver, DriverReader, Gpu, GpuReader, Identity
+from sdp.exporter.nvml import CallError, Calls, Driver, DriverReader, GpuReader, GpuReading, Identity
 from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import Facts, Processes
 from sdp.exporter.reader_thread import ReaderThread
@@ -40,7 +40,7 @@ class Collector:
         self._patience_s = timeout_s * FOR_DEVICES
         driver = DriverReader(self._count)
         self._driver = self._thread("driver", driver.read, driver.calls)
-        self._gpus: dict[int, tuple[ReaderThread[Gpu | None], ReaderThread[None]]] = {}
+        self._gpus: dict[int, tuple[ReaderThread[GpuReading | None], ReaderThread[None]]] = {}
         """The threads that read each GPU and its PCIe throughput."""
         self._kubelet = self._thread("pod-resources", self._read_kubelet)
         self._pids: frozenset[int] = frozenset()
@@ -101,10 +101,10 @@ class Collector:
             self._count(CallError(gpu, call, error))
         return value
 
-    def _ask_gpus(self, count: int, until: float) -> dict[int, Gpu | None]:
+    def _ask_gpus(self, count: int, until: float) -> dict[int, GpuReading | None]:
         threads = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
         readings = [gpu.ask() for gpu, _ in threads]
-        gpus: dict[int, Gpu | None] = {}
+        gpus: dict[int, GpuReading | None] = {}
         for index, ((gpu, pcie), reading) in enumerate(zip(threads, readings, strict=True)):
             gpus[index] = self._wait(gpu, reading, until)
             pcie.ask()  # for the next scrape, so nothing waits for it here
@@ -112,7 +112,7 @@ class Collector:
                 self._count(CallError(str(index), pcie.calls.current, "timeout"))
         return gpus
 
-    def _gpu(self, index: int) -> tuple[ReaderThread[Gpu | None], ReaderThread[None]]:
+    def _gpu(self, index: int) -> tuple[ReaderThread[GpuReading | None], ReaderThread[None]]:
         with self._lock:
             if index not in self._gpus:
                 gpu = GpuReader(index, self._count)
@@ -123,14 +123,14 @@ class Collector:
                 )
             return self._gpus[index]
 
-    def _lost(self, gpus: Iterable[Gpu], indexes: Iterable[int]) -> tuple[Identity, ...]:
+    def _lost(self, gpus: Iterable[GpuReading], indexes: Iterable[int]) -> tuple[Identity, ...]:
         """Return known GPUs that did not answer, and indexes that the driver counts but no known GPU has."""
         present = {gpu.identity.uuid for gpu in gpus}
         lost = [identity for uuid, (identity, _) in self._answered.items() if uuid not in present]
         named = {gpu.identity.index for gpu in gpus} | {identity.index for identity in lost}
         return (*lost, *(Identity(index) for index in indexes if index not in named))
 
-    def _ask_proc(self, gpus: Iterable[Gpu], until: float) -> Mapping[int, Facts | None]:
+    def _ask_proc(self, gpus: Iterable[GpuReading], until: float) -> Mapping[int, Facts | None]:
         """Return the processes' properties; the previous ones if /proc hangs, as it may together with a process."""
         pids = frozenset(process.pid for gpu in gpus for process in gpu.processes)
         if not pids:

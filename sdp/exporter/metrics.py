@@ -9,7 +9,7 @@ from prometheus_client import Metric as Family
 import sdp
 from sdp.exporter.catalogue import CATALOGUE
 from sdp.exporter.events import Xids
-from sdp.exporter.nvml import CallError, Driver, Gpu, Identity
+from sdp.exporter.nvml import CallError, Driver, GpuReading, Identity
 from sdp.exporter.podresources import Allotment, of_device
 from sdp.exporter.processes import Facts, owner_of
 
@@ -24,7 +24,7 @@ class Snapshot:
     node: str
     up: bool
     driver: Driver | None = None
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuReading, ...] = ()
     lost: tuple[Identity, ...] = ()
     """GPUs that are known, or counted by the driver, but did not answer."""
     ages: Mapping[Identity, float] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def _labels(identity: Identity, node: Labels) -> Labels:
     return {"gpu": str(identity.index), "uuid": identity.uuid, "product": identity.product, **node}
 
 
-def _add_gpu(result: Families, gpu: Gpu, labels: Labels, snapshot: Snapshot) -> None:
+def _add_gpu(result: Families, gpu: GpuReading, labels: Labels, snapshot: Snapshot) -> None:
     identity = gpu.identity
     result.add("sdp_gpu_up", labels, 1)
     minor = "" if identity.minor is None else str(identity.minor)

@@ -170,7 +170,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuReading:
     """One reading of a GPU. A value that the hardware does not report has no sample."""
 
     identity: Identity
@@ -288,7 +288,7 @@ class GpuReader:
         self._last_sample_us = 0
         self.pcie = PcieSampler(index, report)
 
-    def read(self) -> Gpu | None:
+    def read(self) -> GpuReading | None:
         """Read the GPU; None if it does not answer."""
         try:
             return self._read(self.calls("nvmlDeviceGetHandleByIndex", self._index, required=True))
@@ -296,7 +296,7 @@ class GpuReader:
             self._identities.clear()
             return None
 
-    def _read(self, handle: Any) -> Gpu:
+    def _read(self, handle: Any) -> GpuReading:
         calls = self.calls
         identity = self._identity(handle)
         mode = calls("nvmlDeviceGetMigMode", handle)
@@ -308,7 +308,7 @@ class GpuReader:
                 slices[uuid] = inner
                 samples += own
         processes = self._read_processes(handle, slices)
-        return Gpu(identity, tuple(samples), mig, tuple(slices), processes)
+        return GpuReading(identity, tuple(samples), mig, tuple(slices), processes)
 
     def _identity(self, handle: Any) -> Identity:
         """Read the identity once for each handle, which refers to the same GPU while the driver is loaded."""
@@ -426,7 +426,7 @@ def _read_slices(calls: Calls, handle: Any) -> Iterator[tuple[str, Any, list[Sam
             continue
         attributes = calls("nvmlDeviceGetAttributes", inner)
         name = calls("nvmlDeviceGetName", inner) or ""
-        instances = [calls(f"nvmlDeviceGet{kind}InstanceId", inner) for kind in ("Gpu", "Compute")]
+        instances = [calls(f"nvmlDeviceGet{kind}InstanceId", inner) for kind in ("GpuReading", "Compute")]
         gpu_instance, compute_instance = ("" if number is None else str(number) for number in instances)
         labels: dict[str, str] = {
             "mig_uuid": calls("nvmlDeviceGetUUID", inner) or "",

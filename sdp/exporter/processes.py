@@ -30,7 +30,7 @@ _SERVICE = re.compile(r"^[^.]+\.([^.]+)\.svc(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class PodOwner:
     """The owner of a process, as far as known."""
 
     container_pid: str = ""
@@ -49,7 +49,7 @@ class Owner:
 class Facts:
     """A process's properties from /proc."""
 
-    owner: Owner
+    owner: PodOwner
     """Without namespace, pod and container, which also depend on the kubelet."""
     environment: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
@@ -97,14 +97,14 @@ def pid_inside(status: str) -> str:
     return match[1] if match else ""
 
 
-def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
+def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> PodOwner:
     """Combine a process's own properties with the containers to which the kubelet has allotted its device.
 
     The kubelet's answer applies only to processes in pods. If a device is shared, or the process names another pod, the
     pod that the process names decides: a monitoring agent on the same GPU does not belong to the trainer's pod.
     """
     if facts is None:
-        return Owner()
+        return PodOwner()
     if not facts.owner.pod_uid:
         return facts.owner
     environment = facts.environment
@@ -155,7 +155,7 @@ class Processes:
         except PermissionError:
             readable = False
         pod_uid, container_id = parse_cgroup(cgroup)
-        owner = Owner(
+        owner = PodOwner(
             container_pid=pid_inside(status),
             process=as_label(comm.strip()),
             pod_uid=pod_uid,

@@ -23,7 +23,7 @@ class ReaderThread(Generic[T]):
     def __init__(self, name: str, read: Callable[[], T], *, patience_s: float, calls: Calls | None = None) -> None:
         self.name, self._read, self._patience_s = name, read, patience_s
         self.calls = calls
-        """The calls to NVML of which a reading consists, if it does."""
+        """The NVML calls that a reading makes; None if it makes none."""
         self._lock = threading.Lock()
         self._reading: Future[T] | None = None
         self._began_at = 0.0

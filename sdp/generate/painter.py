@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdp.device import DTYPES, choose_device
 from sdp.errors import SdpError
-from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
+from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
 from sdp.model.family import encode_text
@@ -26,7 +26,7 @@ Picture = NDArray[np.uint8]
 class Painter:
     """Draws pictures for prompts."""
 
-    networks: Networks
+    networks: SamplerNetworks
     encode: Callable[[Sequence[str]], Tensor]
     """Returns the prompts' embeddings, on the device."""
     sampling: Sampling
@@ -81,7 +81,7 @@ def load_painter(
     trained = trained.eval().requires_grad_(False).to(device, dtype)
     text_encoder = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
     schedule = {**load.load_scheduler_config(path), **model.scheduler}
-    networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
+    networks = SamplerNetworks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
     return Painter(networks, text_encoding(path, text_encoder, device), sampling, negative_prompt, batch_size)
 
 

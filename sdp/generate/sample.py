@@ -44,7 +44,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Networks:
+class SamplerNetworks:
     """The networks that draw. The caller sets evaluation mode, device and autocast."""
 
     unet: Any
@@ -66,13 +66,13 @@ class Text:
     """The negative prompt of all pictures: tokens × width. Usually the encoded empty string."""
 
 
-def denoise(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:
+def denoise(networks: SamplerNetworks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:
     """Return the latents of a picture for each prompt, in fp32 and with the U-Net's scale."""
     *_, latents = denoising(networks, text, seeds, sampling)
     return latents
 
 
-def denoising(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Iterator[Tensor]:
+def denoising(networks: SamplerNetworks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Iterator[Tensor]:
     """Yield the latents after each call of the U-Net, so that a caller can do other work in between."""
     if len(seeds) != len(text.prompts):
         raise ValueError(f"expected a seed for each of {len(text.prompts)} prompts, got {len(seeds)}")

@@ -28,7 +28,15 @@ from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
-from sdp.model.tensor_index import FORMAT, INDEX, Chunk, DamagedCheckpoint, StoredTensor, TensorIndex, read_tensor_index
+from sdp.model.tensor_index import (
+    FORMAT,
+    INDEX,
+    DamagedCheckpoint,
+    StoredTensor,
+    TensorChunk,
+    TensorIndex,
+    read_tensor_index,
+)
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
@@ -44,7 +52,7 @@ class Staged:
     Both may run in another thread as long as training only reads the tensors.
     """
 
-    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], plan: "_Writer", host: "Host") -> None:
+    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], plan: "_Writer", host: "HostMemory") -> None:
         self._storage, self._host, self._index = storage, host, plan.index
         self._shards = {file: [_local(tensors[name]) for name in names] for file, names in plan.files}
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
@@ -105,7 +113,7 @@ class Staged:
         return name, checksums
 
 
-class Host:
+class HostMemory:
     """The state kept between saves: host memory (allocating takes longer than copying), the stream that copies, and the
     plan, on which the workers need to agree again only when the tensors change."""
 
@@ -128,12 +136,14 @@ class Host:
         return self._stream
 
 
-def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
+def stage(
+    storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: HostMemory | None = None
+) -> Staged:
     """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
 
     Every worker calls it, since they agree on who writes what; `alone` is for one process by itself.
     """
-    host = host or Host()
+    host = host or HostMemory()
     kinds = [
         (n, t.dtype, t.shape, getattr(t, "placements", None), getattr(t, "device_mesh", None))
         for n, t in tensors.items()
@@ -277,7 +287,7 @@ class _Stretch(NamedTuple):
 
     file: str
     start: int
-    chunk: Chunk
+    chunk: TensorChunk
     dtype: torch.dtype
 
     @property
@@ -366,7 +376,7 @@ class _Checksums:
         self._lock = threading.Lock()
         self._known: dict[str, dict[tuple[str, int], int]] = {}
 
-    def check(self, chunk: Chunk, data: memoryview) -> None:
+    def check(self, chunk: TensorChunk, data: memoryview) -> None:
         """Raise DamagedCheckpoint unless a chunk's bytes have their stored checksum."""
         name = _checksum_file(chunk.file)
         with self._lock:

@@ -26,7 +26,7 @@ class DamagedCheckpoint(ModelError, DatasetError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TensorChunk:
     """A block of a tensor, and the place of its bytes."""
 
     offsets: tuple[int, ...]
@@ -46,7 +46,7 @@ class StoredTensor:
     dtype: str
     """Name without torch's prefix, such as `float32`."""
     size: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[TensorChunk, ...]
 
     @property
     def itemsize(self) -> int:
@@ -88,7 +88,7 @@ def read_tensor_index(folder: Storage) -> TensorIndex:
             name: StoredTensor(
                 tensor["dtype"],
                 tuple(tensor["size"]),
-                tuple(Chunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
+                tuple(TensorChunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
             )
             for name, tensor in data["tensors"].items()
         }

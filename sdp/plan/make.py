@@ -309,7 +309,9 @@ def captions(work: PlannedJob, own: Plan, prices: Prices) -> str:
     text, hours, cost, compared = float(reference()["flops"]["text"]), 0.0, 0.0, []
     for phase in work.phases:
         unet = unet_flops(phase.resolution)
-        trained = next(stage for stage in own.stages if stage.name == phase.name)
+        trained = next((stage for stage in own.stages if stage.name == phase.name), None)
+        if trained is None:
+            continue
         hours += trained.gpu_hours * text / unet
         cost += trained.cost * text / unet
         compared.append(f"{text / 1e9:.0f} of {(text + unet) / 1e9:,.0f} GFLOP at {phase.resolution} px")

@@ -18,7 +18,7 @@ from sdp.datasets.parts import read_account, reading
 from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import DatasetError, SdpError
-from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile, listing
+from sdp.report.page import Bar, Block, Cell, Folded, Gallery, PageSection, Share, Strips, Table, Tile, listing
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
@@ -32,7 +32,7 @@ _LARGE = 40_000
 """Size in bytes from which pictures are scaled down."""
 
 
-def dataset_section(storage: Storage, pictures: int) -> Section:
+def dataset_section(storage: Storage, pictures: int) -> PageSection:
     """Return the section of a dataset, with at most this many pictures."""
     dataset = describe(storage)
     names = _sample_parts(storage)
@@ -55,7 +55,7 @@ def dataset_section(storage: Storage, pictures: int) -> Section:
         blocks.append(Folded("Configuration", json.dumps(dataset.config, indent=1)))
     title, verdict = _TITLES.get(dataset.kind, dataset.kind), _verdict(dataset)
     glance = _glance(dataset, work)
-    return Section(title, dataset.uri, verdict, dataset.complete, _figures(dataset, work), blocks, glance)
+    return PageSection(title, dataset.uri, verdict, dataset.complete, _figures(dataset, work), blocks, glance)
 
 
 def _verdict(dataset: Description) -> str:

@@ -10,17 +10,17 @@ from sdp.console import counted
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
-from sdp.report.page import Block, Drawing, Folded, Section, Table, listing
+from sdp.report.page import Block, Folded, PageSection, Svg, Table, listing
 from sdp.storage import Storage
 
 
-def evaluation_section(storage: Storage) -> Section:
+def evaluation_section(storage: Storage) -> PageSection:
     """Return the section of an evaluation."""
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
         figures = [(name, value) for name, value, _ in headlines(result) if value]
         glance = " · ".join(f"{name} {value}" for name, value in figures)
-        return Section("Evaluation", storage.uri, _verdict(result), True, figures, _blocks(result), glance)
+        return PageSection("Evaluation", storage.uri, _verdict(result), True, figures, _blocks(result), glance)
 
 
 def _blocks(result: Mapping[str, Any]) -> list[Block]:
@@ -53,7 +53,7 @@ def _extrapolation(infinity: Mapping[str, Any]) -> Block:
     slope = (sum(values) / len(values) - infinity["value"]) / (sum(inverse) / len(inverse))
     ends = [infinity["value"], infinity["value"] + slope * max(inverse)]
     curves = [Line("measured", inverse, values), Line("extrapolated", [0.0, max(inverse)], ends, faint=True)]
-    return Drawing("FID by the inverse of the number of pictures", charts.lines(curves, x_name="1 / pictures"))
+    return Svg("FID by the inverse of the number of pictures", charts.lines(curves, x_name="1 / pictures"))
 
 
 def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:

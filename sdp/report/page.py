@@ -51,7 +51,7 @@ class Gallery:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class Svg:
     """A chart or a profile's timeline as SVG."""
 
     title: str
@@ -86,7 +86,7 @@ class Folded:
     text: str
 
 
-Block = Table | Gallery | Strips | Drawing | Bar | Folded
+Block = Table | Gallery | Strips | Svg | Bar | Folded
 
 
 def listing(title: str, lines: Sequence[str], header: str = "message") -> list[Block]:
@@ -95,7 +95,7 @@ def listing(title: str, lines: Sequence[str], header: str = "message") -> list[B
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """The report of one dataset, run or evaluation."""
 
     title: str
@@ -110,20 +110,20 @@ class Section:
     """The line at the top of the page: amount and speed."""
 
 
-def write_page(title: str, sections: Sequence[Section], file: Path, option: str = "report: --out") -> None:
+def write_page(title: str, sections: Sequence[PageSection], file: Path, option: str = "report: --out") -> None:
     """Write sections as one page, atomically. Errors name the option that the file comes from."""
     page = page_of(title, sections)
     with written_for(option, file) as sink:
         sink.write(page)
 
 
-def page_of(title: str, sections: Sequence[Section]) -> bytes:
+def page_of(title: str, sections: Sequence[PageSection]) -> bytes:
     """Return the content of a page that is written now."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
 
 
-def render(title: str, sections: Sequence[Section], written: str) -> str:
+def render(title: str, sections: Sequence[PageSection], written: str) -> str:
     """Return the page; `written` is its last line."""
     values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
     return render_template(Path(__file__).with_suffix(".html"), values)

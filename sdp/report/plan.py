@@ -14,7 +14,7 @@ from sdp.plan.model import encoders_needed
 from sdp.plan.prices import Prices, load_prices
 from sdp.plan.show import HEADER, OTHERS, PlanReport, brief_rows, rows
 from sdp.plan.speeds import Speeds
-from sdp.report.page import Block, Drawing, Section, Table, listing
+from sdp.report.page import Block, PageSection, Svg, Table, listing
 from sdp.storage import Storage
 from sdp.train.run_folder import measured_speeds
 
@@ -23,7 +23,7 @@ _RANGE = 1.6
 """End of the curves, as a multiple of the encoders that the trainers need."""
 
 
-def plan_section(answer: PlanReport, work: PlannedJob, speeds: Speeds, prices: Prices) -> Section:
+def plan_section(answer: PlanReport, work: PlannedJob, speeds: Speeds, prices: Prices) -> PageSection:
     """Return the section of a plan."""
     shown = list(answer.modes) or [answer.own]
     blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for plan in shown for row in rows(plan)])]
@@ -36,10 +36,10 @@ def plan_section(answer: PlanReport, work: PlannedJob, speeds: Speeds, prices: P
     own = answer.own
     figures = [("hours", f"{own.hours:,.1f}"), ("GPU-hours", f"{own.gpu_hours:,.0f}")]
     figures += [(prices.currency, f"{own.cost:,.0f}"), ("speeds", own.basis)]
-    return Section("Plan", own.name, answer.notes.get("cheapest", ""), True, figures, blocks)
+    return PageSection("Plan", own.name, answer.notes.get("cheapest", ""), True, figures, blocks)
 
 
-def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
+def plan_of_run(run: Storage, config: Mapping[str, Any]) -> PageSection | None:
     """Return the plan of a run at its measured speed, or None if its accelerator has no known price."""
     with suppress(SdpError):
         parsed, prices = parse_into(TrainConfig, config), load_prices(None)
@@ -69,6 +69,6 @@ def _encoders(phase: make.Phase, work: PlannedJob, speeds: Speeds, prices: Price
         Line("trainers alone", x, [enough.hours * enough.groups[0].per_hour / millions] * len(x), faint=True),
     ]
     return [
-        Drawing(f"Images per second, {where}", charts.lines(rate, x_name=axis, zero=True, half=True), True),
-        Drawing(f"{prices.currency} per million images, {where}", charts.lines(money, x_name=axis, half=True), True),
+        Svg(f"Images per second, {where}", charts.lines(rate, x_name=axis, zero=True, half=True), True),
+        Svg(f"{prices.currency} per million images, {where}", charts.lines(money, x_name=axis, half=True), True),
     ]

@@ -15,7 +15,7 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
 from sdp.report.inspect import TROUBLE, Run, describe_run
-from sdp.report.page import Bar, Block, Drawing, Folded, Section, Strips, Table, Tile, listing
+from sdp.report.page import Bar, Block, Folded, PageSection, Strips, Svg, Table, Tile, listing
 from sdp.report.plan import plan_of_run
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder, samples_folder
@@ -39,7 +39,7 @@ _CHARTS: Sequence[tuple[str, float, Mapping[str, str]]] = (
 """Charts of half the page's width: the title, a factor, and the curves' names by their keys in the metrics."""
 
 
-def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
+def run_sections(storage: Storage, pictures: int = 48) -> list[PageSection]:
     """Return the section of a single-phase run, and that of its plan if prices are known."""
     run = describe_run(storage)
     metrics, events, problems = run.metrics, run.events, list(run.problems)
@@ -59,7 +59,7 @@ def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
     figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
     plan = plan_of_run(storage, run.newest.config) if run.newest is not None else None
-    section = Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
+    section = PageSection(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
     return [section, *([plan] if plan is not None else [])]
 
 
@@ -146,11 +146,11 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
         return Line(name, steps, [None if value is None else factor * value for value in values], faint)
 
     loss = [curve("each step", "loss", faint=True), curve("smoothed", "loss_smoothed")]
-    blocks: list[Block] = [Drawing("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
+    blocks: list[Block] = [Svg("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
     for title, factor, names in _CHARTS:
         if any(line.get(key) is not None for line in metrics for key in names):
             curves = [curve(name, key, factor) for key, name in names.items()]
-            blocks.append(Drawing(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True))
+            blocks.append(Svg(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True))
     return blocks + _validation(metrics)
 
 
@@ -179,7 +179,7 @@ def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     rows = [(name, *(float(point[name]) for point in (losses[0], losses[-1]) if name in point)) for name in losses[-1]]
     title, header = "Loss on held-out rows", [f"at step {step:,}" for step in (steps[0], steps[-1])]
     return [
-        Drawing(f"{title}, by timestep", charts.lines(curves, x_name="step")),
+        Svg(f"{title}, by timestep", charts.lines(curves, x_name="step")),
         Table(title, ("timesteps", *header), rows),
     ]
 
@@ -217,7 +217,7 @@ def _profile(run: Storage, problems: list[str]) -> list[Block]:
     try:
         profile = read_json(run, SUMMARY)
         with reading(run.uri_of(SUMMARY), "delete it"):
-            return [Drawing(f"Where a step's time and memory go, step {profile['last_step']:,}", drawing(profile))]
+            return [Svg(f"Where a step's time and memory go, step {profile['last_step']:,}", drawing(profile))]
     except DatasetError as error:
         problems.append(str(error))
         return []

@@ -14,7 +14,7 @@ from sdp.evaluate.layout import evaluated
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
 from sdp.report.inspect import Kind, identify, kind_of, phases_of
-from sdp.report.page import Section, write_page
+from sdp.report.page import PageSection, write_page
 from sdp.report.run import run_sections
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -46,7 +46,7 @@ def _default_file(uri: str) -> Path:
     return Path(folder if uri.startswith("/") else mkdtemp(prefix="sdp-report-")) / f"{name or 'sdp'}-report.html"
 
 
-def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
+def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[PageSection]:
     """Return a section for each URI and for what it was made from, without repetition, in the pipeline's order.
 
     Something damaged gets a section with the error; the error is raised if there is nothing else to show.
@@ -56,7 +56,7 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
         for subject in _subjects_at(open_storage(uri, options)):
             for kind, storage in [*_lineage(*subject)][::-1]:
                 subjects.setdefault(storage.uri, (kind, storage))
-    sections, errors = list[Section](), list[SdpError]()
+    sections, errors = list[PageSection](), list[SdpError]()
     for kind, storage in subjects.values():
         try:
             match kind:
@@ -68,13 +68,13 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
                     sections.append(dataset_section(storage, pictures))
         except DatasetError as error:
             errors.append(error)
-            sections.append(Section("Damaged", storage.uri, f"Cannot be read: {error}", False))
+            sections.append(PageSection("Damaged", storage.uri, f"Cannot be read: {error}", False))
     if errors and len(errors) == len(sections):
         raise errors[0]
     return sorted(sections, key=_rank)
 
 
-def _rank(section: Section) -> int:
+def _rank(section: PageSection) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 

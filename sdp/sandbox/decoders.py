@@ -31,7 +31,7 @@ from sdp.sandbox.confine import hide
 
 Piece = bytes | memoryview
 Deliver = Callable[[Reply, memoryview], None]
-"""A function that takes a handler's result from another thread."""
+"""Called with a handler's result, in another thread."""
 
 _BATCH, _BATCH_BYTES = 8, 4 << 20
 _PIPE_BYTES = 1 << 20
@@ -235,8 +235,11 @@ class _Child:
 
     def end(self) -> None:
         """End the process, which has nothing to lose."""
-        with self._process:  # which closes our ends and waits
-            self._process.kill()
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait(_STOP_S)
 
     def _read(self, length: int, deadline: float, within_s: float) -> memoryview:
         data, at = memoryview(bytearray(length)), 0

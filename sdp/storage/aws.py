@@ -31,7 +31,7 @@ _BY_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "credential_process", "
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class S3Access:
     """The settings of a connection to S3. `credentials` is None where obstore gets them."""
 
     region: str
@@ -42,7 +42,7 @@ class Access:
     """The error for obstore finding none."""
 
 
-def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Access:
+def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> S3Access:
     """Return the settings for a bucket; raise AccessDenied if there are certainly no credentials."""
     explicit = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
     name = explicit or "default"
@@ -64,7 +64,7 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Ac
             raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', but ~/.aws has no credentials for it; add or unset it")
         if credentials is None and not _in_container(env) and not _metadata_answers(env):
             raise AccessDenied(f"{uri}: {no_credentials}")
-    return Access(config["region"], endpoint, config, credentials, no_credentials)
+    return S3Access(config["region"], endpoint, config, credentials, no_credentials)
 
 
 def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:

@@ -39,7 +39,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StorageFailure:
     kind: Kind
     cause: str
 
@@ -47,7 +47,7 @@ class Failure:
 class Reported(OSError):
     """A failure that is already classified."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: StorageFailure) -> None:
         self.failure = failure
         super().__init__(failure.cause)
 
@@ -85,27 +85,29 @@ _TRANSPORT = re.compile(r"HttpError \{\s*kind: \w+")
 _PROVIDER = re.compile(r"External \w+ credential provider: (?:\w+: )?(.*)")
 
 
-def classify(error: BaseException) -> Failure:
+def classify(error: BaseException) -> StorageFailure:
     """Return the failure behind an exception of obstore's, or behind a missed deadline."""
     if isinstance(error, Reported):
         return error.failure
     text = str(error)
     if isinstance(error, TimeoutError):
-        return Failure("transient", "no response in time")
+        return StorageFailure("transient", "no response in time")
     if isinstance(error, UnauthenticatedError) and (provider := _PROVIDER.search(text)):
-        return Failure("denied", _line(provider[1]))
+        return StorageFailure("denied", _line(provider[1]))
     if any(source in text for source in _CREDENTIAL_SOURCES):
-        return Failure("credentials", "no credentials found")
+        return StorageFailure("credentials", "no credentials found")
     if "redirect without LOCATION" in text:
-        return Failure("region", "the server redirects elsewhere")
+        return StorageFailure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
-        return Failure("unranged", "the server does not send parts of a file")
+        return StorageFailure("unranged", "the server does not send parts of a file")
     if "invalid utf-8" in text:  # obstore fails on the page and loses the status
-        return Failure("unreadable", "an error page that is not text")
-    return _by_code(error, text) or _by_status(error, text) or _by_transport(text) or Failure("other", _line(text))
+        return StorageFailure("unreadable", "an error page that is not text")
+    return (
+        _by_code(error, text) or _by_status(error, text) or _by_transport(text) or StorageFailure("other", _line(text))
+    )
 
 
-def _by_code(error: BaseException, text: str) -> Failure | None:
+def _by_code(error: BaseException, text: str) -> StorageFailure | None:
     """Return the failure that a response with one of S3's error codes means."""
     code = _CODE.search(text)
     if not code:
@@ -113,37 +115,39 @@ def _by_code(error: BaseException, text: str) -> Failure | None:
     sentence = _SENTENCE.search(text)
     cause = _line(f"{code[1]}: {unescape(sentence[1]).rstrip('.')}" if sentence and sentence[1] else code[1])
     kind = next((kind for kind, codes in _CODES.items() if code[1] in codes), None)
-    return Failure(kind, cause) if kind else _by_status(error, text, cause)
+    return StorageFailure(kind, cause) if kind else _by_status(error, text, cause)
 
 
-def _by_status(error: BaseException, text: str, cause: str = "") -> Failure | None:
+def _by_status(error: BaseException, text: str, cause: str = "") -> StorageFailure | None:
     """Return the failure that an HTTP status means, or obstore's class of exceptions for it."""
     match = _STATUS.search(text)
     status = int(match[1]) if match else 0
     cause = cause or (f"HTTP {match[1]}{(match[2] or '').rstrip()}" if match else _line(text))
     if status == 416:
-        return Failure("beyond", cause)
+        return StorageFailure("beyond", cause)
     if status in (408, 425, 429) or (status >= 500 and status not in (501, 505)):
-        return Failure("transient", cause)
+        return StorageFailure("transient", cause)
     # object_store also raises PreconditionError where a conditional write has nothing to replace.
     if isinstance(error, PreconditionError) or (status == 412 and not isinstance(error, AlreadyExistsError)):
-        return Failure("changed", cause)
+        return StorageFailure("changed", cause)
     if isinstance(error, AlreadyExistsError) and (
         status != 409 or "AlreadyExists" in cause or cause.startswith("HTTP")
     ):
-        return Failure("exists", cause)  # object_store raises AlreadyExistsError for every 409, whatever its code
+        return StorageFailure(
+            "exists", cause
+        )  # object_store raises AlreadyExistsError for every 409, whatever its code
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return Failure("missing", cause)
+        return StorageFailure("missing", cause)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
-        return Failure("denied", cause)
-    return Failure("other", cause) if match else None
+        return StorageFailure("denied", cause)
+    return StorageFailure("other", cause) if match else None
 
 
-def _by_transport(text: str) -> Failure | None:
+def _by_transport(text: str) -> StorageFailure | None:
     """Return the failure of a request that got no whole response."""
     if not _TRANSPORT.search(text):
         return None
-    failures = (Failure(kind, cause) for pattern, kind, cause in _TRANSPORT_ERRORS if re.search(pattern, text))
+    failures = (StorageFailure(kind, cause) for pattern, kind, cause in _TRANSPORT_ERRORS if re.search(pattern, text))
     return next(failures, None)
 
 

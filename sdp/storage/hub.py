@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from sdp.errors import UserError, one_line
 from sdp.storage import web
 from sdp.storage.base import SourceFile, StorageOptions
-from sdp.storage.explain import Failure, Reported
+from sdp.storage.explain import Reported, StorageFailure
 from sdp.storage.reader import RemoteObject
 from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import join
@@ -108,20 +108,20 @@ def _in_thread(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception) -> StorageFailure:
     """Return the failure behind an exception of huggingface_hub or of its HTTP library."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", 0)
     unknown = isinstance(error, RepositoryNotFoundError)  # the Hub answers 401 for an unknown dataset
     if isinstance(error, GatedRepoError) or (status in (401, 403) and not unknown):
-        return Failure("denied", f"HTTP {status}; HF_TOKEN must belong to an account that may read this dataset")
+        return StorageFailure("denied", f"HTTP {status}; HF_TOKEN must belong to an account that may read this dataset")
     if unknown:
-        return Failure("missing", "no such dataset, or a private one that needs HF_TOKEN")
+        return StorageFailure("missing", "no such dataset, or a private one that needs HF_TOKEN")
     if isinstance(error, RevisionNotFoundError):
-        return Failure("missing", "no such revision")
+        return StorageFailure("missing", "no such revision")
     if status == 429 or status >= 500:
-        return Failure("transient", f"HTTP {status}")
+        return StorageFailure("transient", f"HTTP {status}")
     if type(error).__module__.partition(".")[0] in ("httpx", "requests", "urllib3") and not status:
-        return Failure("transient", "cannot reach the Hub")
-    return Failure("other", one_line(error, 200) or type(error).__name__)
+        return StorageFailure("transient", "cannot reach the Hub")
+    return StorageFailure("other", one_line(error, 200) or type(error).__name__)

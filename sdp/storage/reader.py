@@ -15,7 +15,7 @@ import obstore
 
 from sdp.errors import SdpError
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import REPORTED, Failure, classify
+from sdp.storage.explain import REPORTED, StorageFailure, classify
 from sdp.storage.retry import Attempt, persist, wait
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PIECE = 8 * 1024 * 1024
 """Bytes of one request of a parallel read."""
 _PARALLEL = 8
 
-Explain = Callable[[Failure, str], SdpError]
+Explain = Callable[[StorageFailure, str], SdpError]
 
 
 class RemoteObject:

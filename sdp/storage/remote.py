@@ -21,7 +21,7 @@ from obstore.store import GCSStore, S3Store
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage import aws
 from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, folder, view
-from sdp.storage.explain import Failure, Kind, classify
+from sdp.storage.explain import Kind, StorageFailure, classify
 from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait
 from sdp.storage.uri import Location, shown
 
@@ -64,7 +64,7 @@ class Bucket:
     _stores: dict[int, S3Store | GCSStore] = field(default_factory=dict)
 
     @cached_property
-    def access(self) -> aws.Access | None:
+    def access(self) -> aws.S3Access | None:
         """The settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
         return aws.find_access(self.location.uri, self.options, os.environ) if self.location.scheme == "s3" else None
 
@@ -142,7 +142,7 @@ class ObjectStorage(Storage):
     def stat(self, path: str) -> FileInfo:
         info = self._head(path)
         if info is None:
-            raise self._explain(path)(Failure("missing", ""), "")
+            raise self._explain(path)(StorageFailure("missing", ""), "")
         return info
 
     def exists(self, path: str) -> bool:
@@ -282,11 +282,11 @@ class ObjectStorage(Storage):
     def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: Kind) -> T:
         return wait(persist(call, self.options, self._explain(path, **kinds)))
 
-    def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
+    def _explain(self, path: str, **kinds: Kind) -> Callable[[StorageFailure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
         access, location = self._bucket.access, self._bucket.location
 
-        def error(failure: Failure, tried: str) -> SdpError:
+        def error(failure: StorageFailure, tried: str) -> SdpError:
             skewed = "RequestTimeTooSkewed" in failure.cause
             kind, text = _ERRORS.get(kinds.get(failure.kind, failure.kind), _OTHER)
             return kind(

@@ -19,7 +19,7 @@ from sdp.backoff import backoff
 from sdp.console import say
 from sdp.errors import SdpError
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import REPORTED, Failure, classify
+from sdp.storage.explain import REPORTED, StorageFailure, classify
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ _answered = "RAY_RAYLET_PID" in os.environ
 class Attempt:
     """One attempt at an operation. Its requests get a share of the deadline, so that a stall leaves time for more."""
 
-    def __init__(self, options: StorageOptions, deadline: float, before: Failure | None) -> None:
+    def __init__(self, options: StorageOptions, deadline: float, before: StorageFailure | None) -> None:
         self._share_s, self._deadline = min(_ATTEMPT_S, options.timeout_s / 3), deadline
         self.before = before
         """The failure of the previous attempt; None in the first."""
@@ -55,7 +55,7 @@ class Attempt:
 
 
 async def persist(
-    call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Callable[[Failure, str], SdpError]
+    call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Callable[[StorageFailure, str], SdpError]
 ) -> T:
     """Attempt a call until it succeeds, fails for good, or the deadline passes.
 
@@ -64,7 +64,7 @@ async def persist(
     global _answered, _announced
     start = time.monotonic()
     deadline = start + options.timeout_s
-    failure: Failure | None = None
+    failure: StorageFailure | None = None
     for retry in itertools.count():
         try:
             result = await call(Attempt(options, deadline, failure))

@@ -6,7 +6,7 @@ from obstore.store import HTTPStore
 
 from sdp.errors import AccessDenied, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import Failure
+from sdp.storage.explain import StorageFailure
 from sdp.storage.reader import RemoteObject
 from sdp.storage.uri import shown
 
@@ -36,10 +36,10 @@ def web_file(
     return RemoteObject(store, "", options, explaining(name or shown(url)))
 
 
-def explaining(name: str) -> Callable[[Failure, str], SdpError]:
+def explaining(name: str) -> Callable[[StorageFailure, str], SdpError]:
     """Return a function that makes the errors about `name`."""
 
-    def error(failure: Failure, tried: str) -> SdpError:
+    def error(failure: StorageFailure, tried: str) -> SdpError:
         kind, text = _ERRORS.get(failure.kind, _OTHER)
         return kind(f"{name}: {text.format(cause=failure.cause, tried=tried)}")
 

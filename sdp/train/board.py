@@ -84,11 +84,12 @@ class Board:
         return self._stop
 
     def stop(self, reason: str | LeaseLost) -> bool:
-        """Request that training stops, after a checkpoint unless another job holds the run's lease.
+        """Request that training stops; return whether workers train, so that there is something to save.
 
-        Return whether workers train, so that there is something to save.
+        Training saves a checkpoint first, unless another job holds the lease.
         """
-        self._stop = reason
+        if not isinstance(self._stop, LeaseLost):  # nothing may be written any more
+            self._stop = reason
         return self._training
 
     def progress(self) -> tuple[dict[str, Any] | None, list[str], bool]:

@@ -47,7 +47,7 @@ class Checkpointer:
     """Losses of complete checkpoints that have been read."""
     _left_over: set[int] | None = None
     """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
-    _host: sharded.Host = field(default_factory=sharded.Host)
+    _host: sharded.HostMemory = field(default_factory=sharded.HostMemory)
     _threads: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:

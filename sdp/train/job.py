@@ -48,8 +48,8 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     refuse_other_phases(config)
     phases = config.phases
     done = finished_phases(phases)
-    for number, phase in enumerate(phases[len(done) :]):
-        make_plan(phase, begun=number == 0)  # so that errors of the last phase appear before the first begins
+    for phase in phases[len(done) + 1 :]:
+        make_plan(phase, begun=False)  # so that errors of the last phase appear before the first begins
     spent = done[-1] if done else TrainState(0)
     with _metrics(config, dry_run=dry_run):
         for number, phase in enumerate(phases, 1):

@@ -24,7 +24,7 @@ from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse_into
-from sdp.console import Progress, counted, say
+from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
@@ -48,11 +48,12 @@ from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device
-from sdp.waiting import Place, Request, Stall, own_groups, place_of, release_places, repeating, wait_for
+from sdp.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 
 _POLL_S = 1.0
 _BEGIN_S = 300.0
-"""Time without a running trainer, although all have places, after which Ray has lost what starts them."""
+"""Time without a running trainer, although all have places, after which Ray must have lost what starts them."""
+_AGAIN = "run the same command again, it continues from the newest checkpoint"
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
 _SETTLE_S = 60.0
@@ -276,8 +277,8 @@ def _check_start(stall: Stall, now: float) -> None:
     reason = "their places are in use" if missing else "all have places"
     try:
         stall.check(missing, now, f"no trainer runs yet; {reason}", busy=lambda: False)
-    except SdpError as error:
-        cluster.give_up(str(error))
+    except SdpError:
+        cluster.give_up(f"train: no trainer ran within {duration(_BEGIN_S)}; {_AGAIN}")
 
 
 def _places_are_missing() -> bool:
@@ -291,7 +292,7 @@ def _places_are_missing() -> bool:
 @contextmanager
 def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
-    start = Stall("train", [more])
+    start = Stall("train", [])
     ready, changed, request, stopping = 0, time.monotonic(), None, False
 
     def follow() -> None:
@@ -311,7 +312,7 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
             return
         progress.update(progress_line(line, plan))
         if request is None:  # the present trainers have their places
-            request = stack.enter_context(Request(more, [1] * more.most))
+            request = stack.enter_context(PlaceRequest(more, [1] * more.most))
         if ready != (ready := request.ready):
             changed = now
         if ready and not stopping and (ready == more.most or now - changed > _SETTLE_S):

@@ -28,7 +28,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver", "xpu_runtime")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """A time span in microseconds."""
 
     start: float
@@ -71,27 +71,27 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
     }
 
 
-def _annotated(events: Iterable[Mapping[str, Any]], prefix: str) -> list[Span]:
+def _annotated(events: Iterable[Mapping[str, Any]], prefix: str) -> list[TraceSpan]:
     """Return the spans that torch's or sdp's annotations name, without the prefix."""
     spans = [
-        Span(e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(prefix))
+        TraceSpan(e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(prefix))
         for e in events
         if e.get("ph") == "X" and e.get("cat") == "user_annotation" and e["name"].startswith(prefix)
     ]
     return sorted(spans, key=lambda span: span.start)
 
 
-def _at(spans: Sequence[Span], moment: float) -> int | None:
+def _at(spans: Sequence[TraceSpan], moment: float) -> int | None:
     """Return the number of the span that contains a moment; spans are sorted and disjoint."""
     number = bisect.bisect_right(spans, moment, key=lambda span: span.start) - 1
     return number if number >= 0 and moment <= spans[number].end else None
 
 
-def _kernels(events: Sequence[Mapping[str, Any]]) -> list[Span]:
+def _kernels(events: Sequence[Mapping[str, Any]]) -> list[TraceSpan]:
     launches = {_args(e).get("correlation"): e["ts"] for e in events if e.get("cat") in _LAUNCH}
     names = {_args(e).get("External id"): e["name"] for e in events if e.get("cat") == "cpu_op"}
     return [
-        Span(
+        TraceSpan(
             e["ts"],
             e["ts"] + e["dur"],
             names.get(_args(e).get("External id", ""), e["name"]),
@@ -117,9 +117,9 @@ def _memory(events: Iterable[Mapping[str, Any]], *, of_gpu: bool) -> list[tuple[
 
 
 def _phases(
-    steps: Sequence[Span],
-    marks: Sequence[Span],
-    kernels: Sequence[Span],
+    steps: Sequence[TraceSpan],
+    marks: Sequence[TraceSpan],
+    kernels: Sequence[TraceSpan],
     memory: Sequence[tuple[float, int]],
     ops: Sequence[tuple[str, str, float]],
 ) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _phases(
             return max(span.end for span in spans) - min(span.start for span in spans)
         return mark.length if not kernels or mark.name == "data" else 0.0  # the GPU has no part in it
 
-    def summary(name: str, clock: float, own_marks: Sequence[Span], own: Sequence[Span]) -> dict[str, Any]:
+    def summary(name: str, clock: float, own_marks: Sequence[TraceSpan], own: Sequence[TraceSpan]) -> dict[str, Any]:
         before, peak, after = _memory_around(own_marks, memory)
         longest = _top([op for op in ops if op[1] == name], count)[:_TOP_OF_PHASE]
         return {
@@ -164,15 +164,15 @@ def _phases(
     ]
 
 
-def _launched_in(marks: Sequence[Span], kernels: Sequence[Span]) -> dict[int | None, list[Span]]:
-    work: dict[int | None, list[Span]] = defaultdict(list)
+def _launched_in(marks: Sequence[TraceSpan], kernels: Sequence[TraceSpan]) -> dict[int | None, list[TraceSpan]]:
+    work: dict[int | None, list[TraceSpan]] = defaultdict(list)
     for kernel in kernels:
         work[_at(marks, kernel.launched)].append(kernel)
     return work
 
 
 def _memory_around(
-    marks: Sequence[Span], memory: Sequence[tuple[float, int]]
+    marks: Sequence[TraceSpan], memory: Sequence[tuple[float, int]]
 ) -> tuple[int | None, int | None, int | None]:
     """Return the memory before an activity, at its peak and after it, in the step with the highest peak."""
     best: tuple[int | None, int | None, int | None] = (None, None, None)
@@ -187,7 +187,10 @@ def _memory_around(
 
 
 def _ops(
-    events: Sequence[Mapping[str, Any]], steps: Sequence[Span], marks: Sequence[Span], kernels: Sequence[Span]
+    events: Sequence[Mapping[str, Any]],
+    steps: Sequence[TraceSpan],
+    marks: Sequence[TraceSpan],
+    kernels: Sequence[TraceSpan],
 ) -> list[tuple[str, str, float]]:
     """Return operations with their phase and microseconds: the GPU's if there is one, else the host's."""
 
@@ -200,14 +203,14 @@ def _ops(
     by_thread = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event.get("cat") == "cpu_op" and _at(steps, event["ts"]) is not None:
-            by_thread[event["tid"]].append(Span(event["ts"], event["ts"] + event["dur"], event["name"]))
+            by_thread[event["tid"]].append(TraceSpan(event["ts"], event["ts"] + event["dur"], event["name"]))
     return [(span.name, phase(span.start), own) for spans in by_thread.values() for span, own in own_times(spans)]
 
 
-def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
+def own_times(spans: Iterable[TraceSpan]) -> list[tuple[TraceSpan, float]]:
     """Return nested spans, each with its length less that of the spans directly inside."""
-    done: list[tuple[Span, float]] = []
-    open_: list[tuple[Span, float]] = []
+    done: list[tuple[TraceSpan, float]] = []
+    open_: list[tuple[TraceSpan, float]] = []
 
     def close(before: float) -> None:
         while open_ and open_[-1][0].end <= before:
@@ -239,7 +242,7 @@ def _top(ops: Sequence[tuple[str, str, float]], steps: int) -> list[dict[str, An
     ]
 
 
-def _busy(steps: Sequence[Span], kernels: Sequence[Span]) -> float | None:
+def _busy(steps: Sequence[TraceSpan], kernels: Sequence[TraceSpan]) -> float | None:
     """Return the share of time in which the GPU was busy."""
     if not kernels:
         return None
@@ -248,19 +251,19 @@ def _busy(steps: Sequence[Span], kernels: Sequence[Span]) -> float | None:
     return round(sum(span.length for span in spans) / duration, 4)
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
+def union(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
     """Return the union of spans, sorted and disjoint."""
-    joined: list[Span] = []
+    joined: list[TraceSpan] = []
     for span in sorted(spans, key=lambda span: span.start):
         if joined and span.start <= joined[-1].end:
-            joined[-1] = Span(joined[-1].start, max(joined[-1].end, span.end))
+            joined[-1] = TraceSpan(joined[-1].start, max(joined[-1].end, span.end))
         else:
-            joined.append(Span(span.start, span.end))
+            joined.append(TraceSpan(span.start, span.end))
     return joined
 
 
 def _timeline(
-    step: Span, marks: Sequence[Span], kernels: Sequence[Span], memory: Sequence[tuple[float, int]]
+    step: TraceSpan, marks: Sequence[TraceSpan], kernels: Sequence[TraceSpan], memory: Sequence[tuple[float, int]]
 ) -> dict[str, Any]:
     """Return one step for the picture, in milliseconds from its beginning."""
     in_step = [mark for mark in marks if step.start <= mark.start <= step.end]

@@ -87,11 +87,11 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
 
     def process(damaged: Path) -> None:
         prepared = prepare(config_of(damaged, fresh(), root / "model"))
-        output, stages = begin(prepared, only_failed=False), prepared.stages(prepared.spec)
+        output = begin(prepared, only_failed=False)
         planner = prepared.pictures.planner(output, 16, prepared.spec.storage)
         for work in output.pending():
             for piece in planner(work):
-                stages.transform((piece, None))
+                prepared.spec.transform((piece, None))
 
     readers: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
         ("metadata", "download", download),

@@ -39,7 +39,7 @@ def save_thrice(world: World, root: Path) -> int:
         return real(*args, **kwargs)
 
     sharded.save_state = counted  # type: ignore[assignment]  # in a process of its own
-    host = sharded.Host()
+    host = sharded.HostMemory()
     for name, tensors in (("a", state(world, 1.0)), ("b", state(world, 10.0)), ("c", state(world, 1.0, rows=7))):
         staged = sharded.stage(open_storage(str(root / name)), tensors, host=host)
         staged.copy()

@@ -18,7 +18,7 @@ from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.evaluate import job as evaluate
 from sdp.generate import job as generate
 from sdp.model.sources import resolve
-from sdp.report.page import Drawing, Strips
+from sdp.report.page import Strips, Svg
 from sdp.report.sections import gather
 from sdp.storage import open_storage
 from sdp.train import job
@@ -297,7 +297,7 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
-    titles = [block.title for block in section.blocks if isinstance(block, Drawing)]
+    titles = [block.title for block in section.blocks if isinstance(block, Svg)]
     assert "Loss on held-out rows, by timestep" in titles
     (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)

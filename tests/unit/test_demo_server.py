@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sdp.demo import shapes
-from sdp.demo.server import FAILURES, Failure, failure_of, serve
+from sdp.demo.server import FAILURES, ServerFailure, failure_of, serve
 
 IMAGES = 2000
 Reply = tuple[http.client.HTTPResponse, bytes]
@@ -34,7 +34,7 @@ def path_of(index: int) -> str:
     return f"/{shapes.sample(index).path}"
 
 
-def index_with(failure: Failure | None) -> int:
+def index_with(failure: ServerFailure | None) -> int:
     return next(index for index in range(IMAGES) if failure_of(index) == failure)
 
 
@@ -57,7 +57,7 @@ def test_the_failures_are_as_frequent_as_their_table_says() -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: f"{failure.status}-{failure.percent}")
-def test_a_failure_that_passes_is_followed_by_the_picture(failure: Failure) -> None:
+def test_a_failure_that_passes_is_followed_by_the_picture(failure: ServerFailure) -> None:
     index = index_with(failure)
     picture = shapes.encode(shapes.sample(index))[0]
     with serve(IMAGES) as port:

@@ -7,7 +7,7 @@ import pytest
 from sdp.exporter.catalogue import CATALOGUE
 from sdp.exporter.events import Xids
 from sdp.exporter.metrics import Families, Snapshot, families
-from sdp.exporter.nvml import BY_LABEL, FIELDS, NUMBERS, Driver, Gpu, Identity
+from sdp.exporter.nvml import BY_LABEL, FIELDS, NUMBERS, Driver, GpuReading, Identity
 
 IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
 
@@ -38,10 +38,10 @@ def test_names_are_unique_and_every_help_text_is_a_sentence() -> None:
 
 
 def test_a_value_that_a_gpu_lacks_is_missing_rather_than_zero() -> None:
-    series = samples(Snapshot(node="n1", up=True, gpus=(Gpu(IDENTITY),)))
+    series = samples(Snapshot(node="n1", up=True, gpus=(GpuReading(IDENTITY),)))
     assert {name for name, _ in series if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
     reasons = [("sdp_gpu_throttle_reason", {"reason": r}, held) for r, held in (("gpu_idle", 1), ("sw_power_cap", 0))]
-    gpu = Gpu(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
+    gpu = GpuReading(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
     series = samples(Snapshot(node="n1", up=True, gpus=(gpu,)))
     assert series["sdp_gpu_power_watts", ""] == 0
     assert series["sdp_gpu_throttle_reason", "gpu_idle"] == 1

@@ -9,7 +9,7 @@ from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import (
     MAX_LABEL,
     Facts,
-    Owner,
+    PodOwner,
     Processes,
     owner_of,
     parse_cgroup,
@@ -130,7 +130,7 @@ def test_a_reused_pid_is_read_again_and_others_are_not(tmp_path: Path) -> None:
     proc.start(5, started=100, name="first")
     processes = Processes(tmp_path)
     first = processes.look_up([5])[5]
-    assert first == Facts(Owner(process="first", container_pid="7", pod_uid=UID, container_id=ID))
+    assert first == Facts(PodOwner(process="first", container_pid="7", pod_uid=UID, container_id=ID))
     proc.start(5, started=100, name="renamed")
     assert processes.look_up([5])[5] is first
     proc.start(5, started=200, name="second")
@@ -174,7 +174,7 @@ def in_pod(folder: Path, process: str, environment: dict[str, str] | None = None
 
 def test_a_ray_worker_is_named_by_its_environment_alone(tmp_path: Path) -> None:
     owner = owner_of(in_pod(tmp_path, "ray::Trainer", RAY), ())
-    assert owner == Owner(
+    assert owner == PodOwner(
         container_pid="7",
         process="ray::Trainer",
         namespace="training",
@@ -202,9 +202,9 @@ def test_another_pods_process_and_the_hosts_are_not_taken_for_the_one_that_has_t
     agent = {"HOSTNAME": "dcgm-exporter-9z", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     owner = owner_of(in_pod(tmp_path, "dcgm-exporter", agent), (TRAINER,))
     assert (owner.pod, owner.namespace, owner.container) == ("dcgm-exporter-9z", "", "")
-    host = owner_of(Facts(Owner(process="nvidia-persiste"), {"HOSTNAME": "n1"}), (TRAINER,))
+    host = owner_of(Facts(PodOwner(process="nvidia-persiste"), {"HOSTNAME": "n1"}), (TRAINER,))
     assert (host.pod, host.namespace, host.process) == ("", "", "nvidia-persiste")
 
 
 def test_a_process_that_could_not_be_looked_up_has_no_owner() -> None:
-    assert owner_of(None, (TRAINER,)) == Owner()
+    assert owner_of(None, (TRAINER,)) == PodOwner()

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from sdp.config.generate import SamplerConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import Painter, load_painter
-from sdp.generate.sample import SCHEDULERS, Networks, Sampling, Text, denoise, develop, image_seed, make_scheduler
+from sdp.generate.sample import (
+    SCHEDULERS,
+    SamplerNetworks,
+    Sampling,
+    Text,
+    denoise,
+    develop,
+    image_seed,
+    make_scheduler,
+)
 from sdp.generate.source import GenerateModel
 from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
@@ -135,7 +144,9 @@ class Crowded:
 def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(painter: Painter) -> None:
     networks = painter.networks
     crowded = Crowded(networks.unet, room=4)  # two pictures, guided
-    mine = Painter(Networks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8)
+    mine = Painter(
+        SamplerNetworks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8
+    )
     pictures = mine.paint(PROMPTS * 3, SEEDS * 3)
     assert mine.batch_size == 2
     assert len(pictures) == 6
@@ -175,7 +186,7 @@ def test_a_schedule_without_signal_at_its_end_is_begun_at_its_end(name: str, mod
 
 def test_a_velocity_model_is_sampled_as_one(painter: Painter) -> None:
     networks = painter.networks
-    velocity = Networks(networks.unet, networks.vae, {**networks.schedule, "prediction_type": "v_prediction"})
+    velocity = SamplerNetworks(networks.unet, networks.vae, {**networks.schedule, "prediction_type": "v_prediction"})
     mine = Painter(velocity, painter.encode, HOW, NEGATIVE)
     (picture, _) = mine.paint(PROMPTS, SEEDS)
     assert picture is not None

@@ -28,7 +28,7 @@ from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import page
 from sdp.report.data import _figures
-from sdp.report.page import Drawing
+from sdp.report.page import Svg
 from sdp.report.plan import plan_of_run
 from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import list_source, open_storage
@@ -149,7 +149,7 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
     section = plan_of_run(run, {**config, "scaling": {"accelerator": "A100", "num_workers": 8}})
     assert section is not None
     assert dict(section.figures)["speeds"] == "measured"
-    assert sum(isinstance(block, Drawing) for block in section.blocks) == 2
+    assert sum(isinstance(block, Svg) for block in section.blocks) == 2
     # the median of the later half is 105.5 on 2 workers, which wait a fifth of 0.5 s for data
     assert any("528 img/s: measured in" in str(block) for block in section.blocks)
 
@@ -324,7 +324,7 @@ def test_a_constant_is_drawn_too() -> None:
 
 def test_shares_are_of_the_whole() -> None:
     bar = page.Bar("Time", [("a", 1.0, "one"), ("b", 3.0, "three"), ("c", 0.0, "none")])
-    text = page.render("t", [page.Section("s", "uri", "good", blocks=[bar])], "now")
+    text = page.render("t", [page.PageSection("s", "uri", "good", blocks=[bar])], "now")
     assert 'style="flex:0.25000;background:var(--a)" title="a 25.0% (one)"' in text
     assert 'style="flex:0.75000;background:var(--b)" title="b 75.0% (three)"' in text
     assert text.count('<i style="flex') == 2

@@ -9,7 +9,7 @@ import pytest
 
 from sdp.errors import AccessDenied, UserError
 from sdp.storage import StorageOptions, open_storage
-from sdp.storage.aws import Access, find_access
+from sdp.storage.aws import S3Access, find_access
 
 KEYS = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
 PROFILES = """
@@ -45,7 +45,7 @@ dynamodb =
 """
 
 
-def find(env: dict[str, str], home: Path, **options: str) -> Access:
+def find(env: dict[str, str], home: Path, **options: str) -> S3Access:
     nobody = {"HOME": str(home), "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
     return find_access("s3://bucket/x", StorageOptions(**options), {**nobody, **env})  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def key_of(access: Access) -> str | None:
+def key_of(access: S3Access) -> str | None:
     return access.credentials()["access_key_id"] if access.credentials else None
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sdp.train.profile import Span, own_times, summarize, union
+from sdp.train.profile import TraceSpan, own_times, summarize, union
 from sdp.train.timeline import drawing
 
 
@@ -124,13 +124,22 @@ def test_a_trace_without_a_step_says_so_in_its_picture() -> None:
 
 
 def test_own_times_add_up_to_the_outermost() -> None:
-    spans = [Span(0, 100, "a"), Span(10, 60, "b"), Span(20, 30, "c"), Span(60, 90, "d"), Span(100, 120, "e")]
+    spans = [
+        TraceSpan(0, 100, "a"),
+        TraceSpan(10, 60, "b"),
+        TraceSpan(20, 30, "c"),
+        TraceSpan(60, 90, "d"),
+        TraceSpan(100, 120, "e"),
+    ]
     own = {one.name: time for one, time in own_times(spans)}
     assert own == {"a": 20, "b": 40, "c": 10, "d": 30, "e": 20}
 
 
 def test_spans_that_overlap_are_one() -> None:
-    assert union([Span(5, 7), Span(0, 2), Span(1, 3), Span(3, 4)]) == [Span(0, 4), Span(5, 7)]
+    assert union([TraceSpan(5, 7), TraceSpan(0, 2), TraceSpan(1, 3), TraceSpan(3, 4)]) == [
+        TraceSpan(0, 4),
+        TraceSpan(5, 7),
+    ]
 
 
 def test_a_picture_needs_nothing_beside_it_and_takes_no_name_for_markup() -> None:

@@ -13,7 +13,7 @@ from sdp.config import TrainConfig
 from sdp.device import DTYPES
 from sdp.errors import StorageError, one_line
 from sdp.generate.painter import text_encoding
-from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
+from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoising, develop, image_seed
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
@@ -46,7 +46,7 @@ class DrawSamples(Callback):
     _began: float = 0.0
     _trained: TrainedNetworks | None = None
     """The copy to draw with."""
-    _networks: Networks | None = None
+    _networks: SamplerNetworks | None = None
     _text: Text | None = None
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
@@ -136,7 +136,7 @@ class DrawSamples(Callback):
             assert objective.prediction is not None, "resolved when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
-            self._networks = Networks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
+            self._networks = SamplerNetworks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
         return {name: weights.data for name, weights in self._trained.weights().items()}
 
     def _encoded(self, trainer: Trainer, trained: torch.nn.Module | None) -> Text:
