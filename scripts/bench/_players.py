@@ -4,6 +4,7 @@ a download worker that fetches nothing."""
 import threading
 import time
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from sdp.train import online
 from sdp.train.data.images import Slice
 from sdp.train.data.online import Online
 
+BOARD = SimpleNamespace(announce=SimpleNamespace(remote=print))
+"""A board that prints the pool's lines."""
 ROWS = 254
 """Rows of a slice at 256 px."""
 

@@ -48,7 +48,7 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     online.EncoderPool = _players.Pool  # type: ignore[misc]
     ahead = 16 + math.ceil(4 * encoders / trainers)  # slices_ahead, of row groups of a thousand rows
     placement = Placement(encoders, encoders, None, 0.0, 0.001, 1.0, 600.0, {}, 4, "bench")
-    pool = online.start_pool(make_images(str(folder), "token_ids"), placement, None, trainers * (ahead + 1))
+    pool = online.start_pool(make_images(str(folder), "token_ids"), placement, _players.BOARD, trainers * (ahead + 1))
     players: Any = ray.remote(num_cpus=0)(_players.Trainers)
     playing = players.options(scheduling_strategy=cluster.this_node()).remote(pool, trainers, ahead)
 

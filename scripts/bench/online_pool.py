@@ -240,7 +240,8 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
         start_timeout_s=300.0, labels={"ray.io/node-group": "cpu"}, concurrency=8, output="bench",
     )  # fmt: skip
     remote_pool: Any = ray.remote(MeasuredPool)
-    pool = remote_pool.options(num_cpus=0, scheduling_strategy=cluster.this_node()).remote(images, placement)
+    board = SimpleNamespace(announce=SimpleNamespace(remote=print))
+    pool = remote_pool.options(num_cpus=0, scheduling_strategy=cluster.this_node()).remote(images, placement, board)
     config = parse(
         "train",
         {

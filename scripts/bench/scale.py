@@ -429,7 +429,7 @@ def online(folder: Path, units: int) -> dict[str, float]:
     images = make_images(str(folder), "token_ids")
     paths = tuple(f"parts/{unit:09d}.parquet" for unit in range(units))
     images = replace(images, paths=paths, row_groups=RowGroups.of([[UNIT_ROWS // 10] * 10] * units))
-    pool, loop, turns = _players.Pool(images, _placement(), None), asyncio.new_event_loop(), itertools.count()
+    pool, loop, turns = _players.Pool(images, _placement(), _players.BOARD), asyncio.new_event_loop(), itertools.count()
     Thread(target=loop.run_forever, daemon=True).start()
 
     def submit(data_slice: Any) -> Callable[[], Any]:

@@ -426,7 +426,7 @@ def _read_slices(calls: Calls, handle: Any) -> Iterator[tuple[str, Any, list[Sam
             continue
         attributes = calls("nvmlDeviceGetAttributes", inner)
         name = calls("nvmlDeviceGetName", inner) or ""
-        instances = [calls(f"nvmlDeviceGet{kind}InstanceId", inner) for kind in ("GpuReading", "Compute")]
+        instances = [calls(f"nvmlDeviceGet{kind}InstanceId", inner) for kind in ("Gpu", "Compute")]
         gpu_instance, compute_instance = ("" if number is None else str(number) for number in instances)
         labels: dict[str, str] = {
             "mig_uuid": calls("nvmlDeviceGetUUID", inner) or "",
