@@ -184,7 +184,9 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "sdp"):  # a bug of ours
             raise
-        remedy = "pip install 'sdp[worker]'" + (", or submit the job to a cluster" if command.group == PIPELINE else "")
+        remedy = "pip install '.[worker]' where sdp's code is" + (
+            ", or submit the job to a cluster" if command.group == PIPELINE else ""
+        )
         raise UserError(f"sdp {command.name}: {missing} is not installed; {remedy}") from error
 
 

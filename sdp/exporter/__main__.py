@@ -67,7 +67,7 @@ def serve(options: argparse.Namespace) -> int:
         from sdp.exporter.collect import Collector
         from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'sdp[exporter]'") from error
+        raise UserError(f"{error.name} is not installed: pip install '.[exporter]' where sdp's code is") from error
 
     # Blocked in every thread and received by sigwait below, so that no handler interrupts other code.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)

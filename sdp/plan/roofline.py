@@ -65,8 +65,10 @@ def line(roofline: Roofline, work: PlannedJob, speeds: Speeds) -> str:
     """Return the bounds as text, with the share of the lowest one that the plan assumes."""
     bounds, limit = roofline.bounds, roofline.limit
     figure = speeds.train(str(work.trainers.gpu), roofline.resolution)
-    figures = ", ".join(f"{value:,.0f} by {name}" for name, value in bounds.items())
+    figures = ", ".join(f"{value:,.{0 if value >= 10 else 1}f} by {name}" for name, value in bounds.items())
     share = figure.value * work.trainer_gpus / bounds[limit]
+    wrong = f", which cannot be reached: count on {share:,.0f} times the hours and the cost" if share >= 1.5 else ""
     return (
-        f"at {roofline.resolution} px, at most (img/s): {figures}; {limit} limits; the plan assumes {share:.1%} of that"
+        f"at {roofline.resolution} px, at most (img/s): {figures}; {limit} limits; "
+        f"the plan assumes {share:,.1%} of that{wrong}"
     )

@@ -220,7 +220,8 @@ def forecast(
         *to_write(prepared.images_of(rows)),
         (
             "encoders",
-            f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each if there are GPUs",
+            f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each"
+            f"{' if there are GPUs' * (config.encode.gpu_each is None)}",
         ),
     ]
     planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.spec.storage)

@@ -157,7 +157,7 @@ def _credentials(uri: str, name: str, profile: Mapping[str, str]) -> "Credential
     except ImportError:
         raise AccessDenied(
             f"{uri}: profile '{name}' has {setting}, which needs boto3; "
-            "pip install 'sdp[worker]', or put keys into the environment (aws configure export-credentials)"
+            "pip install '.[worker]', or put keys into the environment (aws configure export-credentials)"
         ) from None
     try:
         provider: Credentials = Boto3CredentialProvider(boto3.Session(profile_name=name))

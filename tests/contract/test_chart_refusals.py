@@ -65,7 +65,10 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["podLabels.team=7"], "/podLabels/team"),
         (["imagePullSecrets[0].nme=x"], "missing property 'name'"),
         (["storage.endpoint=minio:9000"], "/storage/endpoint"),
-        (["faultTolerance.redisAddress=redis:6379"], "faultTolerance"),
+        (
+            ["faultTolerance.redisAddress=redis:6379", "faultTolerance.passwordSecret.name=redis"],
+            "'faultTolerance' not allowed",
+        ),
         (["rayVersion=2.51.0"], "rayVersion: expected 2.52.0 or later"),
         (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 if autoscaling"),
         (["autoscaling.enabled=false", "groups.cpu.idleTimeoutSeconds=5"], "groups.cpu.idleTimeoutSeconds: expected 0"),

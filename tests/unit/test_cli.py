@@ -433,7 +433,7 @@ def test_a_job_in_the_base_installation_names_the_extra_to_install(
     assert main(["download", *ENDS], [job_command("download", "Fetch.")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("sdp: sdp download: ray is not installed; ")
-    assert "sdp[worker]" in err
+    assert "'.[worker]'" in err
 
 
 def test_the_command_line_and_the_configuration_have_the_same_jobs() -> None:
