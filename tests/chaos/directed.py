@@ -66,9 +66,12 @@ DIRECTED: Mapping[str, Case] = {
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
     # Seeds that failed once.
     "seed-33": Case("generate", False, (Kill("dashboard agent", 0.303), Kill("raylet", 0.623), Kill("worker", 1.181))),
+    "seed-43": Case("generate", True, (Kill("supervisor", 0.481), Kill("gcs", 0.589), Kill("gcs", 0.991))),
     "seed-47": Case("online", True, (Kill("s3", 0.335), Kill("environment agent", 0.72))),
     "seed-74": Case(
         "train", False, (Kill("dashboard agent", 0.157), Kill("worker", 0.236), Kill("environment agent", 1.127))
     ),
     "seed-76": Case("train", True, (Kill("worker", 0.069), Kill("dashboard agent", 0.26))),
+    "seed-79": Case("process", True, (Kill("gcs", 0.32), Kill("worker", 0.775))),
+    "seed-84": Case("train", False, (Kill("raylet", 0.636),)),
 }
