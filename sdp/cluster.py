@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -216,6 +217,7 @@ def data_settings(**settings: Any) -> Iterator[None]:
     """Apply settings of Ray Data to the datasets built inside the block, and to no others in this process."""
     from ray.data import DataContext
     from ray.data._internal.execution.execution_callback import ExecutionCallback
+    from ray.util.annotations import RayDeprecationWarning
 
     class ForgetBlocks(ExecutionCallback):
         """Drops the statistics of each block, which nothing reads: 5 kB of the driver's memory a block and stage."""
@@ -230,7 +232,9 @@ def data_settings(**settings: Any) -> Iterator[None]:
     defaults = {"enable_progress_bars": False, "custom_execution_callback_classes": [ForgetBlocks]}
     for name, value in {**defaults, **settings}.items():
         setattr(context, name, value)
-    with DataContext.current(context):
+    with DataContext.current(context), warnings.catch_warnings():
+        # Ray warns that 2.64 removes arguments such as max_task_retries; without that one it retries for ever.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
         yield
 
 

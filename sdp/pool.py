@@ -12,7 +12,6 @@ import os
 import pickle
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -187,14 +186,10 @@ class WorkerPool:
     def _dataset(self, make_worker: Callable[[], PoolWorker[Task, Made]], tasks: Sequence[Task]) -> Any:
         import ray
         from ray.data import ActorPoolStrategy
-        from ray.util.annotations import RayDeprecationWarning
 
         gpus = float(cluster.on_gpus("scaling", self.scaling))
         items = [{"task": pickle.dumps(task)} for task in tasks]
-        settings = cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s))
-        with settings, warnings.catch_warnings():
-            # Ray announces that further arguments will go away in 2.64; its default is to retry for ever.
-            warnings.simplefilter("ignore", RayDeprecationWarning)
+        with cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s)):
             return ray.data.from_items(items, override_num_blocks=len(items)).map(
                 _PoolActor,  # type: ignore[arg-type]  # Ray's: it takes classes, too
                 fn_constructor_args=(pickle.dumps(make_worker), self.workers.removesuffix("s"), self.output),

@@ -70,6 +70,37 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     return result
 
 
+def board(_: Path, trainers: int) -> Figures:
+    """Begin an attempt with all trainers at once; then rank 0 and the driver call the board as while training.
+
+    Trainers are threads of the driver.
+    """
+    import ray
+
+    from scripts.bench.telemetry import LINE
+    from sdp import cluster
+    from sdp.train.board import Board
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    board = cluster.start_beside_driver(Board)
+    ray.get(board.request.remote())
+
+    def timed(call: Callable[..., Any], *arguments: Any) -> float:
+        began = time.perf_counter()
+        ray.get(call(*arguments))
+        return time.perf_counter() - began
+
+    with ThreadPoolExecutor(trainers) as pool:
+        began = list(pool.map(partial(timed, board.begin.remote), range(trainers)))
+    before, until, answers = cpu_by_name()["ray::Board"], time.monotonic() + WINDOW_S, list[float]()
+    while time.monotonic() < until:
+        board.push.remote(LINE)
+        answers += [timed(board.request.remote), timed(board.progress.remote)]
+        time.sleep(0.25)
+    used = cpu_by_name()["ray::Board"] - before
+    return {"last begins ms": 1e3 * max(began), "answer ms": 1e3 * max(answers), "CPU ms a s": 1e3 * used / WINDOW_S}
+
+
 def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
     """Save sharded tensors twice, complete the checkpoints, and load the newest on another number of ranks.
 
@@ -221,6 +252,7 @@ ROWS = 192
 WARM_SLICES, WINDOW_S = sized(300, 20), sized(20.0, 1.0)
 CASES: dict[str, tuple[Callable[..., Figures], str, Sequence[tuple[int, ...]]]] = {
     "online": (online, "trainers × encoders", sized([(8, 1), (8, 4), (8, 16), (64, 16)], [(2, 1)])),
+    "board": (board, "trainers", sized([(8,), (64,), (512,)], [(2,)])),
     "checkpoint": (checkpoint, "ranks × loaders × tensors", sized([(8, 6, 100), (32, 24, 100), (64, 48, 100)], [(4, 3, 2)])),
     "metrics": (metrics, "trainers × encoders", sized([(1, 8), (8, 64), (64, 512)], [(2, 2)])),
     "readers": (readers, "ranks × rows", sized([(8, 2_000_000_000), (64, 2_000_000_000)], [(4, 1_000_000)])),

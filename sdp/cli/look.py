@@ -45,6 +45,10 @@ def init(args: Arguments) -> None:
 
     if args.store and not args.store.startswith(("s3://", "gs://")):
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
+    if args.urls and not args.urls.endswith((".parquet", "/")) and Path(args.urls).is_file():
+        raise UsageError(f"init: --urls: expected Parquet, got {args.urls!r}; convert it, with pyarrow or DuckDB")
+    if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
+        raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.start import CLUSTER, LAPTOP
@@ -191,7 +195,7 @@ def report(args: Arguments) -> None:
 
 @command(PIPELINE, "export s3://bucket/run ./sd2-mine")
 @argument("CHECKPOINT", "a checkpoint, or a run, whose newest one is taken")
-@argument("OUT", "the folder to write, new or empty: local, s3:// or gs://")
+@argument("OUT", "the folder to write, new or empty: local, s3:// or gs://; a file for --single-file")
 @one_of(
     argument("--single-file", "write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read"),
     argument("--lora", "write only a run's LoRA to OUT, which diffusers' load_lora_weights reads"),

@@ -29,7 +29,7 @@ _MARKER_WITHIN = 1000
 
 
 @command(LOOK, "plan --config train.yaml --deadline 100")
-@argument("JOB", ", ".join(_PLANNED), nargs="?", choices=_PLANNED, default="train")
+@argument("JOB", ", ".join(_PLANNED), nargs="?", choices=_PLANNED)
 @SETTINGS
 @argument("--preset NAME", f"a published table: {', '.join(_PRESETS)}", choices=_PRESETS)
 @argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge")
@@ -53,6 +53,9 @@ def plan(args: Arguments) -> None:
 
     from sdp.plan import presets
 
+    if args.config and args.job is None:
+        say(f"plan: of the job train, since none is named; to plan another: sdp plan JOB --config {args.config}")
+    args.job = args.job or "train"
     chosen = "--preset" if args.preset else args.job
     for option in _NOT_TAKEN.get(chosen, ()):
         if getattr(args, option):

@@ -104,20 +104,26 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     prefix = f"{parent}." if parent else ""
     if jobs := _jobs_with(path):
         return f"it is a key of {' and '.join(filter(None, (', '.join(jobs[:-1]), jobs[-1])))}"
-    if near := nearest(name, siblings):
+    if near := _by_initials(name, siblings) or nearest(name, siblings):
         return f"did you mean {prefix}{near}?"
     everywhere = [key.path for key in keys(model)]
     same = [path for path in everywhere if path.rpartition(".")[2] == name]
-    if near := " or ".join(same[:2]) or nearest(path, everywhere):
+    # In a section that exists, a path is near to every key there, whatever the key's own name.
+    if near := " or ".join(same[:2]) or (None if parent and siblings else nearest(path, everywhere)):
         return f"did you mean {near}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
 
 
+def _by_initials(name: str, known: list[str]) -> str | None:
+    """Return the key that people abbreviate so: lr is learning_rate."""
+    return next((key for key in known if "_" in key and "".join(word[:1] for word in key.split("_")) == name), None)
+
+
 def _jobs_with(path: str) -> list[str]:
-    """Return the jobs that have a key, since the file of one may have been passed to another."""
+    """Return the jobs that have a key or section, since the file of one may have been passed to another."""
     from sdp.config import JOBS
 
-    return [job for job, model in JOBS.items() if any(key.path == path for key in keys(model))]
+    return [job for job, model in JOBS.items() if any(f"{key.path}.".startswith(f"{path}.") for key in keys(model))]
 
 
 def _mend(value: Any, expectation: str) -> str:

@@ -6,7 +6,6 @@ spans of units ── read (tasks) ── a row for each unit ── fetch, chec
 import pickle
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from uuid import uuid4
 import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
-from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig
@@ -114,23 +112,21 @@ def _dataset(
         **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
     )
-    with warnings.catch_warnings():
-        # Ray warns that 2.64 removes such arguments; without max_task_retries it retries for ever.
-        warnings.simplefilter("ignore", RayDeprecationWarning)
-        return units.map(
-            Download,  # type: ignore[arg-type]  # Ray's signature leaves out classes
-            fn_constructor_args=(settings, hub, shape.workers),
-            num_cpus=shape.cpus,
-            compute=ActorPoolStrategy(
-                size=shape.workers,
-                max_tasks_in_flight_per_actor=at_once + 1,
-                max_concurrent_calls_per_actor=at_once,
-                enable_true_multi_threading=True,
-            ),
-            max_restarts=-1,
-            max_task_retries=_TASK_RETRIES,
-            **ray_options,
-        )
+
+    return units.map(
+        Download,  # type: ignore[arg-type]  # Ray's signature leaves out classes
+        fn_constructor_args=(settings, hub, shape.workers),
+        num_cpus=shape.cpus,
+        compute=ActorPoolStrategy(
+            size=shape.workers,
+            max_tasks_in_flight_per_actor=at_once + 1,
+            max_concurrent_calls_per_actor=at_once,
+            enable_true_multi_threading=True,
+        ),
+        max_restarts=-1,
+        max_task_retries=_TASK_RETRIES,
+        **ray_options,
+    )
 
 
 def _read(

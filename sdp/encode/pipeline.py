@@ -14,7 +14,6 @@ import os
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +23,6 @@ import pyarrow as pa
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
-from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
 from sdp.console import counted, say
@@ -196,14 +194,11 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
     from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
     from ray.data.context import AutoscalingConfig
 
-    settings = cluster.data_settings(
+    with cluster.data_settings(
         target_max_block_size=1,
         max_consecutive_actor_init_deaths=-1,
         autoscaling_config=AutoscalingConfig(actor_pool_util_upscaling_threshold=1.0),
-    )
-    with settings, warnings.catch_warnings():
-        # Ray announces that further arguments will go away in 2.64.
-        warnings.simplefilter("ignore", RayDeprecationWarning)
+    ):
         return (
             read_datasource(
                 _source(desk),

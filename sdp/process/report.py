@@ -185,13 +185,13 @@ def run_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: Pr
 
 
 def _captions(config: ProcessConfig, rows: int) -> str:
-    """Return the cost of captions as stored, and of the alternative (for Stable Diffusion 2's text encoder)."""
+    """Return the cost of captions as stored and of the alternative; that of computing is Stable Diffusion 2's."""
     ids, embeddings = (
         f"{a_row:,} bytes each, {size(rows * a_row)}"
         for a_row in map(caption_bytes, (None, SD2.text_encoder["hidden_size"]))
     )
     # 45 of 45 + 539 GFLOP; the best A100 rate without the text encoder was 184.6 images/s.
-    work = "45 of 584 GFLOP a sample at 256 px, 0.13 A100-hours a million samples"
+    work = "in SD2 45 of 584 GFLOP a sample at 256 px, 0.13 A100-hours a million samples"
     if config.encode.text == "text_embedding":
         return f"as embeddings, {embeddings}: training runs no text encoder, {work}; token ids take {ids}"
     return f"as token ids, {ids}: training runs the text encoder, {work}; embeddings (SD2's) take {embeddings}"

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sdp import lease
@@ -197,6 +198,8 @@ def identify(storage: Storage) -> tuple[Kind, Storage]:
         return "checkpoint", find_checkpoint(storage.uri, storage.options)
     if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
+    if Path(storage.uri).is_file():
+        raise DatasetError(f"{storage.uri}: a file; pass the folder that contains it")
     folders = storage.folders()[:_FOLDERS]
     kinds = list(ordered_map(lambda name: kind_of(storage.child(name)), folders, workers=16))
     if below := [name for name, kind in zip(folders, kinds, strict=True) if kind]:

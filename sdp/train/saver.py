@@ -79,7 +79,7 @@ class Saver:
     def finish(self) -> None:
         """Wait until the checkpoint in progress is complete, all workers together."""
         # The main worker has it until its commit, the others until all have written.
-        if self._world.any_of(self._pending is not None):
+        if self._world.any_of(self.in_progress):
             if (pending := self._pending) is not None:
                 pending.written.result()
             self._world.barrier()

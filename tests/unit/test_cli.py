@@ -15,7 +15,7 @@ import pytest
 from sdp import __version__, console
 from sdp.cli import COMMANDS, JOBS, main
 from sdp.cli.command import LOOK, Command
-from sdp.cli.jobs import job_command
+from sdp.cli.table import job_command
 from sdp.config import load
 from sdp.errors import SdpError, UserError
 
@@ -136,7 +136,16 @@ def test_init_writes_valid_configurations_and_overwrites_none(
     assert "download.yaml: cannot be written (Not a directory); choose another folder" in capsys.readouterr().err
 
 
-def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:
+def test_pictures_of_ones_own_are_processed_without_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my", "--pictures", "./cats"]) == 2
+    assert "--pictures: expected a folder of pictures, got './cats'" in capsys.readouterr().err
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "urls.csv").touch()
+    assert main(["init", "my", "--urls", "urls.csv"]) == 2
+    assert "--urls: expected Parquet, got 'urls.csv'" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "my"), "--pictures", "./cats", "--caption", "a cat: {sleeping}"]) == 0
     assert not (tmp_path / "my/download.yaml").exists()
     source = load("process", str(tmp_path / "my/process.yaml")).source

@@ -213,12 +213,22 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
         f"source.image_column: {unknown}; it is a key of score, process and evaluate",
         f"resolutions: {unknown}; it is a key of process",
     ]
+    assert lines("download", *ENDS, "model.source=builtin:tiny") == [
+        f"model: {unknown}; it is a key of process, train, generate and dreambooth"
+    ]
+
+
+def test_an_abbreviation_names_its_key_and_an_unlike_name_lists_the_section() -> None:
+    unknown = "optimizer.{}: expected a known key, got an unknown key; {}"
+    assert lines("train", *MODEL, "optimizer.lr=1") == [unknown.format("lr", "did you mean optimizer.learning_rate?")]
+    (line,) = lines("train", *MODEL, "optimizer.ams=1")
+    assert line.startswith(unknown.format("ams", "the keys here are kind, learning_rate,"))
 
 
 def test_for_an_unknown_key_that_resembles_none_the_existing_keys_are_listed() -> None:
-    (line,) = lines("process", *MODEL, "fetch.timeout_s=1")
+    (line,) = lines("process", *MODEL, "wizardry=1")
     known, _, listed = line.partition("; the keys here are ")
-    assert known == "fetch: expected a known key, got an unknown key"
+    assert known == "wizardry: expected a known key, got an unknown key"
     assert {"source", "output", "resolutions", "encode"} <= set(listed.split(", "))
 
 

@@ -277,6 +277,9 @@ def test_a_dataset_is_described_as_one_and_nothing_is_refused(tmp_path: Path) ->
     assert description.kind == "latents"
     with pytest.raises(DatasetError, match="neither a dataset of sdp"):
         describe(open_storage(str(tmp_path / "nothing")))
+    (tmp_path / "urls.csv").write_text("url\n")
+    with pytest.raises(DatasetError, match=r"urls.csv: a file; pass the folder that contains it"):
+        describe(open_storage(str(tmp_path / "urls.csv")))
 
 
 def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
