@@ -52,7 +52,7 @@ class RayBackend:
         getattr(family, ACTIONS[metric.kind])(value, tags=_tags(labels))
         if metric.kind == GAUGE:
             self._gauges[metric.name, tuple(labels.items())] = value
-            if self._refresher is None:
+            if self._refresher is None or not self._refresher.is_alive():  # it ends with its Ray
                 self._refresher = threading.Thread(target=self._keep_fresh, name="sdp-telemetry", daemon=True)
                 self._refresher.start()
 
