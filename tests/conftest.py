@@ -23,8 +23,7 @@ LONGEST = (
     "test_train_survival.py", "test_kube_commands.py", "test_train_workers.py", "test_bench_fake_gpu.py",
     "test_process.py", "test_placement.py",
 )  # fmt: skip
-"""The files of tests that take longest, the longest first. The first one has a process of its own until it is over: after
-other Rays in the same process, Ray's agent needs many seconds for a scrape."""
+"""The files of tests that take longest, the longest first, after one that has the most to do in its time."""
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
 
 

@@ -190,7 +190,9 @@ def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Map
         "scrape_configs": [
             {
                 "job_name": "ray",
-                "scrape_timeout": "1s",
+                # An agent of Ray answers one scrape at a time, even one that was given up, and takes seconds if busy.
+                "scrape_interval": "3s",
+                "scrape_timeout": "3s",
                 "relabel_configs": as_prometheus(ray["relabelings"]),
                 "metric_relabel_configs": as_prometheus(ray["metricRelabelings"]),
                 "static_configs": [
