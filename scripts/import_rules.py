@@ -43,25 +43,32 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {
         "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
-        "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
-        "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `launch.py` runs it on Ray Train.",
         "generate": "`sdp generate`: pictures for prompts.",
-        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, similarity, held-out loss.",
         "plan": "`sdp plan`: hours and money of a job before it runs.",
-        "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
         "exporter": "NVML to Prometheus.",
     },
     {
-        "dreambooth": "`sdp dreambooth`: the other jobs one after another.",
+        "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `launch.py` runs it on Ray Train.",
+        "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
+    },
+    {
+        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, similarity, held-out loss.",
+        "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
+    },
+    {
         "report": "`sdp inspect` and `sdp report`: what lies at a URI, as text and as one HTML page.",
-        "demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both.",
         "supervisor": "Runs a job's command again, within bounds.",
     },
+    {"dreambooth": "`sdp dreambooth`: the other jobs one after another."},
+    {"demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both."},
     {"cli": "The commands. Nothing heavy is loaded before a command runs."},
     {"__main__": "`python -m sdp`."},
 )
-"""The rooms of sdp/, lowest level first. A room imports from its own level and from lower ones, never in a circle."""
+"""The rooms of sdp/, lowest level first. A room imports from lower levels, and up to level SHARED from its own too, never
+in a circle."""
 LAYERS = tuple(frozenset(level) for level in ROOMS)
+SHARED = 2
+"""The highest level whose rooms may import each other; above it are the jobs, which do so only downwards."""
 
 
 def rooms_table() -> str:
@@ -255,8 +262,12 @@ def _layers(path: str, imports: list[Import]) -> Iterator[Violation]:
     for one in imports:
         for target in _rooms_of(one):
             target_layer = _layer_of(target)
-            if target_layer is not None and target_layer > layer:
+            if target_layer is None or target == room:
+                continue
+            if target_layer > layer:
                 yield Violation(path, one.line, f"{room or 'sdp itself'} must not import {target}, which is above it")
+            elif target_layer == layer > SHARED:
+                yield Violation(path, one.line, f"{room} must not import {target}, which is on its own level")
 
 
 def _ray(path: str, imports: list[Import]) -> Iterator[Violation]:
