@@ -64,8 +64,8 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {"cli": "The commands. Nothing heavy is loaded before a command runs."},
     {"__main__": "`python -m sdp`."},
 )
-"""The rooms of sdp/, lowest level first. A room imports from lower levels, and up to level SHARED from its own too, never
-in a circle."""
+"""The rooms of sdp/, lowest level first. A room imports from lower levels, and up to level SHARED from its own too,
+never in a circle."""
 LAYERS = tuple(frozenset(level) for level in ROOMS)
 SHARED = 2
 """The highest level whose rooms may import each other; above it are the jobs, which do so only downwards."""
@@ -110,6 +110,10 @@ CONSOLE_NAMES = frozenset({"cli", "console", "__main__"})
 
 SLEEPS: Mapping[str, str] = {
     "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
+    "sdp/supervisor.py": "it polls storage for another job's manifest, and stays until its pod is ended",
+    "sdp/kube/api.py": "the pause before a request to the API server is repeated",
+    "sdp/kube/leave.py": "the children of other processes are polled",
+    "sdp/exporter/events.py": "the pause before a driver that failed is asked again",
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""
 
@@ -172,6 +176,7 @@ def check(sources: Sources) -> list[Violation]:
         violations += _ray(path, imports[path])
         violations += _banned_directly(path, imports[path])
         violations += _calls(path, tree)
+    violations += _names(trees)
     edges = _edges(imports, modules)
     violations += _banned_indirectly(imports, modules, edges)
     violations += _circles(edges, modules)
@@ -370,6 +375,22 @@ def _cycles_of(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
                 paths.append([*path, target])
 
 
+def _names(trees: Mapping[str, ast.Module]) -> Iterator[Violation]:
+    """Yield the classes and types whose name another module gives to something else."""
+    first: dict[str, str] = {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            match node:
+                case ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    pass
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if "TypeVar(" not in ast.unparse(value):
+                    pass
+                case _:
+                    continue
+            if name[0].isupper() and not name.isupper() and first.setdefault(name, path) != path:
+                yield Violation(path, node.lineno, f"{name} is something else in {first[name]}: give it another name")
+
+
 def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
     if path not in SLEEPS:
         for line in _sleeps(tree):
@@ -403,7 +424,7 @@ def _threads(tree: ast.Module) -> Iterator[int]:
 
 
 def _sleeps(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines that call time.sleep, under any name."""
+    """Yield the lines that call time.sleep, under any name, or wait for an event that nobody else has."""
     clocks = {"time"}
     sleeps: set[str] = set()
     for node in ast.walk(tree):
@@ -416,6 +437,10 @@ def _sleeps(tree: ast.Module) -> Iterator[int]:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=clock), attr="sleep")) if clock in clocks:
                 yield node.lineno
             case ast.Call(func=ast.Name(id=name)) if name in sleeps:
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=event), attr="wait"), args=[_, *_]) if ast.unparse(
+                event
+            ).endswith("Event"):
                 yield node.lineno
 
 

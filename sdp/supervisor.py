@@ -59,7 +59,7 @@ def supervise(
             say(
                 "supervisor: the head's pod is going away; the job has stopped and will be resubmitted on the next head"
             )
-            threading.Event().wait(STAY_S)
+            time.sleep(STAY_S)
 
     previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, LEAVING)}
     try:
@@ -104,7 +104,7 @@ def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None
                 progress.update(f"for {source.uri} to be complete")
             except Unavailable as error:
                 progress.update(f"for {source.uri}: {error}")
-            threading.Event().wait(POLL_S)
+            time.sleep(POLL_S)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ CLUSTER = "On Kubernetes"
 
 Arguments = argparse.Namespace
 Parser = argparse.ArgumentParser
-Run = Callable[[Arguments], int | None]
+RunCommand = Callable[[Arguments], int | None]
 _ARGUMENTS = "arguments"
 
 
@@ -46,7 +46,7 @@ class Command:
     summary: str
     """One sentence, shown by `sdp --help`."""
     arguments: Callable[[Parser], object]
-    run: Run
+    run: RunCommand
     example: str = ""
     """A typical command line, without `sdp`."""
 
@@ -57,7 +57,7 @@ class Argument:
 
     add: Callable[[argparse._ActionsContainer], object]
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: RunCommand) -> RunCommand:
         vars(run).setdefault(_ARGUMENTS, []).insert(0, self)  # the decorator nearest to the function comes first
         return run
 
@@ -134,10 +134,10 @@ def one_of(*arguments: Argument, required: bool = False) -> Argument:
     return Argument(lambda parser: all_of(*arguments).add(parser.add_mutually_exclusive_group(required=required)))
 
 
-def command(group: str, example: str) -> Callable[[Run], Command]:
+def command(group: str, example: str) -> Callable[[RunCommand], Command]:
     """Make the function below a command with the function's name and arguments, and its docstring as the summary."""
 
-    def made(run: Run) -> Command:
+    def made(run: RunCommand) -> Command:
         arguments = all_of(*vars(run).get(_ARGUMENTS, ()))
         return Command(run.__name__.replace("_", " "), group, run.__doc__ or "", arguments.add, run, example)
 

@@ -12,7 +12,7 @@ from sdp.config.phrases import expected, got, phrase, union_members, unwrap
 from sdp.console import nearest
 from sdp.errors import Problem
 
-Location = tuple[int | str, ...]
+KeyLocation = tuple[int | str, ...]
 
 
 def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any]) -> list[Problem]:
@@ -24,7 +24,7 @@ def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any
     return list(by_path.values())
 
 
-def value_at(data: Any, location: Location) -> Any:
+def value_at(data: Any, location: KeyLocation) -> Any:
     """Return the value at a location of plain data; None if there is none."""
     for part in location:
         if isinstance(data, Mapping):
@@ -55,7 +55,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         yield Problem(path, expectation, got(value), _mend(value, expectation))
 
 
-def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str, list[str]]:
+def _locate(model: type[Section], loc: KeyLocation, data: Any) -> tuple[KeyLocation | None, str, list[str]]:
     """Return an error's location, without pydantic's names for members of unions, and the phrase for what it expects.
 
     For an unknown key, also return the known keys beside it. The location is None if the error is about a member of a

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
 _SHARD_ROWS = 1 << 26
 
 
-def publish(storage: Storage, folder: str, rows: Iterable[Rows]) -> int:
+def publish(storage: Storage, folder: str, rows: Iterable[Addresses]) -> int:
     """Write the set as FOLDER/000000.roaring and so on; return its number of addresses."""
     shards: dict[int, BitMap64] = {}
     for addresses in rows:
@@ -35,7 +35,7 @@ def within(storage: Storage, folder: str, start: int, stop: int) -> BitMap64:
     return members
 
 
-def mask(storage: Storage, folder: str, rows: Rows) -> NDArray[np.bool_]:
+def mask(storage: Storage, folder: str, rows: Addresses) -> NDArray[np.bool_]:
     """Return for each address whether it is in the set."""
     members = np.zeros(len(rows), np.bool_)
     numbers = rows // _SHARD_ROWS

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets.records import Whole, dump, parse
-from sdp.datasets.units import Extent, Rows, Unit, Units, Work
+from sdp.datasets.units import Addresses, Extent, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import Storage
 from sdp.storage.uri import join, near, resolved
@@ -81,7 +81,7 @@ class Index:
     files: pa.Table = field(init=False, repr=False)
     """The files that span the address space, by first row. The files of retries upstream are only in `versions`."""
     units: Units = field(init=False, repr=False)
-    _first: Rows = field(init=False, repr=False)
+    _first: Addresses = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         tables = [v.files.filter(pc.field("attempt") == 0) for v in self.versions if v.attempt == 0]
@@ -112,7 +112,7 @@ class Index:
             return 0
         return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
 
-    def resolve(self, rows: Rows) -> tuple[Rows, Rows]:
+    def resolve(self, rows: Addresses) -> tuple[Addresses, Addresses]:
         """Return for each address the number of its file and its position in that file's span."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.listed_rows):
             bad = rows[(rows < 0) | (rows >= self.listed_rows)][0]

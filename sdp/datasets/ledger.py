@@ -10,7 +10,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from sdp.datasets.records import Whole, parse
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.errors import DatasetError
 
 _MAGIC = b"SDPLEDG1"
@@ -39,7 +39,7 @@ class Ledger:
     def __init__(self) -> None:
         self._epochs: defaultdict[int, BitMap64] = defaultdict(BitMap64)
 
-    def add(self, epoch: int, rows: Rows) -> None:
+    def add(self, epoch: int, rows: Addresses) -> None:
         """Record some addresses."""
         self._epochs[epoch].update(np.ascontiguousarray(rows, dtype=np.uint64))
 

@@ -20,7 +20,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.output import HEAD, Head, Output, read_head, read_json, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
-from sdp.datasets.records import BadRecord, Kind, Whole, dump, parse
+from sdp.datasets.records import BadRecord, Identifier, Whole, dump, parse
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
@@ -70,7 +70,7 @@ def _source(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 class Manifest:
     """The description of a complete dataset."""
 
-    kind: Kind
+    kind: Identifier
     version: Annotated[int, Field(ge=1)]
     rows: Whole
     """Addresses that it accounts for; for a derived dataset, addresses that it spans."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
-from sdp.datasets.records import BadRecord, Kind, dump, parse
+from sdp.datasets.records import BadRecord, Identifier, dump, parse
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import Storage
@@ -25,7 +25,7 @@ FORMAT = 1
 class Head:
     """The identity of a dataset, written once and first."""
 
-    kind: Kind
+    kind: Identifier
     unit_rows: Annotated[int, Field(ge=1, le=1 << 40)]
     derived: bool
     """True for a dataset made from another one: it holds only the addresses that were written there."""

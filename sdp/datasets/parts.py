@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, StoredCounts, count, rule_of
-from sdp.datasets.records import Kind, Whole, parse
-from sdp.datasets.units import Rows, Unit, Work, parse_part_name, part_name
+from sdp.datasets.records import Identifier, Whole, parse
+from sdp.datasets.units import Addresses, Unit, Work, parse_part_name, part_name
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import FileInfo, Storage
 
@@ -57,7 +57,7 @@ class _PartHead:
     """The footer's JSON."""
 
     format: Whole
-    kind: Kind
+    kind: Identifier
     unit: Whole
     start: Whole
     stop: Whole
@@ -200,7 +200,7 @@ def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
     return resolved.set_column(at, ACCOUNT_SCHEMA.field("attempts"), pa.array(tries))
 
 
-def failed_before(storage: Storage, work: Work) -> tuple[Rows, dict[str, int]]:
+def failed_before(storage: Storage, work: Work) -> tuple[Addresses, dict[str, int]]:
     """Return the addresses of a unit that failed in the attempts before this one, and their number by reason."""
     paths = [part_name(work.unit.number, attempt) for attempt in range(work.attempt)]
     account = resolve([read_account(storage, path) for path in paths if storage.exists(path)])

@@ -16,7 +16,7 @@ T = TypeVar("T")
 LARGEST = 1 << 53
 """The largest whole number that every JSON reader keeps exactly."""
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
-Kind = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
+Identifier = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
 """The name of a kind of dataset or of a job."""
 
 

@@ -20,7 +20,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Counts
 from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.records import BadRecord, Whole, dump, parse
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.storage import Storage
 
@@ -51,7 +51,7 @@ class Repeated:
     def __contains__(self, row: int) -> bool:
         return address_sets.has(self.storage, self.folder, row)
 
-    def mask(self, rows: Rows) -> NDArray[np.bool_]:
+    def mask(self, rows: Addresses) -> NDArray[np.bool_]:
         return address_sets.mask(self.storage, self.folder, rows)
 
     def overlay(self, account: pa.Table) -> pa.Table:
@@ -78,7 +78,7 @@ def known(storage: Storage, files_digest: str) -> int | None:
         return None
 
 
-def keep(storage: Storage, files_digest: str, rows: Iterable[Rows]) -> int:
+def keep(storage: Storage, files_digest: str, rows: Iterable[Addresses]) -> int:
     """Store the repeated rows; return their number."""
     folder = _folder(files_digest)
     count = address_sets.publish(storage, folder, rows)
@@ -117,7 +117,7 @@ def partitions_for(rows: int) -> int:
     return max(1, -(-rows // _PARTITION_ROWS))
 
 
-def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Rows]]:
+def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Addresses]]:
     """Return 64 bits of the hashes in some parts, with their rows, by partition."""
     tables = ordered_map(lambda path: read_rows(storage, path, ["row", "sha256"]), paths, workers=8)
     table = pa.concat_tables(list(tables))
@@ -126,12 +126,12 @@ def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list
     return partitioned(keys, rows, partitions)
 
 
-def partitioned(keys: Keys, rows: Rows, partitions: int) -> list[tuple[Keys, Rows]]:
+def partitioned(keys: Keys, rows: Addresses, partitions: int) -> list[tuple[Keys, Addresses]]:
     """Return the keys and rows of each partition."""
     return [(keys[part], rows[part]) for part in (keys % np.uint64(partitions) == n for n in range(partitions))]
 
 
-def repeated(*shares: tuple[Keys, Rows]) -> Rows:
+def repeated(*shares: tuple[Keys, Addresses]) -> Addresses:
     """Return the addresses of a partition whose key a lower address has too, in order."""
     all_keys = np.concatenate([*(keys for keys, _ in shares), np.zeros(0, np.uint64)])
     all_rows = np.concatenate([*(rows for _, rows in shares), np.zeros(0, np.int64)])

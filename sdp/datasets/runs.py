@@ -23,7 +23,7 @@ import sdp
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.records import Kind, Whole, dump, parse
+from sdp.datasets.records import Identifier, Whole, dump, parse
 from sdp.errors import SdpError, StorageError, one_line
 from sdp.storage import Storage
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class JobRun:
     """The record of one run of a job."""
 
-    job: Kind
+    job: Identifier
     began: _Time
     ended: _Time
     seconds: _Seconds

@@ -13,7 +13,7 @@ from sdp.errors import DatasetError
 PARTS = "parts/"
 _NAME = re.compile(r"parts/(\d{9,15})(?:\.a(\d{3,6}))?\.parquet", re.ASCII)
 
-Rows = NDArray[np.int64]
+Addresses = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,7 +95,7 @@ class Units:
             for start in range(extent.start, extent.stop, self.unit_rows):
                 yield Unit(next(number), start, min(start + self.unit_rows, extent.stop))
 
-    def of_rows(self, rows: Rows) -> Rows:
+    def of_rows(self, rows: Addresses) -> Addresses:
         """Return the unit number of each address."""
         if len(rows) and (not self.extents or rows.min() < self.start or rows.max() >= self.stop):
             outside = rows[(rows < self.start) | (rows >= self.stop)][0]

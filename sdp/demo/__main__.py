@@ -45,7 +45,7 @@ PROMPTS = (
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-Step = tuple[str, tuple[str, ...]]
+DemoStep = tuple[str, tuple[str, ...]]
 """The title of one command of the pipeline, and its arguments."""
 
 
@@ -65,7 +65,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     return configs
 
 
-def steps(folder: Path) -> list[Step]:
+def steps(folder: Path) -> list[DemoStep]:
     """Return the pipeline's steps, in order."""
     pages = [str(folder / name) for name in ("online", "run", "samples")]
     page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
@@ -80,7 +80,7 @@ def steps(folder: Path) -> list[Step]:
     ]
 
 
-def _job(folder: Path, job: str, title: str, name: str | None = None) -> Step:
+def _job(folder: Path, job: str, title: str, name: str | None = None) -> DemoStep:
     return f"{job}: {title}", (job, "--config", str(folder / f"{name or job}.yaml"))
 
 
@@ -91,7 +91,7 @@ def run(folder: Path, images: int) -> list[tuple[str, str]]:
         return run_steps(folder, steps(folder))
 
 
-def run_steps(folder: Path, to_run: Sequence[Step]) -> list[tuple[str, str]]:
+def run_steps(folder: Path, to_run: Sequence[DemoStep]) -> list[tuple[str, str]]:
     """Write the jobs' configurations and run steps; return each title with its duration."""
     for name, config in configurations(folder).items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))

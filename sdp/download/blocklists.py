@@ -13,7 +13,7 @@ from sdp.errors import UserError
 from sdp.storage import StorageOptions, open_source
 from sdp.urls import BadUrl, Url, key64, parents, parse
 
-Keys = npt.NDArray[np.uint64]
+SortedKeys = npt.NDArray[np.uint64]
 
 _LONGEST_LINE = 16_384
 _LARGEST_FILE = 4 << 30
@@ -24,9 +24,9 @@ _NONE = np.zeros(0, np.uint64)
 class Blocklists:
     """All lists together, with 8 bytes a URL or hash, so that many millions fit into each worker."""
 
-    urls: Keys = field(default_factory=lambda: _NONE)
+    urls: SortedKeys = field(default_factory=lambda: _NONE)
     domains: frozenset[str] = frozenset()
-    hashes: Keys = field(default_factory=lambda: _NONE)
+    hashes: SortedKeys = field(default_factory=lambda: _NONE)
 
     def has_url(self, key: int) -> bool:
         return _has(self.urls, key)
@@ -88,10 +88,10 @@ def _hash_key(entry: str, where: str) -> int:
     return int(digits[:16], 16)
 
 
-def _keys(keys: Iterable[int]) -> Keys:
+def _keys(keys: Iterable[int]) -> SortedKeys:
     return np.unique(np.fromiter(keys, np.uint64))
 
 
-def _has(keys: Keys, key: int) -> bool:
+def _has(keys: SortedKeys, key: int) -> bool:
     at = int(np.searchsorted(keys, np.uint64(key)))
     return at < len(keys) and int(keys[at]) == key

@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 from sdp.config.download import DownloadSource, FiltersConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.datasets.scores import Score, numbers
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.download.blocklists import Blocklists
 from sdp.urls import BadUrl, Url, key64, parse
 
@@ -56,7 +56,7 @@ class RowToFetch:
 
 
 def plan(
-    table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None
+    table: pa.Table, rows: Addresses, rules: Rules, duplicates: BitMap64 | None = None
 ) -> tuple[list[RowToFetch], list[Outcome]]:
     """Return which of these addresses to fetch, and the outcomes of the others.
 

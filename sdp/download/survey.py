@@ -25,7 +25,7 @@ from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.repeated import Keys
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
 from sdp.errors import NotFound
@@ -58,7 +58,7 @@ class Survey:
 
 def survey_rows(
     index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, partitions: int
-) -> tuple[Counter[str], list[tuple[Keys, Rows]]]:
+) -> tuple[Counter[str], list[tuple[Keys, Addresses]]]:
     """Survey the rows [start, stop): return the images per host, and by partition the URLs' hashes and addresses."""
     hosts: Counter[str] = Counter()
     keys: list[int] = []
@@ -81,7 +81,7 @@ def most_common(hosts: Counter[str]) -> Counter[str]:
     return Counter(dict(hosts.most_common(_KEPT_HOSTS)))
 
 
-def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Rows]) -> Survey:
+def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Addresses]) -> Survey:
     """Store a survey; its record is written last and makes it valid."""
     count = address_sets.publish(storage, _folder(stop), duplicates)
     survey = Survey(stop, dict(hosts.most_common(_KEPT_HOSTS)), count)

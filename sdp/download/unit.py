@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from sdp.datasets.outcomes import Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
-from sdp.datasets.units import Rows, Work
+from sdp.datasets.units import Addresses, Work
 from sdp.download.columns import readable
 from sdp.download.image import Checked
 from sdp.download.plan import Rules, as_text, plan
@@ -41,7 +41,7 @@ class UnitTask:
     """One part to write."""
 
     work: Work
-    rows: Rows
+    rows: Addresses
     """The addresses to account for: the whole unit, or in a retry the failed ones."""
     table: pa.Table
     """Their rows of the source, in the same order."""

@@ -25,7 +25,7 @@ from sdp.errors import SdpError, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
-Work = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
+EncodeBatch = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
 """Encodes a batch of items, given their positions in the chunk; returns values, and whether each item is finite."""
 _LOG_VARIANCE = (-30.0, 20.0)
 """The range to which diffusers clamps the VAE's log-variance."""
@@ -66,7 +66,7 @@ class BatchEncoder:
         return torch.compile(module) if self._settings.compile else module
 
     def _in_batches(
-        self, limit: int, items: NDArray[Any], where: NDArray[np.int64], encode: Work
+        self, limit: int, items: NDArray[Any], where: NDArray[np.int64], encode: EncodeBatch
     ) -> tuple[Tensor, Tensor]:
         """Encode items batch by batch, at most as many at once as the batch limit of this key allows."""
         results = [
@@ -88,7 +88,7 @@ class BatchEncoder:
             at += size
 
     def _within_memory(
-        self, limit: int, batch: Tensor, numbers: NDArray[np.int64], encode: Work
+        self, limit: int, batch: Tensor, numbers: NDArray[np.int64], encode: EncodeBatch
     ) -> tuple[Tensor, Tensor]:
         """Encode a batch; if memory is too short, encode its halves, and make later batches that small."""
         count = len(batch)

@@ -54,7 +54,7 @@ class Stages(Protocol):
         """Encode the value that `transform` returned."""
 
 
-Result = tuple[Any, Note, "ObjectRef[pa.Table]"]
+PieceResult = tuple[Any, Note, "ObjectRef[pa.Table]"]
 """A piece's key, the note on it, and a reference to its rows."""
 
 
@@ -110,7 +110,7 @@ class Pipeline:
             self._fed, self._began = True, time.monotonic()
         self._send(_Sent(key, item))
 
-    def results(self, timeout_s: float) -> Iterator[Result]:
+    def results(self, timeout_s: float) -> Iterator[PieceResult]:
         """Wait up to `timeout_s` for a result, then yield every result that is ready."""
         with contextlib.suppress(queue.Empty):
             result = self._results.get(timeout=timeout_s)

@@ -19,7 +19,7 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Encoded, ShapeGroup
 from sdp.encode.transform import bucket_shapes
-from sdp.model.family import CHANNELS, TOKENS, caption_bytes, latent_shape
+from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, caption_bytes, latent_shape
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"
@@ -113,7 +113,7 @@ def _latents_field(shape: RowShape, side: int) -> pa.Field:
 
 def _text_field(shape: RowShape) -> pa.Field:
     if shape.text_width is None:
-        metadata = {"dtype": "uint16", "shape": json.dumps([TOKENS])}
+        metadata = {"dtype": np.dtype(TOKEN_DTYPE).name, "shape": json.dumps([TOKENS])}
         return pa.field("token_ids", pa.binary(2 * TOKENS), nullable=False, metadata=metadata)
     metadata = {"dtype": "float16", "shape": json.dumps([TOKENS, shape.text_width]), "empty": EMPTY_TEXT}
     return pa.field("text_embedding", pa.binary(2 * TOKENS * shape.text_width), nullable=False, metadata=metadata)

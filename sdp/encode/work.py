@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 TRIES = 2
 """Worker deaths after which a piece is not retried."""
-Rows = tuple[pa.Table, list[Outcome]]
+PieceRows = tuple[pa.Table, list[Outcome]]
 """A piece's result: rows to store, and the outcomes of the other addresses."""
-Item = tuple[Piece, NDArray[np.int64] | None]
+WorkItem = tuple[Piece, NDArray[np.int64] | None]
 """A piece, and its rows to encode (None: all)."""
 
 
@@ -66,7 +66,7 @@ class RowsSpec(SourceSpec, ABC):
         """The columns of the rows that they make."""
 
     @abstractmethod
-    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
+    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece of the source and transform its rows."""
 
     @abstractmethod
@@ -74,10 +74,10 @@ class RowsSpec(SourceSpec, ABC):
         """Load an encoder."""
 
     @abstractmethod
-    def encode(self, encoder: Any, value: Chunk) -> Rows:
+    def encode(self, encoder: Any, value: Chunk) -> PieceRows:
         """Encode a chunk; return its rows, ready to be stored."""
 
-    def run_transform(self, transform: Transform, item: Item) -> tuple[Chunk, TransformStats]:
+    def run_transform(self, transform: Transform, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece of the source and transform its rows, with the times that both take."""
         piece, only = item
         reading_s = 0.0
@@ -112,7 +112,7 @@ class EncodeSpec(RowsSpec):
     def schema(self) -> pa.Schema:
         return table.schema(self.shape)
 
-    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
+    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its crops and tokens."""
         tokenizer = _tokenizer(self.model, self.storage)
         crops = _sandboxed_crops(self.recipe) if self.foreign else None
@@ -138,7 +138,7 @@ class EncodeSpec(RowsSpec):
         model = sources.resolve(self.model, storage=self.storage)
         return encoder.embed(load.tokenize(load.load_tokenizer(model.path), [""]))
 
-    def encode(self, encoder: "Encoder", value: Chunk) -> Rows:
+    def encode(self, encoder: "Encoder", value: Chunk) -> PieceRows:
         encoded = encoder(value)
         return table.rows_of(encoded, self.shape), encoded.outcomes
 

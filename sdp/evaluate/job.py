@@ -13,7 +13,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossWorker
-from sdp.evaluate.prepare import EvaluatePlan, PictureSet, Task, pinned, prepare, taken_down
+from sdp.evaluate.prepare import EvaluatePlan, PictureSet, ReadTask, pinned, prepare, taken_down
 from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
@@ -85,7 +85,7 @@ def _entry(features: FeatureSet) -> dict[str, Any]:
 def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSet], PoolFigures]:
     """Write the missing features of all sets in one pool; return every set by name, and this run's figures."""
     outputs = [(picture_set, picture_set.begin()) for picture_set in plan.sets]
-    tasks: list[Task] = []
+    tasks: list[ReadTask] = []
     for picture_set, output in outputs:
         pending, works = output.pending(), output.index.works()
         if pending:
@@ -100,7 +100,7 @@ def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSe
 
 
 def _write_features(
-    plan: EvaluatePlan, tasks: Sequence[Task], lease: Lease
+    plan: EvaluatePlan, tasks: Sequence[ReadTask], lease: Lease
 ) -> tuple[list[tuple[str, PartInfo]], PoolFigures]:
     from sdp.evaluate.worker import EvaluateWorker  # imports torch
 

@@ -21,9 +21,9 @@ from sdp.model.load import load_network as load_network_of
 from sdp.model.load import load_tokenizer
 from sdp.model.networks import FeatureNetwork
 
-Rows = NDArray[np.float32]
+FeatureRows = NDArray[np.float32]
 """Features, one row for each picture."""
-Prepared = NDArray[Any]
+NetworkInput = NDArray[Any]
 """A picture in the form that a network expects."""
 
 _FIDELITY = "torch_fidelity"
@@ -38,7 +38,7 @@ _INCEPTION = (
 """Inception's layers up to the 2048 features, in order."""
 
 
-def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> "Network":
+def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> "LoadedNetwork":
     """Load the network of a folder; `resize` is the setting `features.resize`, for Inception alone."""
     if network.kind == "inception":
         return Inception(network.weights, resize, device)
@@ -64,7 +64,7 @@ class Inception:
         self._clean, self._device = resize == "clean", device
         self._network = _inception(weights).to(device)
 
-    def prepare(self, pixels: Pixels) -> Prepared:
+    def prepare(self, pixels: Pixels) -> NetworkInput:
         """Return the square, resized with antialiasing and without rounding unless the network is to resize it."""
         from PIL import Image
 
@@ -78,16 +78,16 @@ class Inception:
         ]
         return np.stack(channels, axis=2).clip(0, 255)
 
-    def embed(self, pictures: Sequence[Prepared]) -> Rows:
+    def embed(self, pictures: Sequence[NetworkInput]) -> FeatureRows:
         with torch.no_grad():
             rows = self._resized(pictures)
             rows = (rows - 128) / 128
             for layer in _INCEPTION:
                 rows = getattr(self._network, layer)(rows)
-            features: Rows = rows.flatten(1).cpu().numpy()
+            features: FeatureRows = rows.flatten(1).cpu().numpy()
         return features
 
-    def _resized(self, pictures: Sequence[Prepared]) -> Tensor:
+    def _resized(self, pictures: Sequence[NetworkInput]) -> Tensor:
         if self._clean:
             return _channels_first(np.stack(pictures), self._device)
         resize = import_module(f"{_FIDELITY}.interpolate_compat_tensorflow").interpolate_bilinear_2d_like_tensorflow1x
@@ -109,14 +109,14 @@ class _Transformers:
         self._network: Any = load_network_of(kind, path, device, **options)
         self._processor = processor.from_pretrained(path)
 
-    def prepare(self, pixels: Pixels) -> Prepared:
+    def prepare(self, pixels: Pixels) -> NetworkInput:
         tensors = self._processor(images=[np.ascontiguousarray(pixels)], return_tensors="pt")["pixel_values"]
-        prepared: Prepared = tensors[0].numpy()
+        prepared: NetworkInput = tensors[0].numpy()
         return prepared
 
-    def embed(self, pictures: Sequence[Prepared]) -> Rows:
+    def embed(self, pictures: Sequence[NetworkInput]) -> FeatureRows:
         with torch.no_grad():
-            rows: Rows = self._rows(torch.from_numpy(np.stack(pictures)).to(self._device)).float().cpu().numpy()
+            rows: FeatureRows = self._rows(torch.from_numpy(np.stack(pictures)).to(self._device)).float().cpu().numpy()
         return rows
 
     def _rows(self, pixels: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Clip(_Transformers):
         self._longest = int(self._network.config.text_config.max_position_embeddings)
         self._tokenizer: Any = load_tokenizer(path, "")
 
-    def scores(self, rows: Rows, captions: Sequence[str]) -> NDArray[np.float32]:
+    def scores(self, rows: FeatureRows, captions: Sequence[str]) -> NDArray[np.float32]:
         """Return, for each picture, 100 times the cosine between its embedding and its caption's, cut if too long."""
         if not captions:
             return np.zeros(0, np.float32)
@@ -171,7 +171,7 @@ class Dino(_Transformers):
         return rows
 
 
-Network = Inception | Clip | Dino
+LoadedNetwork = Inception | Clip | Dino
 
 
 def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import StorageOptions, is_read_only, open_storage
 
-Task = tuple[str, Work, Sequence[Piece]]
+ReadTask = tuple[str, Work, Sequence[Piece]]
 """The name of a set, a unit of it, and the pieces to read."""
 
 

@@ -26,6 +26,7 @@ from sdp.evaluate.metrics import (
     mean_and_error,
     moments_and_sample,
 )
+from sdp.model.checkpoints import run_of
 
 if TYPE_CHECKING:
     from sdp.train.validation import Validation
@@ -118,7 +119,7 @@ def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
     """Return the entry of a checkpoint's loss."""
     return {
         "checkpoint": spec.checkpoint.uri,
-        "run": spec.checkpoint.uri.rpartition("/checkpoints/")[0],
+        "run": run_of(spec.checkpoint.uri),
         "weights": "ema" if spec.ema else "raw",
         "dataset": spec.dataset,
         "held_out_of_training": spec.settings.source is None,

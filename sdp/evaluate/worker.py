@@ -20,8 +20,8 @@ from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
-from sdp.evaluate.networks import Clip, Network, Prepared, load_network
-from sdp.evaluate.prepare import EvaluateSpec, Task
+from sdp.evaluate.networks import Clip, LoadedNetwork, NetworkInput, load_network
+from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.imaging import MAX_PIXELS, Pixels, RowError, decode
 from sdp.model import networks
 from sdp.sandbox import child
@@ -35,7 +35,7 @@ class _Prepared:
     """A picture in the forms that the networks expect."""
 
     row: int
-    views: tuple[Prepared, ...]
+    views: tuple[NetworkInput, ...]
     """One for each network."""
     caption: str
 
@@ -45,10 +45,10 @@ class EvaluateWorker:
 
     def __init__(self, spec: Mapping[str, EvaluateSpec]) -> None:
         self._spec = spec
-        self._loaded: dict[str, Network] = {}
+        self._loaded: dict[str, LoadedNetwork] = {}
         self._sandbox: Sandbox | None = None
 
-    def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
+    def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
         """Compute a unit's features and publish them; call `on_rows` with the number of pictures after each batch."""
         name, work, pieces = task
         spec = self._spec[name]
@@ -56,10 +56,10 @@ class EvaluateWorker:
             self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.config.scaling.threads)
         return name, _UnitRun(spec, self._networks(spec), self._sandbox).run(work, pieces, on_rows)
 
-    def _networks(self, spec: EvaluateSpec) -> dict[str, Network]:
+    def _networks(self, spec: EvaluateSpec) -> dict[str, LoadedNetwork]:
         """Return the networks of a set, by digest."""
         device = choose_device()
-        selected: dict[str, Network] = {}
+        selected: dict[str, LoadedNetwork] = {}
         for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
             if network is None:
                 continue
@@ -73,7 +73,7 @@ class EvaluateWorker:
 class _UnitRun:
     """The work on one unit."""
 
-    def __init__(self, spec: EvaluateSpec, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
+    def __init__(self, spec: EvaluateSpec, networks: Mapping[str, LoadedNetwork], sandbox: Sandbox | None) -> None:
         self._spec, self._networks, self._sandbox = spec, networks, sandbox
         self._schema, self._batch = _schema(spec, networks), spec.config.scaling.batch_size
         self._reason_to_skip = reason_to_skip(spec)
@@ -162,7 +162,7 @@ class _UnitRun:
         return pa.table(columns, schema=self._schema).filter(pa.array(finite))
 
 
-def _schema(spec: EvaluateSpec, networks: Mapping[str, Network]) -> pa.Schema:
+def _schema(spec: EvaluateSpec, networks: Mapping[str, LoadedNetwork]) -> pa.Schema:
     fields = [pa.field("row", pa.int64(), nullable=False)]
     if spec.features is not None:
         width = networks[spec.features.digest].width

@@ -87,7 +87,7 @@ class XidWatch:
                 pause_s = backoff(failed, PAUSE_S, MAX_PAUSE_S)
                 failed += 1
                 LOG.warning("listening for XID errors: %s; trying again in %g s", error, pause_s)
-                threading.Event().wait(pause_s)
+                time.sleep(pause_s)
 
     def _listen(self) -> None:
         """Listen until a GPU is due for registration. It needs a new event set: the old one could hold it twice."""

@@ -14,7 +14,7 @@ from sdp.exporter.podresources import Allotment, of_device
 from sdp.exporter.processes import Facts, owner_of
 
 _ROWS = {row.name: row for row in CATALOGUE}
-Labels = dict[str, str]
+MetricLabels = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Families:
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
 
-    def add(self, name: str, labels: Labels, value: float | None) -> None:
+    def add(self, name: str, labels: MetricLabels, value: float | None) -> None:
         """Add a sample, unless there is no value."""
         if value is None:
             return
@@ -83,11 +83,11 @@ def families(snapshot: Snapshot) -> Iterable[Family]:
     return result
 
 
-def _labels(identity: Identity, node: Labels) -> Labels:
+def _labels(identity: Identity, node: MetricLabels) -> MetricLabels:
     return {"gpu": str(identity.index), "uuid": identity.uuid, "product": identity.product, **node}
 
 
-def _add_gpu(result: Families, gpu: GpuReading, labels: Labels, snapshot: Snapshot) -> None:
+def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: Snapshot) -> None:
     identity = gpu.identity
     result.add("sdp_gpu_up", labels, 1)
     minor = "" if identity.minor is None else str(identity.minor)
@@ -107,7 +107,7 @@ def _add_gpu(result: Families, gpu: GpuReading, labels: Labels, snapshot: Snapsh
         result.add("sdp_gpu_process_sm_utilization_ratio", labels | own, process.sm_utilization)
 
 
-def _add_exporter(result: Families, snapshot: Snapshot, node: Labels) -> None:
+def _add_exporter(result: Families, snapshot: Snapshot, node: MetricLabels) -> None:
     if (driver := snapshot.driver) is not None:
         versions = {"driver": driver.version, "nvml": driver.nvml, "cuda": driver.cuda}
         result.add("sdp_gpu_driver_info", node | versions, 1)

@@ -91,7 +91,7 @@ class Server(ThreadingWSGIServer):
                 raise OverflowError("expected a port of 0 to 65535")
             info = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             self.address_family, bound = info[0], (str(info[4][0]), port)
-            super().__init__(bound, Handler)
+            super().__init__(bound, ScrapeHandler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UserError(
@@ -165,7 +165,7 @@ class Server(ThreadingWSGIServer):
         LOG.debug("%s: the connection broke", client_address, exc_info=True)
 
 
-class Handler(WSGIRequestHandler):
+class ScrapeHandler(WSGIRequestHandler):
     """One request of one connection."""
 
     server: Server

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import ssl
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class Timing:
 
 def pause(seconds: float) -> None:
     """Wait before a request is repeated."""
-    threading.Event().wait(seconds)
+    time.sleep(seconds)
 
 
 class Api:

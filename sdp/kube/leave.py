@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,9 +29,8 @@ def leave(seconds: float, is_supervisor: Callable[[Sequence[str]], bool] | None 
             os.kill(pid, LEAVING)
         except ProcessLookupError:
             continue
-    wait = threading.Event().wait
     while (busy := [pid for pid in pids if _children(pid)]) and time.monotonic() < deadline:
-        wait(0.1)
+        time.sleep(0.1)
     return busy
 
 

@@ -34,9 +34,11 @@ FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
+NEWEST = re.compile(r"/checkpoints(/latest)?$")
+"""The end of a URI that means a run's newest checkpoint."""
 
 
-Place = tuple[Whole, Whole, Whole]
+DatasetPosition = tuple[Whole, Whole, Whole]
 """The position in a dataset: the number of the pass, the rows taken in this pass, and the dataset's rows."""
 
 
@@ -44,7 +46,7 @@ Place = tuple[Whole, Whole, Whole]
 class EpochStart:
     """The conditions at the start of an epoch that do not follow from its number. Resuming needs the same ones."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[DatasetPosition, ...] = ()
     """The position in each dataset of a mixture; empty for a single dataset."""
     lanes: Whole = 0
     """Lanes of the epoch's order; 0 if the configuration decides."""
@@ -156,6 +158,11 @@ def steps_in(run: Storage) -> dict[int, bool]:
     return dict(sorted(steps.items()))
 
 
+def run_of(uri: str) -> str:
+    """Return the URI of the run that a checkpoint belongs to; that of anything else is returned unchanged."""
+    return re.sub(r"/checkpoints(/[^/]*)?$", "", uri)
+
+
 def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     """Return a complete checkpoint by its URI.
 
@@ -164,7 +171,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     folder = open_storage(uri, options)
     if folder.exists(COMPLETE):
         return folder
-    run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
+    run = open_storage(NEWEST.sub("", folder.uri), options)
     for phase in (run, *map(run.child, reversed(PHASES))):
         complete = [step for step, is_complete in steps_in(phase).items() if is_complete]
         if complete:

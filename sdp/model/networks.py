@@ -17,7 +17,7 @@ from sdp.model import cache, hub, layout, sources
 from sdp.model.layout import ModelSource
 from sdp.storage import FileInfo, Storage, StorageOptions
 
-Kind = Literal["clip", "dinov2", "vit", "inception"]
+NetworkKind = Literal["clip", "dinov2", "vit", "inception"]
 
 PATTERNS = (
     "config.json",
@@ -41,7 +41,7 @@ _SHARDED = "model.safetensors.index.json"
 class FeatureNetwork:
     """A feature network on this machine."""
 
-    kind: Kind
+    kind: NetworkKind
     path: Path
     source: ModelSource
     """Pinned by its digest."""
@@ -95,13 +95,13 @@ def _listing(storage: Storage) -> list[FileInfo]:
     return [file for file in storage.list() if file.path in selected]
 
 
-def _kind(source: ModelSource, path: Path) -> Kind:
+def _kind(source: ModelSource, path: Path) -> NetworkKind:
     """Return the kind of a network, or raise ModelError if its files are incomplete."""
     fault = _fault(path)
     if fault is not None:
         raise ModelError(f"model source {source}: {fault}")
     if (path / "config.json").is_file():
-        kind: Kind = json.loads((path / "config.json").read_bytes())["model_type"]
+        kind: NetworkKind = json.loads((path / "config.json").read_bytes())["model_type"]
         return kind
     return "inception"
 

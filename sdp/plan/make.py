@@ -9,7 +9,7 @@ from itertools import islice
 from sdp.config import JobConfig, ProcessConfig, TrainConfig
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
-from sdp.model.family import SD2, caption_bytes
+from sdp.model.family import SD2, caption_bytes, latent_shape
 from sdp.plan import model
 from sdp.plan.model import InstanceGroup, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, instances, reference
@@ -25,12 +25,12 @@ _HOSTS = 10
 _PROCESS_GPUS = 40
 """Default number of encoders in an offline pass, as published. The pass costs the same with any number."""
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
-_LATENT_BYTES = 2 * 4 / 64
-"""Bytes of a latent for each pixel of its image: four fp16 channels at an eighth of the side."""
+_LATENT_BYTES = 2 * math.prod(latent_shape(64)) / 64**2
+"""Bytes of an fp16 latent for each pixel of its image."""
 _TOKEN_BYTES, _EMBEDDING_BYTES = caption_bytes(None), caption_bytes(SD2.text_encoder["hidden_size"])
 """Bytes of a caption, as token ids and as fp16 embeddings."""
-_CHECKPOINT_GB = 13.9
-"""Size of a checkpoint: four fp32 copies of the 866 M parameters (weights, average, AdamW's two)."""
+_CHECKPOINT_GB = 4 * 4 * SD2.parameters["unet"] / 1e9
+"""Size of a checkpoint: four fp32 copies of the U-Net's parameters (weights, average, AdamW's two)."""
 _MONTH_H = 730.0
 
 

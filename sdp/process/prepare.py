@@ -12,7 +12,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import failed_before
 from sdp.datasets.source import order_retry
-from sdp.datasets.units import Rows, Work
+from sdp.datasets.units import Addresses, Work
 from sdp.encode.joined import contents_of
 from sdp.encode.pictures import Pictures, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
@@ -22,7 +22,7 @@ from sdp.model import family, sources
 from sdp.storage import open_storage
 
 _PIECE_BYTES = 1024 * 3 * 256 * 256
-"""Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
+"""Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 11 ms, however large it is."""
 _PIECE_ROWS = 256
 """Most rows of a piece at lower resolutions, where the transform of 256 rows takes about a second of a core."""
 
@@ -121,7 +121,7 @@ def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
 class Retry:
     """The rows that another attempt at a unit retries."""
 
-    rows: Rows
+    rows: Addresses
     reasons: dict[str, int]
     """Their earlier failures by reason, recorded in the part that supersedes them."""
 

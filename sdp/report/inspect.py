@@ -3,7 +3,6 @@
 `sdp report` makes its section of a run from the same description. Needs neither torch nor Ray.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,11 +25,13 @@ from sdp.errors import DatasetError, ModelError, SdpError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
+    NEWEST,
     checkpoint_name,
     find_checkpoint,
     read_config,
     read_ledger,
     read_marker,
+    run_of,
     state_in,
     tensor_sizes,
 )
@@ -39,11 +40,9 @@ from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.run_folder import RunFolder
 from sdp.train.timeline import SUMMARY
 
-Kind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
+SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
 
-_MARKERS: dict[str, Kind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
-_CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
-_NEWEST = re.compile(r"/checkpoints(/latest)?$")
+_MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
 _FOLDERS, _FILES = 100, 20_000
 """Limits on the folders and files that are listed if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
@@ -175,7 +174,7 @@ def describe(storage: Storage, *, verify: bool = False) -> Description | Run | C
 # --- what a URI is ---------------------------------------------------------------------------------------------------
 
 
-def kind_of(storage: Storage) -> Kind | None:
+def kind_of(storage: Storage) -> SubjectKind | None:
     """Return the kind of a folder by its marker file, or None."""
     return next(
         (kind for name, kind in _MARKERS.items() if storage.exists(name)), "run" if phases_of(storage) else None
@@ -187,16 +186,16 @@ def phases_of(storage: Storage) -> list[Storage]:
     return [phase for phase in map(storage.child, PHASES) if phase.exists(RUN)]
 
 
-def identify(storage: Storage) -> tuple[Kind, Storage]:
+def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
     """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
 
     A URI with datasets below it is refused with their names. One without Parquet files is refused too.
     """
     if kind := kind_of(storage):
         return kind, storage
-    if _NEWEST.search(storage.uri):
+    if NEWEST.search(storage.uri):
         return "checkpoint", find_checkpoint(storage.uri, storage.options)
-    if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
+    if run_of(storage.uri) != storage.uri and storage.names(limit=1):
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     if Path(storage.uri).is_file():
         raise DatasetError(f"{storage.uri}: a file; pass the folder that contains it")
@@ -261,7 +260,7 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
     with reading(folder.uri_of(COMPLETE), _HINT):
         marker = read_marker(folder)
         state = state_in(marker)
-        run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, folder.options)
+        run = open_storage(run_of(folder.uri), folder.options)
         datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
         events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
         stored = folder.list()
@@ -323,8 +322,9 @@ def _list_entry(run: Storage, step: int, problems: list[str]) -> dict[str, Any] 
     try:
         with reading(folder.uri_of(COMPLETE), _HINT):
             marker = read_marker(folder)
-            state = {name: marker["state"][name] for name in ("samples", "epoch", "loss")}
-            return {"step": step, **state, "bytes": int(marker["bytes"]), "created": marker["created"]}
+            state = state_in(marker)
+            counts = {name: getattr(state, name) for name in ("samples", "epoch", "loss")}
+            return {"step": step, **counts, "bytes": int(marker["bytes"]), "created": marker["created"]}
     except DatasetError as error:
         problems.append(str(error))
         return None

@@ -1,6 +1,5 @@
 """`sdp report`: one section for each dataset, run and evaluation, and for what it was made from."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,17 +10,16 @@ from sdp.datasets.manifest import MANIFEST, read_manifest
 from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import evaluated
+from sdp.model.checkpoints import run_of
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
-from sdp.report.inspect import Kind, identify, kind_of, phases_of
+from sdp.report.inspect import SubjectKind, identify, kind_of, phases_of
 from sdp.report.page import PageSection, write_page
 from sdp.report.run import run_sections
 from sdp.storage import Storage, StorageOptions, open_storage
 
 _LONGEST_LINEAGE = 9
-_IN_RUN = re.compile(r"/checkpoints(/.*)?$")
-"""The end of a checkpoint's URI, after its run's."""
-Subject = tuple[Kind, Storage]
+Subject = tuple[SubjectKind, Storage]
 """A dataset, run or evaluation, with its kind."""
 _ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
 
@@ -42,7 +40,7 @@ def write_report(
 
 
 def _default_file(uri: str) -> Path:
-    folder, _, name = _IN_RUN.sub("", uri).rpartition("/")
+    folder, _, name = run_of(uri).rpartition("/")
     return Path(folder if uri.startswith("/") else mkdtemp(prefix="sdp-report-")) / f"{name or 'sdp'}-report.html"
 
 
@@ -81,15 +79,15 @@ def _rank(section: PageSection) -> int:
 def _subjects_at(storage: Storage) -> list[Subject]:
     """Return the subjects of a URI: itself, the phases of a two-phase run, or a checkpoint's run."""
     kind = kind_of(storage)
-    if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
-        return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), storage.options))
+    if kind in (None, "checkpoint") and (run := run_of(storage.uri)) != storage.uri:
+        return _subjects_at(open_storage(run, storage.options))
     kind = kind or identify(storage)[0]
     if kind in ("files", "checkpoint"):
         raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
     return [(kind, phase) for phase in phases_of(storage)] or [(kind, storage)]
 
 
-def _lineage(kind: Kind | None, storage: Storage) -> Iterator[Subject]:
+def _lineage(kind: SubjectKind | None, storage: Storage) -> Iterator[Subject]:
     """Yield a subject, then what it was made from, as far as that can be read."""
     with suppress(SdpError):  # moved, no access, or damaged, which its own section reports
         for _ in range(_LONGEST_LINEAGE):
@@ -102,7 +100,7 @@ def _lineage(kind: Kind | None, storage: Storage) -> Iterator[Subject]:
             kind = kind_of(storage)
 
 
-def _made_from(kind: Kind, storage: Storage) -> str | None:
+def _made_from(kind: SubjectKind, storage: Storage) -> str | None:
     match kind:
         case "run":
             return next(iter(datasets_of(storage)), None)

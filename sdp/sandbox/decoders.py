@@ -29,7 +29,7 @@ from sdp.imaging import RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
 
-Piece = bytes | memoryview
+ImageData = bytes | memoryview
 Deliver = Callable[[Reply, memoryview], None]
 """Called with a handler's result, in another thread."""
 
@@ -57,7 +57,7 @@ class _TookTooLong(_Died):
 
 @dataclass(slots=True)
 class _Task:
-    data: Sequence[Piece]
+    data: Sequence[ImageData]
     deliver: Deliver
     tries: int = 0
 
@@ -81,7 +81,7 @@ class Decoders:
         for thread in self._threads:
             thread.start()
 
-    def put(self, data: Sequence[Piece], deliver: Deliver) -> None:
+    def put(self, data: Sequence[ImageData], deliver: Deliver) -> None:
         """Queue an image, given in pieces."""
         with self._changed:
             self._tasks.append(_Task(data, deliver))
@@ -163,7 +163,7 @@ class Sandbox:
         self._decoders = Decoders(settings, count)
         weakref.finalize(self, self._decoders.close)
 
-    def __call__(self, *data: Piece) -> tuple[Reply, memoryview]:
+    def __call__(self, *data: ImageData) -> tuple[Reply, memoryview]:
         """Return the handler's result for an image, given in pieces; raise RowError for an image that it refuses."""
         future: Future[tuple[Reply, memoryview]] = Future()
         self._decoders.put(data, lambda *reply: future.set_result(reply))
@@ -208,7 +208,7 @@ class _Child:
                 f"a decoder process does not start ({error}); see the worker's log for its messages"
             ) from error
 
-    def send(self, images: Sequence[Sequence[Piece]]) -> None:
+    def send(self, images: Sequence[Sequence[ImageData]]) -> None:
         try:
             os.write(self._sink, HEAD.pack(len(images)))
             for pieces in images:

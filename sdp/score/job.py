@@ -16,7 +16,7 @@ from sdp.console import counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import PartInfo, read_rows
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.prepare import Prepared, begin, with_tombstones
@@ -79,7 +79,7 @@ def find_duplicates(
     return count
 
 
-def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Rows]:
+def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Addresses]:
     """Return the hashes in some parts, with their rows."""
     tables = ordered_map(lambda path: read_rows(storage, path, ["row", "hash"]), paths, workers=8)
     table = pa.concat_tables(list(tables))
@@ -97,7 +97,7 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
         return {}
 
 
-def _search_here(shares: Sequence[tuple[near.Hashes, Rows]], rows: int, distance: int) -> Iterable[near.Pairs]:
+def _search_here(shares: Sequence[tuple[near.Hashes, Addresses]], rows: int, distance: int) -> Iterable[near.Pairs]:
     for number, mask in enumerate(near.masks(rows, distance) if shares else ()):
         yield search_shares(mask, distance, number == 0, *shares)
 
@@ -123,7 +123,7 @@ def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, 
     return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
-def search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Rows]) -> near.Pairs:
+def search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Addresses]) -> near.Pairs:
     """Return the pairs of near-duplicates in some hashes, with their rows, that agree under a mask."""
     hashes, rows = (np.concatenate(columns) for columns in zip(*shares, strict=True))
     return near.search(hashes, rows, mask, distance, equal=equal)

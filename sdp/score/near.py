@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sdp.datasets.units import Rows
+from sdp.datasets.units import Addresses
 from sdp.imaging import Pixels
 
 Hashes = NDArray[np.uint64]
-Pairs = tuple[Rows, Rows]
+Pairs = tuple[Addresses, Addresses]
 """Addresses of near-duplicates, pair by pair."""
 
 _SIDE, _KEPT = 32, 8
@@ -68,7 +68,7 @@ def partition_of(hashes: Hashes, mask: int, partitions: int) -> NDArray[np.int64
     return np.asarray(mixed % np.uint64(partitions), np.int64)
 
 
-def search(hashes: Hashes, rows: Rows, mask: int, distance: int, *, equal: bool) -> Pairs:
+def search(hashes: Hashes, rows: Addresses, mask: int, distance: int, *, equal: bool) -> Pairs:
     """Return pairs of near-duplicates that agree under a mask; with `equal`, also those of equal hashes.
 
     Of rows with one hash, only one is compared with others: millions of blank pictures are one hash.
@@ -88,7 +88,7 @@ def search(hashes: Hashes, rows: Rows, mask: int, distance: int, *, equal: bool)
     return _joined(pairs)
 
 
-def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple[Rows, Rows]]:
+def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple[Addresses, Addresses]]:
     """Yield positions of distinct hashes that agree under a mask and differ in at most `distance` bits."""
     keys = hashes & np.uint64(mask)
     order = np.argsort(keys)

@@ -11,7 +11,7 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.transform import Crops, Transform
-from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip
+from sdp.encode.work import PieceRows, RowsSpec, WorkItem, reason_to_skip
 from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
@@ -58,7 +58,7 @@ class ScoreSpec(RowsSpec):
             fields.append(pa.field("similarity", pa.float32()))
         return pa.schema([*fields, pa.field("hash", pa.uint64(), nullable=False)])
 
-    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
+    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its hashes, views and tokens."""
         tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None and self.similarity else None
         step = Transform(self.recipe, tokenizer, reason_to_skip(self), partial(_look, self), captioned=False)
@@ -76,7 +76,7 @@ class ScoreSpec(RowsSpec):
         layers = [] if self.aesthetics is None else self.aesthetics.load(self.storage)
         return Scorer(load.load_network(CLIPModel, path), self.view, self.settings, layers, self.similarity)
 
-    def encode(self, encoder: "Scorer | None", value: Chunk) -> Rows:
+    def encode(self, encoder: "Scorer | None", value: Chunk) -> PieceRows:
         """Score a chunk."""
         columns: dict[str, Any] = {"row": value.rows, "key": value.keys}
         hashes = value.crops[HASH][0].values if len(value) else np.zeros((0, 8), np.uint8)

@@ -67,7 +67,7 @@ class SourceFile:
     """A tag that changes with the content; None where the server sends none."""
 
 
-Files: TypeAlias = list[FileInfo]
+FileList: TypeAlias = list[FileInfo]
 Names: TypeAlias = list[str]  # inside the class, `list` is the method
 
 
@@ -84,7 +84,7 @@ class Storage(ABC):
         self.uri = location.uri
 
     @abstractmethod
-    def list(self, prefix: str = "") -> Files:
+    def list(self, prefix: str = "") -> FileList:
         """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from obstore.exceptions import (
 REPORTED: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 """The exceptions that obstore raises; TimeoutError is an OSError."""
 
-Kind = Literal[
+FailureKind = Literal[
     "transient",  # a retry may help
     "missing",
     "bucket",  # no such bucket
@@ -40,7 +40,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class StorageFailure:
-    kind: Kind
+    kind: FailureKind
     cause: str
 
 
@@ -52,7 +52,7 @@ class Reported(OSError):
         super().__init__(failure.cause)
 
 
-_CODES: Mapping[Kind, set[str]] = {
+_CODES: Mapping[FailureKind, set[str]] = {
     "transient": {
         *("Busy", "ConditionalRequestConflict", "InternalError", "NoSuchUpload", "OperationAborted", "RequestTimeout"),
         *("ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"),
@@ -67,7 +67,7 @@ _CODES: Mapping[Kind, set[str]] = {
     "region": {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"},
 }
 """S3's error codes by what they mean; the HTTP status decides for all others."""
-_TRANSPORT_ERRORS: tuple[tuple[str, Kind, str], ...] = (
+_TRANSPORT_ERRORS: tuple[tuple[str, FailureKind, str], ...] = (
     (r"InvalidCertificate\(|verify failed|UnknownIssuer", "other", "the server's certificate is not trusted"),
     ("InvalidContentType", "other", "the server does not speak TLS: use http:// instead of https://"),
     ("dns error", "transient", "the host's name cannot be resolved"),

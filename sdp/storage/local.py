@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
-from sdp.storage.base import HIDDEN, Data, FileInfo, Files, Names, Storage, checked, folder, view
+from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Names, Storage, checked, folder, view
 from sdp.storage.uri import Location
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _CAUSES: dict[int, tuple[type[StorageError], str]] = {
 
 
 class LocalStorage(Storage):
-    def list(self, prefix: str = "") -> Files:
+    def list(self, prefix: str = "") -> FileList:
         files = []
         with _explained(self.uri):
             for path, entry in self._walk(prefix):

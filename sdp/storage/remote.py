@@ -20,8 +20,8 @@ from obstore.store import GCSStore, S3Store
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage import aws
-from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, folder, view
-from sdp.storage.explain import Kind, StorageFailure, classify
+from sdp.storage.base import Data, FileInfo, FileList, Names, Storage, StorageOptions, checked, folder, view
+from sdp.storage.explain import FailureKind, StorageFailure, classify
 from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait
 from sdp.storage.uri import Location, shown
 
@@ -35,7 +35,7 @@ MULTIPART = 4 * 1024**3
 _PART = 64 * 1024 * 1024
 _PAGE = 1000  # objects that S3 lists at once
 
-_ERRORS: Mapping[Kind, tuple[type[SdpError], str]] = {
+_ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "missing": (NotFound, "{uri}: no such object; check the path"),
     "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
     "denied": (AccessDenied, "{uri}: access denied{at} ({cause}); check {remedy}"),
@@ -88,7 +88,7 @@ class ObjectStorage(Storage):
         self._bucket = bucket or Bucket(location, options)
         self._root = f"{location.path}/" if location.path else ""
 
-    def list(self, prefix: str = "") -> Files:
+    def list(self, prefix: str = "") -> FileList:
         files = self._listed(prefix, _info)
         return [files[path] for path in sorted(files)]
 
@@ -279,10 +279,10 @@ class ObjectStorage(Storage):
         except obstore.exceptions.BaseError as error:
             raise self._explain(path)(classify(error), "") from None
 
-    def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: Kind) -> T:
+    def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: FailureKind) -> T:
         return wait(persist(call, self.options, self._explain(path, **kinds)))
 
-    def _explain(self, path: str, **kinds: Kind) -> Callable[[StorageFailure, str], SdpError]:
+    def _explain(self, path: str, **kinds: FailureKind) -> Callable[[StorageFailure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
         access, location = self._bucket.access, self._bucket.location
 

@@ -51,7 +51,7 @@ FILE_LINES = 1000
 
 _METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
 
-Line = dict[str, Any]
+LogLine = dict[str, Any]
 
 _WHOLE = ("step", "samples", "epoch", "workers")
 _NUMBERS = ("epoch_done", "samples_per_s", "seconds")
@@ -71,8 +71,8 @@ log = logging.getLogger(__name__)
 class History:
     """The valid lines of a run's metrics and events."""
 
-    metrics: list[Line]
-    events: list[Line]
+    metrics: list[LogLine]
+    events: list[LogLine]
     problems: list[str]
     """One line for each file that has damaged lines."""
 
@@ -167,23 +167,23 @@ class RunFolder:
             lines = [json_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
             self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
 
-    def bad_rows(self) -> tuple[list[Line], list[str]]:
+    def bad_rows(self) -> tuple[list[LogLine], list[str]]:
         """Return a line with the reason for each bad row, and the problems of the files that list them."""
-        lines, problems = list[Line](), list[str]()
+        lines, problems = list[LogLine](), list[str]()
         for name in self.storage.names("bad_rows/"):
             in_file, problems_of_file = self._lines(name, _is_bad_row)
             lines += in_file
             problems += problems_of_file
         return lines, problems
 
-    def events(self) -> list[Line]:
+    def events(self) -> list[LogLine]:
         """Return the valid events; damaged ones are only logged."""
         lines, problems = self._lines(EVENTS, _is_event)
         for problem in problems:
             log.warning("%s", problem)
         return lines
 
-    def metrics(self) -> list[Line]:
+    def metrics(self) -> list[LogLine]:
         """Return the metrics; a repeated step appears once."""
         return self.history().metrics
 
@@ -221,9 +221,9 @@ class RunFolder:
         except NotFound:
             return b""
 
-    def _lines(self, path: str, is_good: Callable[[Line], bool]) -> tuple[list[Line], list[str]]:
+    def _lines(self, path: str, is_good: Callable[[LogLine], bool]) -> tuple[list[LogLine], list[str]]:
         """Return the valid lines of a file, and a problem that counts the others."""
-        good, damaged = list[Line](), list[int]()
+        good, damaged = list[LogLine](), list[int]()
         for number, text in enumerate(self._content(path).split(b"\n"), 1):
             if not text.strip():
                 continue
@@ -286,7 +286,7 @@ def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Fig
     return speeds
 
 
-def _speed_without_waits(line: Line) -> float:
+def _speed_without_waits(line: LogLine) -> float:
     busy = 1 - (line.get("time") or {}).get("data", 0.0) / line["step_seconds"]
     return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
 
@@ -308,7 +308,7 @@ def _parsed(text: bytes) -> Any:
         return None
 
 
-def _is_metric(line: Line) -> bool:
+def _is_metric(line: LogLine) -> bool:
     return (
         all(isinstance(line.get(name), int) and not isinstance(line[name], bool) for name in _WHOLE)
         and all(_is_number(line.get(name)) for name in _NUMBERS)
@@ -318,13 +318,13 @@ def _is_metric(line: Line) -> bool:
     )
 
 
-def _is_event(line: Line) -> bool:
+def _is_event(line: LogLine) -> bool:
     needed = {"end": "reason", "bad_step": "verdict"}.get(str(line.get("event")), "event")
     texts = all(isinstance(line.get(name), str) for name in ("time", "event", needed))
     return texts and isinstance(line.get("failures", []), list)
 
 
-def _is_bad_row(line: Line) -> bool:
+def _is_bad_row(line: LogLine) -> bool:
     return isinstance(line.get("row"), int) and isinstance(line.get("reason"), str)
 
 

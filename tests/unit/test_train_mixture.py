@@ -13,7 +13,7 @@ from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
-from sdp.model.checkpoints import FIRST, EpochStart, Place
+from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
 from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
@@ -23,7 +23,7 @@ SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
 
 
 def positions(
-    mixture: Mixture, epoch: int, start: int, stop: int, places: Sequence[Place] = ()
+    mixture: Mixture, epoch: int, start: int, stop: int, places: Sequence[DatasetPosition] = ()
 ) -> list[tuple[int, int, int]]:
     return [
         (span.dataset, span.epoch, position)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.model.checkpoints import Place
+from sdp.model.checkpoints import DatasetPosition
 
 _PATTERN = 4096
 """Length of the pattern in positions; weights are exact to this fraction."""
@@ -46,7 +46,7 @@ class Mixture:
         rounds, nth = divmod(self.sizes[0] - 1, int(self._counts[-1, 0]))
         return rounds * len(self._pattern) + int(np.flatnonzero(self._pattern == 0)[nth]) + 1
 
-    def spans(self, epoch: int, start: int, stop: int, places: Sequence[Place] = ()) -> list[MixtureSpan]:
+    def spans(self, epoch: int, start: int, stop: int, places: Sequence[DatasetPosition] = ()) -> list[MixtureSpan]:
         """Return positions [start, stop) of an epoch as spans of the datasets.
 
         `places` is where the datasets were when the epoch began; without it they are taken as unchanged since epoch 0.
@@ -64,7 +64,7 @@ class Mixture:
                 at += count
         return spans
 
-    def after(self, epoch: int, places: Sequence[Place] = ()) -> tuple[Place, ...]:
+    def after(self, epoch: int, places: Sequence[DatasetPosition] = ()) -> tuple[DatasetPosition, ...]:
         """Return where the datasets are at the end of an epoch."""
         ends = []
         for place, taken in zip(self._places(epoch, places), self._upto(self.rows).tolist(), strict=True):
@@ -73,7 +73,7 @@ class Mixture:
             ends.append((first + passes, position, size))
         return tuple(ends)
 
-    def _places(self, epoch: int, places: Sequence[Place]) -> list[Place]:
+    def _places(self, epoch: int, places: Sequence[DatasetPosition]) -> list[DatasetPosition]:
         """Return where the datasets are at the beginning of an epoch; one that has changed begins a new pass."""
         if not places:
             per_epoch = self._upto(self.rows).tolist()
