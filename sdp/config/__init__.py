@@ -18,6 +18,7 @@ from sdp.config.dreambooth import DreamboothConfig
 from sdp.config.dump import dump_yaml
 from sdp.config.evaluate import EvaluateConfig
 from sdp.config.generate import GenerateConfig
+from sdp.config.jobs import JOBS
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
@@ -49,17 +50,6 @@ __all__ = [
     "parse",
     "parse_into",
 ]
-
-JOBS: Mapping[str, type[JobConfig]] = {
-    "download": DownloadConfig,
-    "score": ScoreConfig,
-    "process": ProcessConfig,
-    "train": TrainConfig,
-    "generate": GenerateConfig,
-    "evaluate": EvaluateConfig,
-    "dreambooth": DreamboothConfig,
-}
-"""The model of each job, in the order of the pipeline."""
 
 
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:

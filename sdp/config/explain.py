@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sdp.config.base import Section, keys
+from sdp.config.jobs import JOBS
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
 from sdp.console import nearest
 from sdp.errors import Problem
@@ -121,8 +122,6 @@ def _by_initials(name: str, known: list[str]) -> str | None:
 
 def _jobs_with(path: str) -> list[str]:
     """Return the jobs that have a key or section, since the file of one may have been passed to another."""
-    from sdp.config import JOBS
-
     return [job for job, model in JOBS.items() if any(f"{key.path}.".startswith(f"{path}.") for key in keys(model))]
 
 

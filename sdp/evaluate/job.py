@@ -13,8 +13,8 @@ from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossWorker
+from sdp.evaluate.messages import closing, forecast
 from sdp.evaluate.prepare import EvaluatePlan, PictureSet, ReadTask, pinned, prepare, taken_down
-from sdp.evaluate.report import closing, forecast
 from sdp.evaluate.result import FeatureSet, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool

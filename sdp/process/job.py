@@ -37,8 +37,8 @@ from sdp.encode.table import assemble
 from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
+from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.report import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.ray_loss import unwrapped
 
 _WRITES = 4

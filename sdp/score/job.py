@@ -19,8 +19,8 @@ from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
+from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
-from sdp.process.report import ProcessFigures, forecast
 from sdp.score import near, report
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec

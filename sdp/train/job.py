@@ -30,9 +30,9 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
+from sdp.train.messages import progress_line, summary_lines
 from sdp.train.phases import finished_phases, refuse_other_phases, with_remaining_budget
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
-from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer
 from sdp.train.world import World, choose_device

@@ -42,9 +42,9 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
 from sdp.train.limits import OtherPhases
+from sdp.train.messages import progress_line
 from sdp.train.network import network_error
 from sdp.train.plan import TrainPlan
-from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device

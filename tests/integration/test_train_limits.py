@@ -23,8 +23,8 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
+from sdp.train.messages import summary_lines
 from sdp.train.plan import make_plan
-from sdp.train.progress import summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World

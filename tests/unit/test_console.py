@@ -9,7 +9,7 @@ import pytest
 
 from sdp.console import Progress, configure, say
 from sdp.model.checkpoints import TrainState
-from sdp.train.progress import summary_lines
+from sdp.train.messages import summary_lines
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from sdp.config import ProcessConfig, parse
 from sdp.datasets.outcomes import Counts
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import State
-from sdp.process.report import ProcessFigures, emit, progress_line, suggestion, summary
+from sdp.process.messages import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
 from sdp.telemetry.registry import RegistryBackend

@@ -6,8 +6,8 @@ import pytest
 
 from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.stragglers import behind, slowest
+from sdp.train.messages import progress_line
 from sdp.train.plan import TrainPlan
-from sdp.train.progress import progress_line
 
 
 def test_the_slowest_is_compared_with_the_others_and_its_part_is_where_it_loses_most() -> None:

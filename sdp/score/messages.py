@@ -3,8 +3,8 @@
 from sdp.config import ScoreConfig
 from sdp.console import counted, size
 from sdp.datasets.manifest import Dataset
+from sdp.process.messages import ProcessFigures, outcome_lines, run_lines
 from sdp.process.prepare import Prepared
-from sdp.process.report import ProcessFigures, outcome_lines, run_lines
 from sdp.score.stages import ScoreSpec
 
 _BYTES = 40
