@@ -21,7 +21,7 @@ from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
-from sdp.score import near, report
+from sdp.score import messages, near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec
 from sdp.storage import Storage
@@ -36,7 +36,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
     prepared = prepare(config)
     if dry_run:
         output = begin(prepared, only_failed=only_failed, write=False)
-        say(table(forecast(prepared, output, lambda images: report.scores_lines(prepared, images))))
+        say(table(forecast(prepared, output, lambda images: messages.scores_lines(prepared, images))))
         return ProcessSummary(None, ProcessFigures(job="score"))
     duplicates: int | None = None
 
@@ -47,7 +47,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
         return 0  # they stay in the dataset
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
-    say(table(report.summary(config, dataset, figures, duplicates)))
+    say(table(messages.summary(config, dataset, figures, duplicates)))
     return ProcessSummary(dataset, figures, duplicates)
 
 

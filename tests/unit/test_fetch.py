@@ -561,7 +561,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
-        assert not threading.Event().wait(OPTIONS.timeout_s + 0.5)
+        time.sleep(OPTIONS.timeout_s + 0.5)  # longer than a request may take
         basket.buffer.release(first.size)
         assert all(result.failure is None for result in basket.wait_for(2))
     finally:
