@@ -332,6 +332,11 @@ def start_beside_driver(kind: type, *arguments: Any, **options: Any) -> Any:
     return actor.options(**place, **options).remote(*arguments)
 
 
+TASK_RETRIES = 30
+"""Limit on Ray's retries of a call, so that one that always kills its worker cannot loop. It is high because Ray
+notices a lost node only after a few seconds, and each attempt to reach its actors meanwhile counts."""
+
+
 def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
     """Return the options of an actor that needs this accelerator type and this many GPUs; either may be absent."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}

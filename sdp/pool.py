@@ -32,9 +32,6 @@ _Task = TypeVar("_Task", contravariant=True)
 _Made = TypeVar("_Made", covariant=True)
 
 _MORE = "join a larger cluster (RAY_ADDRESS)"
-_TASK_RETRIES = 30
-"""Limit on Ray's retries, so that a task that always kills its worker cannot loop. Ray notices a lost node only after a
-few seconds, and each attempt to reach its actors meanwhile counts."""
 
 
 class PoolWorker(Protocol[_Task, _Made]):
@@ -189,18 +186,20 @@ class WorkerPool:
 
         gpus = float(cluster.on_gpus("scaling", self.scaling))
         items = [{"task": pickle.dumps(task)} for task in tasks]
+        role = self.workers.removesuffix("s")
+        actor: Any = type(role.capitalize(), (_PoolActor,), {})  # Ray's dashboard shows this name
         with cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s)):
             return ray.data.from_items(items, override_num_blocks=len(items)).map(
-                _PoolActor,  # type: ignore[arg-type]  # Ray's: it takes classes, too
-                fn_constructor_args=(pickle.dumps(make_worker), self.workers.removesuffix("s"), self.output),
+                actor,
+                fn_constructor_args=(pickle.dumps(make_worker), role, self.output),
                 num_cpus=None if gpus else 1,  # Ray Data warns if both are set
                 compute=ActorPoolStrategy(
                     min_size=min(self.scaling.least, len(items)),
                     max_size=min(self.scaling.most, len(items)),
                     max_tasks_in_flight_per_actor=2,
                 ),
-                max_restarts=_TASK_RETRIES,
-                max_task_retries=_TASK_RETRIES,
+                max_restarts=cluster.TASK_RETRIES,
+                max_task_retries=cluster.TASK_RETRIES,
                 **cluster.resource_options(self.scaling.accelerator, gpus),
             )
 

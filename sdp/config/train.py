@@ -92,6 +92,10 @@ class DataConfig(Section):
     ahead: Positive = key(4)
     """Batches that each trainer prepares ahead of need."""
 
+    def batch_of(self, trainers: int) -> int:
+        """Return the samples per step of that many trainers."""
+        return self.global_batch_size or self.batch_size * trainers
+
 
 class TrainTransformConfig(TransformConfig):
     """Decoding, resizing and cropping on CPU, if data.mode is online or collocated."""

@@ -39,9 +39,6 @@ from sdp.waiting import Place, Stall, repeating
 
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
-_TASK_RETRIES = 30
-"""Limit on Ray's retries of a unit, so that a unit that always kills its worker cannot loop. It is high because Ray
-notices a lost node only after a few seconds, and each attempt to reach its actors meanwhile counts."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def _dataset(
     at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
-        partial(_read, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
+        partial(read_units, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
         **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
@@ -124,12 +121,12 @@ def _dataset(
             enable_true_multi_threading=True,
         ),
         max_restarts=-1,
-        max_task_retries=_TASK_RETRIES,
+        max_task_retries=cluster.TASK_RETRIES,
         **ray_options,
     )
 
 
-def _read(
+def read_units(
     columns: list[str], output: Storage, options: StorageOptions, survey_to: int, row: dict[str, bytes]
 ) -> Iterator[dict[str, bytes]]:
     """Read a span, and yield a row for each unit."""

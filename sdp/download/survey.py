@@ -24,7 +24,7 @@ from sdp.datasets.index import Index
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.records import BadRecord, Whole, dump, parse
-from sdp.datasets.repeated import Keys
+from sdp.datasets.repeated import PIECE_ROWS, Keys
 from sdp.datasets.units import Addresses
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
@@ -34,7 +34,6 @@ from sdp.urls import key64
 
 FOLDER = "_survey/"
 
-PIECE_ROWS = 4_000_000
 _SMALL_SOURCE = 100_000
 """Rows that the driver surveys itself, since starting a process would take longer."""
 _READ_ROWS = 16_384

@@ -35,8 +35,6 @@ from sdp.waiting import Stall
 
 _STORAGE_RETRIES = 3
 """Retries of a storage that does not answer."""
-_TASK_RETRIES = 30
-"""Ray's own retries of a call: more than the desk allows, for workers that die before they reach it."""
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0
 
@@ -214,7 +212,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 batch_format="pyarrow",
                 compute=TaskPoolStrategy(size=placement.concurrency),
                 num_cpus=placement.transform_cpus,
-                max_retries=_TASK_RETRIES,
+                max_retries=cluster.TASK_RETRIES,
                 label_selector=dict(placement.labels) or None,
             )
             .map_batches(
@@ -232,7 +230,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 ),
                 num_cpus=placement.encoder_cpus,
                 max_restarts=-1,
-                max_task_retries=_TASK_RETRIES,
+                max_task_retries=cluster.TASK_RETRIES,
                 **cluster.resource_options(placement.accelerator, placement.gpus),
             )
         )

@@ -151,19 +151,15 @@ def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Pla
         encoders=encoders,
         encoder_gpus=count or (config.encode.most if config.data.mode == "online" else None),
         options=options,
-        checkpoint_samples=config.checkpoint.every_steps * _batch(config, gpus),
+        checkpoint_samples=config.checkpoint.every_steps * config.data.batch_of(gpus),
         checkpoints=config.checkpoint.keep_last,
         gpus_each=config.scaling.gpus_per_worker,
     )
 
 
-def _batch(config: TrainConfig, gpus: int) -> int:
-    return config.data.global_batch_size or config.data.batch_size * gpus
-
-
 def _samples(config: TrainConfig, gpus: int, rows: int | None) -> int:
     epochs = config.max_epochs * rows if config.max_epochs and rows else None
-    limits = [config.max_steps and config.max_steps * _batch(config, gpus), config.max_samples, epochs]
+    limits = [config.max_steps and config.max_steps * config.data.batch_of(gpus), config.max_samples, epochs]
     if not any(limits):
         raise UserError("plan: expected an end that can be counted, got max_epochs of unknown data; give --rows")
     return min(limit for limit in limits if limit)

@@ -38,7 +38,7 @@ def rooflines(config: TrainConfig, work: PlannedJob) -> Iterator[Roofline]:
     gathered_bytes = weight_bytes * parameters * (2 if shard == "full_shard" else 1)
     bytes_sent = gathered_bytes + gradient_bytes if sharded and shard != "hybrid" else 2 * gradient_bytes
     for phase in config.phases:
-        side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
+        side, batch = phase.data.resolution, phase.data.batch_of(work.trainer_gpus)
         flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
         flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])
         # The forward pass writes activations and the backward pass reads them. Both read the weights. The optimizer

@@ -60,7 +60,7 @@ def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float
     """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
     return sum(
         (phase.max_steps or 0)
-        * (phase.data.global_batch_size or phase.data.batch_size * phase.scaling.most)
+        * phase.data.batch_of(phase.scaling.most)
         * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
         for phase in phases
     )

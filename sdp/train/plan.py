@@ -122,7 +122,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     columns = None if offline else open_columns(config, datasets[0])
     _check_validation(config, model)
     tight = fit(config, sources.family(model, storage=options), embedded=embedded)
-    batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
+    batch = config.data.batch_of(config.scaling.most)
     if rows < batch:
         raise DatasetError(
             f"{config.source.uri}: expected at least {batch} rows, one step's, got {rows}; lower data.batch_size or "

@@ -88,7 +88,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, world = self.config, self.world
         self.state = TrainState(0)
-        self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
+        self.batch_size = config.data.batch_of(world.size)
         """Samples of a step, over all workers."""
 
         self.strategy = make_strategy(config.strategy, self.networks, world, config.precision)
