@@ -128,6 +128,19 @@ def processes(mark: str) -> Iterator[tuple[int, str]]:
         ahead += [child for child in children[process[0]] if child not in known]
 
 
+def title_of(pid: int, kind: str) -> str:
+    """Return the name of a process: `ray::` and its actor's class, if it is a worker."""
+    if kind != "worker" and kind in KINDS:
+        return kind
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it has ended
+        return kind
+    if line.startswith("ray::"):
+        return line.split()[0].split("(")[0].split(".")[0]
+    return "dashboard" if "dashboard" in line else "other"
+
+
 class Meter:
     """The CPU seconds of all processes that carry a mark, sampled: the last half second of each may be missing."""
 
@@ -342,8 +355,13 @@ class Chaos:
                 if elapsed > LONGEST_S:
                     end_all(mark)
                     return 124
-                if kills and kills[0].is_due(elapsed / took, log) and self._kill(kills[0].target, mark, cluster, draw):
-                    done.killed.append(f"{kills.pop(0).target} at {elapsed:.0f} s")
+                if (
+                    kills
+                    and kills[0].is_due(elapsed / took, log)
+                    and (killed := self._kill(kills[0].target, mark, cluster, draw))
+                ):
+                    done.killed.append(f"{killed} at {elapsed:.0f} s")
+                    kills.pop(0)
                 elif kills and kills[0].at is not None and elapsed > 2 * took * kills[0].at + 10:
                     kills.pop(0)  # there is none of them
                 time.sleep(0.02)  # kills come by the clock
@@ -355,18 +373,22 @@ class Chaos:
             end_all(mark, None if cluster is None else "driver")
         return code
 
-    def _kill(self, target: str, mark: str, cluster: RayCluster | None, draw: random.Random) -> bool:
+    def _kill(self, target: str, mark: str, cluster: RayCluster | None, draw: random.Random) -> str:
+        """Kill a target, and return what it was; an empty text if there is none."""
         if target == "s3":
             self._gateway.kill()
             time.sleep(draw.uniform(0, 4))  # how long the server is away
             self._gateway.start()
-            return True
+            return target
         if cluster is not None and target in ("node", "gcs"):
-            return cluster.lose(target, draw)
-        pids = sorted(pid for pid, kind in processes(mark) if kind == target)
-        if pids:
-            os.kill(draw.choice(pids), signal.SIGKILL)
-        return bool(pids)
+            return target if cluster.lose(target, draw) else ""
+        pids = sorted(pid for pid, kind in processes(mark) if target in (kind, title_of(pid, kind)))
+        if not pids:
+            return ""
+        pid = draw.choice(pids)
+        title = title_of(pid, target)
+        os.kill(pid, signal.SIGKILL)
+        return title
 
     def _judge(self, stage: Stage, output: str) -> str:
         try:

@@ -64,6 +64,13 @@ DIRECTED: Mapping[str, Case] = {
     **_in_each_stage("supervisor", clustered=True),
     # Ray is only just starting.
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
+    # The actors of which a job has only one.
+    "download-hub": Case("download", False, (Kill("ray::Hub", logged=_AT_WORK["download"]),)),
+    "process-desk": Case("process", False, (Kill("ray::Desk", logged=_AT_WORK["process"]),)),
+    "process-reader": Case("process", False, (Kill("ray::ReadPieces", logged=_AT_WORK["process"]),)),
+    "train-board": Case("train", False, (Kill("ray::Board", logged=_AT_WORK["train"]),)),
+    "train-trainer": Case("train", False, (Kill("ray::RayTrainWorker", logged=_AT_WORK["train"]),)),
+    "online-pool": Case("online", True, (Kill("ray::EncoderPool", logged=_AT_WORK["online"]),)),
     # Seeds that failed once.
     "seed-33": Case("generate", False, (Kill("dashboard agent", 0.303), Kill("raylet", 0.623), Kill("worker", 1.181))),
     "seed-43": Case("generate", True, (Kill("supervisor", 0.481), Kill("gcs", 0.589), Kill("gcs", 0.991))),

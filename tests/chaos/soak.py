@@ -27,7 +27,7 @@ from ray._private.internal_api import get_state_from_address, node_stats
 
 from sdp.console import duration, say, table
 from sdp.model.checkpoints import find_checkpoint, read_ledger
-from tests.chaos.__main__ import KINDS, Chaos, RayCluster, chaos_in, left_behind, processes, start_job
+from tests.chaos.__main__ import Chaos, RayCluster, chaos_in, left_behind, processes, start_job, title_of
 from tests.chaos.log import faults_in
 
 SAMPLE_S = 10.0
@@ -36,16 +36,6 @@ WARM_UP = 0.15
 END_S = 180.0
 Sample = dict[str, dict[str, float]]
 """The figures of each kind of process, and those of Ray."""
-
-
-def title_of(pid: int, kind: str) -> str:
-    """Return the name of a process: its actor's class, where it has one."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-    if kind in KINDS and kind != "worker":
-        return kind
-    if words and words[0].startswith("ray::"):
-        return words[0].split("(")[0].split(".")[0]
-    return "dashboard" if "dashboard" in " ".join(words) else "other"
 
 
 def figures_of(pid: int) -> dict[str, float]:
