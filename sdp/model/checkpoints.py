@@ -160,7 +160,7 @@ def steps_in(run: Storage) -> dict[int, bool]:
 
 def run_of(uri: str) -> str:
     """Return the URI of the run that a checkpoint belongs to; that of anything else is returned unchanged."""
-    return re.sub(r"/checkpoints(/[^/]*)?$", "", uri)
+    return re.sub(r"/checkpoints(/(latest|step-\d+))?/?$", "", uri)
 
 
 def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
