@@ -438,9 +438,9 @@ def _sleeps(tree: ast.Module) -> Iterator[int]:
                 yield node.lineno
             case ast.Call(func=ast.Name(id=name)) if name in sleeps:
                 yield node.lineno
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=event), attr="wait"), args=[_, *_]) if ast.unparse(
-                event
-            ).endswith("Event"):
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=event), attr="wait"), args=args, keywords=limits) if (
+                args or limits
+            ) and ast.unparse(event).endswith("Event"):
                 yield node.lineno
 
 

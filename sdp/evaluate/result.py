@@ -119,7 +119,7 @@ def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
     """Return the entry of a checkpoint's loss."""
     return {
         "checkpoint": spec.checkpoint.uri,
-        "run": run_of(spec.checkpoint.uri),
+        "run": run if (run := run_of(spec.checkpoint.uri)) != spec.checkpoint.uri else "",
         "weights": "ema" if spec.ema else "raw",
         "dataset": spec.dataset,
         "held_out_of_training": spec.settings.source is None,

@@ -387,7 +387,10 @@ class Chaos:
             return ""
         pid = draw.choice(pids)
         title = title_of(pid, target)
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return ""
         return title
 
     def _judge(self, stage: Stage, output: str) -> str:

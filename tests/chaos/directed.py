@@ -64,7 +64,7 @@ DIRECTED: Mapping[str, Case] = {
     **_in_each_stage("supervisor", clustered=True),
     # Ray is only just starting.
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
-    # The actors of which a job has only one.
+    # Single actors of a job, and a trainer.
     "download-hub": Case("download", False, (Kill("ray::Hub", logged=_AT_WORK["download"]),)),
     "process-desk": Case("process", False, (Kill("ray::Desk", logged=_AT_WORK["process"]),)),
     "process-reader": Case("process", False, (Kill("ray::ReadPieces", logged=_AT_WORK["process"]),)),

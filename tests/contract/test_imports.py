@@ -94,6 +94,7 @@ def test_no_rule_allows_an_import_that_does_not_exist() -> None:
         ({"train/loop.py": "import time as clock\nclock.sleep(1)"}, "time.sleep"),
         ({"train/loop.py": "from time import sleep as nap\nnap(1)"}, "time.sleep"),
         ({"train/loop.py": "from threading import Event\nEvent().wait(1)"}, "time.sleep"),
+        ({"train/loop.py": "from threading import Event\nEvent().wait(timeout=1)"}, "time.sleep"),
         ({"train/loop.py": "print('step')"}, "print"),
         ({"train/a.py": "class Plan: ...", "train/b.py": "Plan = dict[str, str]"}, "Plan is something else in"),
     ],
