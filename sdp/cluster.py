@@ -28,6 +28,10 @@ _START_S = 180.0
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
+TASK_RETRIES = 30
+"""Limit on Ray's retries of a call, and on restarts of a pool's actor, so that one that always kills its worker cannot
+loop. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
+meanwhile counts; and higher than the desk's, for workers that die before they reach it."""
 _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
 
@@ -330,11 +334,6 @@ def start_beside_driver(kind: type, *arguments: Any, **options: Any) -> Any:
     actor: Any = ray.remote(kind)
     place = {"num_cpus": 0, "scheduling_strategy": this_node(), "enable_task_events": False}
     return actor.options(**place, **options).remote(*arguments)
-
-
-TASK_RETRIES = 30
-"""Limit on Ray's retries of a call, so that one that always kills its worker cannot loop. It is high because Ray
-notices a lost node only after a few seconds, and each attempt to reach its actors meanwhile counts."""
 
 
 def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:

@@ -159,8 +159,8 @@ def steps_in(run: Storage) -> dict[int, bool]:
 
 
 def run_of(uri: str) -> str:
-    """Return the URI of the run that a checkpoint belongs to; that of anything else is returned unchanged."""
-    return re.sub(r"/checkpoints(/(latest|step-\d+))?/?$", "", uri)
+    """Return the URI of the run that a checkpoint (or a file in it) belongs to; any other URI is returned unchanged."""
+    return re.sub(r"/checkpoints(/.*)?$", "", uri)
 
 
 def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:

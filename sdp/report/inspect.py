@@ -3,6 +3,7 @@
 `sdp report` makes its section of a run from the same description. Needs neither torch nor Ray.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,6 +43,7 @@ from sdp.train.timeline import SUMMARY
 
 SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
 
+_CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
 _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
 _FOLDERS, _FILES = 100, 20_000
 """Limits on the folders and files that are listed if a URI is none of these."""
@@ -195,7 +197,7 @@ def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
         return kind, storage
     if NEWEST.search(storage.uri):
         return "checkpoint", find_checkpoint(storage.uri, storage.options)
-    if run_of(storage.uri) != storage.uri and storage.names(limit=1):
+    if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     if Path(storage.uri).is_file():
         raise DatasetError(f"{storage.uri}: a file; pass the folder that contains it")

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -122,7 +121,7 @@ def soak(chaos: Chaos, folder: Path, minutes: float, every_s: float, seed: int) 
                 say(f"{duration(elapsed)}: killed {name}")
             samples.append((elapsed, sample(mark, cluster.address)))
             (folder / "soak.json").write_text(json.dumps(samples))
-            threading.Event().wait(SAMPLE_S)
+            time.sleep(SAMPLE_S)
         ended = job.poll()
         job.send_signal(signal.SIGTERM)
         code = job.wait(END_S)

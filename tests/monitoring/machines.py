@@ -6,7 +6,7 @@ have the pids in there that the jobs tell of themselves, and other ones for the 
 """
 
 import os
-import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -64,7 +64,7 @@ def take_time() -> None:
     encode = work.EncodeSpec.encode
 
     def slowly(*arguments: Any) -> Any:
-        threading.Event().wait(PIECE_S)
+        time.sleep(PIECE_S)
         return encode(*arguments)
 
     work.EncodeSpec.encode = slowly  # type: ignore[method-assign]
