@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,10 @@ from sdp.leaving import clean_up, cleanups, kill_descendants
 _REACH_S = 10.0
 _START_S = 180.0
 """The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
+_ACTOR_START_S, _LINES_S, _GRACE_S = 300.0, 30.0, 5.0
+"""The longest start of an actor beside the driver, the time between lines meanwhile, and the main thread's to end."""
+_KILLED = "ray.kill"
+"""A text in the error of an actor that its job has ended."""
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
@@ -333,7 +338,37 @@ def start_beside_driver(kind: type, *arguments: Any, **options: Any) -> Any:
 
     actor: Any = ray.remote(kind)
     place = {"num_cpus": 0, "scheduling_strategy": this_node(), "enable_task_events": False}
-    return actor.options(**place, **options).remote(*arguments)
+    handle = actor.options(**place, **options).remote(*arguments)
+    threading.Thread(target=_await_start, args=(handle,), name="sdp-await-start", daemon=True).start()
+    return handle
+
+
+def _await_start(actor: Any) -> None:
+    """Say each half minute that an actor has not started, and end this process if it cannot.
+
+    Ray tries for ever, and says why only in its logs: where it finds no Python, for example.
+    """
+    import ray
+
+    logs = "see /tmp/ray/session_latest/logs" if is_local() else "see this node's logs of Ray"
+    began, ready = time.monotonic(), actor.__ray_ready__.remote()
+    try:
+        while not ray.wait([ready], timeout=_LINES_S)[0]:
+            waited_s = time.monotonic() - began
+            line = f"Ray has started no process on this node for {console.duration(waited_s)} ({logs})"
+            if waited_s > _ACTOR_START_S:
+                give_up(f"{line}; {ray_loss.REMEDY}")
+            console.say(line)
+        ray.get(ready)
+    except ray.exceptions.ActorDiedError as error:
+        if _KILLED not in str(error):
+            main = threading.main_thread()
+            main.join(_GRACE_S)
+            if main.is_alive():  # otherwise it has told the same
+                reason = ray_loss.reason_of(error)
+                give_up(f"Ray could not start a process on this node ({reason}); {ray_loss.REMEDY}")
+    except ray.exceptions.RayError:  # Ray is lost, which others notice
+        return
 
 
 def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:

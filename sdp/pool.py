@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
-from sdp import cluster, telemetry
+from sdp import cluster, ray_loss, telemetry
 from sdp.config import WorkersConfig
 from sdp.console import Progress, counted, duration, spent
-from sdp.errors import SdpError, UserError, one_line
+from sdp.errors import SdpError, UserError
 from sdp.lease import Lease
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ class Tracker:
     def add(self, pictures: int) -> None:
         """Count further pictures as done."""
         self._lease.check()
-        self.figures.done += pictures
+        if pictures:  # a thread that only shows the progress must change nothing
+            self.figures.done += pictures
         self.figures.elapsed_s = time.monotonic() - self._began
-        self.figures.gpu_hours = sum(self._pool.gpu_s.values()) / 3600
+        self.figures.gpu_hours = sum(list(self._pool.gpu_s.values())) / 3600  # another thread may add one
         self._progress.update(str(self.figures))
         self._telemetry.show("sdp_job_rows", self.figures.total, job=self._pool.job)
         self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._pool.job)
@@ -148,7 +149,7 @@ class WorkerPool:
     ) -> Iterator[Made]:
         """Yield each task's result as it comes, from this process or from actors on the cluster.
 
-        Only a worker in this process calls `on_rows` in the middle of a task.
+        Only a worker in this process reports rows in the middle of a task; for others `on_rows` gets 0 now and then.
         """
         if self.is_local:
             clock = _Clock()
@@ -167,8 +168,13 @@ class WorkerPool:
         from sdp.waiting import Stall, watched
 
         made = 0
+
+        def progress() -> int:
+            on_rows(0)
+            return made
+
         try:
-            with watched(Stall(self.job, [self._place()], self.scaling.wait_s), lambda: made):
+            with watched(Stall(self.job, [self._place()], self.scaling.wait_s), progress):
                 for row in self._dataset(make_worker, tasks).iter_rows():
                     result: Made | SdpError
                     result, worker_name, seconds = pickle.loads(row["made"])
@@ -212,8 +218,8 @@ class WorkerPool:
                 f"scaling.num_workers: {self.scaling.least} {self.workers} did not start within "
                 f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
-        line = one_line(error)[-300:]
-        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again to continue")
+        reason = ray_loss.reason_of(error)
+        return SdpError(f"{self.job}: the {self.workers} failed ({reason}); run the job again to continue")
 
 
 class _PoolActor:

@@ -25,7 +25,9 @@ _LOOK_S, _PRINT_S = 2.0, 5.0
 _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
-_REMEDY = "run the same command again, it continues"
+REMEDY = "run the same command again, it continues"
+_NO_REASON = "The actor never ran"
+"""The beginning of a last line of Ray's that hides the reason above it."""
 _PRINT_LAST_LINE = """
 line=$1
 while read -r word; do
@@ -56,10 +58,10 @@ class _Watch:
         logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
         lines = [
             f"{self.job}: Ray did not start within {duration(limit_s)}, or ended the driver meanwhile ({logs}); "
-            f"{_REMEDY}",
-            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {_REMEDY}",
-            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_REMEDY}",
-            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_REMEDY}",
+            f"{REMEDY}",
+            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {REMEDY}",
+            f"{self.job}: Ray's raylet on this node was lost ({logs}); {REMEDY}",
+            f"{self.job}: Ray's head (GCS) was lost ({logs}); {REMEDY}",
         ]
         prefix = "" if as_json() else "sdp: "
         standard_input, self._pipe = os.pipe()
@@ -162,11 +164,16 @@ def explained(job: str) -> Iterator[None]:
             raise
         if (own := unwrapped(error)) is not None:
             raise own from error
-        last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_REMEDY}") from error
+        raise SdpError(f"{job}: Ray failed ({reason_of(error)}); {REMEDY}") from error
     finally:
         watch.end()
         _watch = None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the line of one of Ray's errors that says what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_NO_REASON)]
+    return one_line([type(error).__name__, *lines][-1], 300)
 
 
 def unwrapped(error: BaseException) -> SdpError | None:

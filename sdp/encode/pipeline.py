@@ -24,7 +24,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from sdp import cluster, telemetry
+from sdp import cluster, ray_loss, telemetry
 from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.chunk import TransformStats
@@ -115,8 +115,8 @@ class Pipeline:
             while True:
                 if isinstance(result, BaseException):
                     self.state()  # raises the desk's reason, if it has one
-                    line = one_line(result)[-300:]
-                    raise SdpError(f"encode: Ray Data failed ({line}); run the job again to continue") from result
+                    reason = ray_loss.reason_of(result)
+                    raise SdpError(f"encode: Ray Data failed ({reason}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
                     if note.error is not None:

@@ -91,7 +91,11 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     try:
         for machine in entries[1:]:
             cluster.add_node(**machine)
-        environment = {**worker_environment(), "worker_process_setup_hook": lambda: take_time()}
+        hook = {
+            "worker_process_setup_hook": lambda: take_time(),
+            "env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])},  # where workers find the hook
+        }
+        environment = {**worker_environment(), **hook}
         submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
         ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment, job_config=submitted)
         cluster.wait_for_nodes()

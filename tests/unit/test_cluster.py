@@ -1,5 +1,6 @@
 """Connecting to a Ray cluster that is missing or refuses us."""
 
+import re
 import subprocess
 import sys
 
@@ -102,3 +103,53 @@ def test_a_cluster_without_its_heads_node_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(SdpError, match=r"^Ray's head has lost its raylet, so its node is gone; restart the head$"):
         cluster.connect()
+
+
+NONE = r"Ray has started no process on this node for \d.\d s \(see /tmp/ray/session_latest/logs\)"
+FAILED = r"Ray could not start a process on this node \(ModuleNotFoundError: No module named 'no'\)"
+
+
+@pytest.mark.parametrize(
+    ("environment", "limits", "last"),
+    [
+        ({"py_executable": "/no/such/python"}, {}, NONE),
+        ({"worker_process_setup_hook": "no.such.module"}, {"max_restarts": 2, "max_task_retries": -1}, FAILED),
+        ({"worker_process_setup_hook": "no.such.module"}, {}, FAILED),
+    ],
+)
+def test_a_ray_that_cannot_start_workers_ends_the_job(
+    environment: dict[str, str], limits: dict[str, int], last: str
+) -> None:
+    """Even if the job waits for something else than the actor."""
+    script = (
+        "import ray, threading\n"
+        "from sdp import cluster, ray_loss\n"
+        "class Hub: ...\n"
+        "cluster._LINES_S, cluster._ACTOR_START_S, cluster._GRACE_S = 2.0, 5.0, 0.1\n"
+        "with ray_loss.explained('download'):\n"
+        f"    cluster.connect(num_cpus=1, runtime_env={environment})\n"
+        f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
+        "    threading.Event().wait(60)\n"
+    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    *lines, error = program.stderr.splitlines()
+    assert program.returncode == 1
+    assert all(re.fullmatch(NONE, line) for line in lines), lines
+    assert len(lines) == 2 or last == FAILED
+    assert re.fullmatch(f"sdp: {last}; run the same command again, it continues", error)
+
+
+def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> None:
+    script = (
+        "import ray, threading\n"
+        "from sdp import cluster\n"
+        "class Hub: ...\n"
+        "cluster._GRACE_S = 0.1\n"
+        "cluster.connect(num_cpus=1)\n"
+        "ray.kill(cluster.start_beside_driver(Hub))\n"
+        "for thread in threading.enumerate():\n"
+        "    if thread.name == 'sdp-await-start':\n"
+        "        thread.join(60)\n"
+    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (program.returncode, program.stderr) == (0, "")

@@ -1,12 +1,14 @@
-"""The pool's count of GPU time, without a cluster."""
+"""The pool's count of GPU time and its progress, without a cluster."""
 
 import pickle
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from sdp import waiting
 from sdp.config import WorkersConfig
 from sdp.errors import UserError
 from sdp.pool import PoolFigures, WorkerPool, _PoolActor
@@ -56,3 +58,18 @@ def test_a_worker_on_a_cpu_has_no_gpu_hours() -> None:
     assert "GPU" not in PoolFigures(5, 1, 3600.0).summary
     assert PoolFigures(5, 2, 3600.0, 1.5).summary == "2 pictures in 1:00:00, 1.50 GPU-hours, 0.000556/s"
     assert "· 1.50 GPU-hours ·" in str(PoolFigures(5, 2, 3600.0, 1.5))
+
+
+def test_a_pool_shows_its_progress_while_no_worker_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = threading.Event()
+
+    def rows() -> Iterator[dict[str, bytes]]:
+        assert shown.wait(20)
+        yield {"made": pickle.dumps((4, "a", 0.0))}
+
+    monkeypatch.setattr(waiting, "_STALLED_S", 1.0)
+    monkeypatch.setattr(WorkerPool, "is_local", False)
+    monkeypatch.setattr(WorkerPool, "_place", lambda _: None)
+    monkeypatch.setattr(WorkerPool, "_dataset", lambda *_: SimpleNamespace(iter_rows=rows))
+    pool = WorkerPool("generate", "generators", WorkersConfig())
+    assert list(pool.run(Worker, [2], lambda done: None if done else shown.set())) == [4]
