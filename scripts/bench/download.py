@@ -4,7 +4,8 @@
 programs fetch them, resize the shorter side to 256, cut the centre square and encode at quality 95. They fetch each
 image several times, under URLs with different queries, so that start-up does not dominate. Both also run on a few
 images: the difference is the cost of an image. At the end the pixels of both are compared. `--stages` measures only
-sdp's steps on a fetched image, in one process and without a server.
+sdp's steps on a fetched image, in one process and without a server. At the smallest size sdp runs alone, and Python
+serves.
 
     python -m scripts.bench.download [--images 3000] [--passes 3] [--stages]
 """
@@ -23,7 +24,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -31,30 +35,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from scripts.bench._cases import sized
 from scripts.bench._photos import make_photos
 from scripts.bench._processes import Cost, run_and_measure
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "img2dataset==1.47.0"
 HOME = ROOT / ".tools" / "bench-img2dataset"
-SIZE, QUALITY, FEW = 256, 95, 20
+SIZE, QUALITY, FEW = 256, 95, sized(20, 4)
 TIMEOUT_S = 1200
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=3000, help="different JPEGs")
-    parser.add_argument("--passes", type=int, default=3, help="number of times to fetch each")
+    parser.add_argument("--images", type=int, default=sized(3000, 12), help="different JPEGs")
+    parser.add_argument("--passes", type=int, default=sized(3, 1), help="number of times to fetch each")
     parser.add_argument("--connections", type=int, default=128, help="concurrent requests, for both")
     parser.add_argument("--stages", action="store_true", help="only sdp's steps on an image, in one process")
     options = parser.parse_args(arguments)
+    alone = sized(False, True)
     if options.stages:
         return _print_stages(options.images)
     nginx = shutil.which("nginx")
-    if nginx is None:
+    if nginx is None and not alone:
         print("bench download: needs nginx; apt-get install nginx", file=sys.stderr)
         return 2
-    peer = _peer()
+    peer = None if alone else _peer()
     with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
         folder = Path(name)
         began = time.monotonic()
@@ -63,20 +69,21 @@ def main(arguments: list[str] | None = None) -> int:
             f"{options.images} JPEGs, {total / options.images / 1000:.0f} KB on average, "
             f"made in {time.monotonic() - began:.0f} s"
         )
-        with _nginx(nginx, folder) as base:
+        with _python(folder) if alone or nginx is None else _nginx(nginx, folder) as base:
             return _compare(peer, base, folder, options.images, options.passes, options.connections)
 
 
-def _compare(peer: Path, base: str, folder: Path, images: int, passes: int, connections: int) -> int:
+def _compare(peer: Path | None, base: str, folder: Path, images: int, passes: int, connections: int) -> int:
     urls = [f"{base}/{number:05d}.jpg?pass={turn}" for turn in range(passes) for number in range(images)]
     results: dict[str, tuple[Cost, Cost]] = {}
-    for name, run in (("img2dataset", _run_peer), ("sdp", _run_sdp)):
+    programs = {**({"img2dataset": partial(_run_peer, peer)} if peer else {}), "sdp": _run_sdp}
+    for name, run in programs.items():
         costs = []
         for count, rows in (("few", urls[:FEW]), ("all", urls)):
             work = folder / f"{name}-{count}"
             work.mkdir()
             _write_list(work / "urls.parquet", rows)
-            cost = run(peer, work, connections)
+            cost = run(work, connections)
             if cost.code:
                 print(f"bench download: {name} ended with exit code {cost.code}", file=sys.stderr)
                 return 1
@@ -85,13 +92,12 @@ def _compare(peer: Path, base: str, folder: Path, images: int, passes: int, conn
         _print(name, costs[0], costs[1], len(urls))
     sdp_images = _images_of_sdp(folder / "sdp-all" / "out")
     peer_images = _images_of_peer(folder / "img2dataset-all" / "out")
-    if len(sdp_images) != len(urls) or len(peer_images) != len(urls):
-        print(
-            f"bench download: expected {len(urls)} images, got {len(sdp_images)} from sdp and {len(peer_images)} from "
-            "img2dataset",
-            file=sys.stderr,
-        )
+    counts = {"img2dataset": len(peer_images), "sdp": len(sdp_images)}
+    if wrong := [f"{counts[name]:,} from {name}" for name in programs if counts[name] != len(urls)]:
+        print(f"bench download: expected {len(urls):,} images, got {' and '.join(wrong)}", file=sys.stderr)
         return 1
+    if peer is None:
+        return 0
     _print_ratios(results, len(urls))
     ratios = [_psnr(sdp_images[url], peer_images[url]) for url in urls[: min(images, 1000)]]
     print(f"PSNR of the pixels: mean {np.mean(ratios):.1f} dB, worst {min(ratios):.1f} dB")
@@ -185,7 +191,7 @@ def _run_peer(peer: Path, work: Path, connections: int) -> Cost:
     return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=work, env={**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"})
 
 
-def _run_sdp(_: Path, work: Path, connections: int) -> Cost:
+def _run_sdp(work: Path, connections: int) -> Cost:
     rows = pq.read_metadata(work / "urls.parquet").num_rows
     rows_per_file = min(1000, -(-rows // 4))  # several parts even in the short run, so that as many processes start
     config = {
@@ -210,6 +216,16 @@ def _sdp(path: str) -> int:
 
 
 # The server, the lists and the pixels.
+
+
+@contextmanager
+def _python(folder: Path) -> Iterator[str]:
+    """Serve a folder from a thread; yield the base URL."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "www"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @contextmanager

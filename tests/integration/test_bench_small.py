@@ -12,13 +12,11 @@ from scripts.benchmarks import FOLDER, benchmarks
 pytestmark = pytest.mark.slow
 
 TESTED_ELSEWHERE = {"fake_gpu", "gpu_train", "scaling", "tables"}
-NEEDS_A_PEER = {"download"}
-"""Installs img2dataset from a package registry first."""
-MEASURES_A_START = {"cli_start", "exporter"}
+MEASURES_A_START = {"cli_start", "download", "exporter"}
 """Measures what a new process takes, so it starts anew; the others are forked from one that has loaded torch."""
 
 
-@pytest.mark.parametrize("name", sorted(benchmarks(FOLDER).keys() - TESTED_ELSEWHERE - NEEDS_A_PEER))
+@pytest.mark.parametrize("name", sorted(benchmarks(FOLDER).keys() - TESTED_ELSEWHERE))
 def test_a_benchmark_runs_at_its_smallest_size(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"scripts.bench.{name}"],
