@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,19 +24,22 @@ from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import clean_up, cleanups, kill_descendants
 
+_LOGS = "/tmp/ray/session_latest/logs"
 _REACH_S = 10.0
 _START_S = 180.0
 """The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
-_ACTOR_START_S, _LINES_S, _GRACE_S = 300.0, 30.0, 5.0
-"""The longest start of an actor beside the driver, the time between lines meanwhile, and the main thread's to end."""
+_ACTOR_START_S, _LINES_S = 300.0, 30.0
+"""The longest start of an actor beside the driver, and the time between lines about one that has not started."""
+_GRACE_S = 5.0
+"""Time for the main thread to report the same error and end."""
 _KILLED = "ray.kill"
-"""A text in the error of an actor that its job has ended."""
+"""Part of Ray's error for an actor that the job itself has killed."""
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 TASK_RETRIES = 30
-"""Limit on Ray's retries of a call, and on restarts of a pool's actor, so that one that always kills its worker cannot
-loop. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
+"""Limit on Ray's retries of a call, and on restarts of the hub and of a pool's actors, so that one that always fails
+ends. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
 meanwhile counts; and higher than the desk's, for workers that die before they reach it."""
 _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
@@ -215,10 +219,10 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
             f"RAY_ADDRESS: the Ray cluster at {address!r} refuses this token; set RAY_AUTH_TOKEN or "
             "RAY_AUTH_TOKEN_PATH to the cluster's token"
         )
-    cause = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
+    cause = ray_loss.reason_of(error)
     if address:
         return _unreachable(f"cannot join a Ray cluster at {address!r} ({cause})")
-    return SdpError(f"Ray does not start on this machine ({cause}); see /tmp/ray/session_latest/logs")
+    return SdpError(f"Ray does not start on this machine ({cause}); see {_LOGS}")
 
 
 @contextlib.contextmanager
@@ -235,16 +239,48 @@ def data_settings(**settings: Any) -> Iterator[None]:
             for operator in executor._topology:
                 getattr(operator, "_output_blocks_stats", []).clear()
 
+    if is_local():
+        _forget_statistics()
     # Ray Data also raises its errors, which sdp reports in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context = DataContext.get_current().copy()
-    defaults = {"enable_progress_bars": False, "custom_execution_callback_classes": [ForgetBlocks]}
+    defaults = {
+        "enable_progress_bars": False,
+        "raise_original_map_exception": True,
+        "custom_execution_callback_classes": [ForgetBlocks],
+    }
     for name, value in {**defaults, **settings}.items():
         setattr(context, name, value)
     with DataContext.current(context), warnings.catch_warnings():
         # Ray warns that 2.64 removes arguments such as max_task_retries; without that one it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         yield
+
+
+def _forget_statistics() -> None:
+    """Start no actors for what Ray Data tells the dashboard and the autoscaler, of which a local Ray has neither."""
+    import ray
+    from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
+    from ray.data._internal.execution import streaming_executor
+    from ray.data._internal.execution.interfaces import ExecutionResources
+    from ray.data._internal.stats import _StatsManager
+
+    class FixedSize(ClusterAutoscaler):
+        def try_trigger_scaling(self) -> None: ...
+
+        def on_executor_shutdown(self) -> None: ...
+
+        def get_total_resources(self) -> ExecutionResources:
+            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+            total: ExecutionResources = ExecutionResources.from_resource_dict(resources)
+            return total
+
+    executor: Any = streaming_executor
+    executor.create_cluster_autoscaler = lambda *_, **__: FixedSize()
+    statistics: Any = _StatsManager
+    statistics.gen_dataset_id_from_stats_actor = lambda: secrets.token_hex(16)
+    for name in ("register_dataset_to_stats_actor", "update_execution_metrics", "update_iteration_metrics"):
+        setattr(statistics, name, lambda *_, **__: None)
 
 
 @contextlib.contextmanager
@@ -329,44 +365,52 @@ def this_node() -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def start_beside_driver(kind: type, *arguments: Any, **options: Any) -> Any:
+def start_beside_driver(kind: type, *arguments: Any, watched: bool = True, **options: Any) -> Any:
     """Start an actor that reserves nothing on this node, so that it is not lost with another one.
 
     Ray's head does not record its calls: there are several for each piece of work, and the head remembers 100,000.
+    If it is watched and cannot start, a driver ends.
     """
     import ray
 
     actor: Any = ray.remote(kind)
     place = {"num_cpus": 0, "scheduling_strategy": this_node(), "enable_task_events": False}
     handle = actor.options(**place, **options).remote(*arguments)
-    threading.Thread(target=_await_start, args=(handle,), name="sdp-await-start", daemon=True).start()
+    if watched and ray.get_runtime_context().get_actor_id() is None:
+        work = partial(_await_start, kind.__name__, handle)
+        threading.Thread(target=work, name="sdp-await-start", daemon=True).start()
     return handle
 
 
-def _await_start(actor: Any) -> None:
-    """Say each half minute that an actor has not started, and end this process if it cannot.
+def _await_start(name: str, actor: Any) -> None:
+    """Say each half minute that an actor has not started, and end this process if it cannot start.
 
-    Ray tries for ever, and says why only in its logs: where it finds no Python, for example.
+    Where Ray finds no Python, for example, it tries for ever and says so only in its logs.
     """
     import ray
 
-    logs = "see /tmp/ray/session_latest/logs" if is_local() else "see this node's logs of Ray"
-    began, ready = time.monotonic(), actor.__ray_ready__.remote()
+    began = line_at = time.monotonic()
     try:
-        while not ray.wait([ready], timeout=_LINES_S)[0]:
-            waited_s = time.monotonic() - began
-            line = f"Ray has started no process on this node for {console.duration(waited_s)} ({logs})"
-            if waited_s > _ACTOR_START_S:
-                give_up(f"{line}; {ray_loss.REMEDY}")
-            console.say(line)
-        ray.get(ready)
-    except ray.exceptions.ActorDiedError as error:
+        ready = actor.__ray_ready__.remote()
+        while ray.is_initialized() and not ray.wait([ready], timeout=1.0)[0]:
+            now = time.monotonic()
+            line = f"Ray has not started {name} on this node after {console.duration(now - began)}"
+            if now - began > _ACTOR_START_S:
+                give_up(f"{line}; see {_LOGS}, then run the same command again")
+            if now - line_at > _LINES_S:
+                line_at = now
+                console.say(f"{line}; see {_LOGS}")
+        if ray.is_initialized():  # otherwise `get` would start another Ray
+            ray.get(ready)
+    except (ray.exceptions.ActorDiedError, ray.exceptions.RuntimeEnvSetupError) as error:
         if _KILLED not in str(error):
             main = threading.main_thread()
             main.join(_GRACE_S)
-            if main.is_alive():  # otherwise it has told the same
+            if main.is_alive():  # otherwise it has reported the error itself
                 reason = ray_loss.reason_of(error)
-                give_up(f"Ray could not start a process on this node ({reason}); {ray_loss.REMEDY}")
+                give_up(
+                    f"Ray could not start {name} on this node ({reason}); mend that, and run the same command again"
+                )
     except ray.exceptions.RayError:  # Ray is lost, which others notice
         return
 

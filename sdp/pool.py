@@ -89,14 +89,14 @@ class Tracker:
     def add(self, pictures: int) -> None:
         """Count further pictures as done."""
         self._lease.check()
-        if pictures:  # a thread that only shows the progress must change nothing
+        if pictures:  # "+= 0" in another thread could undo an addition
             self.figures.done += pictures
         self.figures.elapsed_s = time.monotonic() - self._began
         self.figures.gpu_hours = sum(list(self._pool.gpu_s.values())) / 3600  # another thread may add one
         self._progress.update(str(self.figures))
         self._telemetry.show("sdp_job_rows", self.figures.total, job=self._pool.job)
         self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._pool.job)
-        if self._counter is not None:
+        if pictures and self._counter is not None:
             self._telemetry.reach(self._counter, self.figures.done)
 
 
@@ -149,7 +149,7 @@ class WorkerPool:
     ) -> Iterator[Made]:
         """Yield each task's result as it comes, from this process or from actors on the cluster.
 
-        Only a worker in this process reports rows in the middle of a task; for others `on_rows` gets 0 now and then.
+        A worker in this process calls `on_rows` during a task. For actors, a thread calls it with 0 every few seconds.
         """
         if self.is_local:
             clock = _Clock()

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from sdp.console import as_json, duration, formatted, say
@@ -26,8 +27,8 @@ _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 REMEDY = "run the same command again, it continues"
-_NO_REASON = "The actor never ran"
-"""The beginning of a last line of Ray's that hides the reason above it."""
+_NOTES = ("The actor never ran", "Failed to apply UDF transform")
+"""The beginnings of what Ray adds below a reason."""
 _PRINT_LAST_LINE = """
 line=$1
 while read -r word; do
@@ -171,9 +172,12 @@ def explained(job: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the line of one of Ray's errors that says what happened."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_NO_REASON)]
-    return one_line([type(error).__name__, *lines][-1], 300)
+    """Return the reason in one of Ray's errors: what follows the last line of a traceback."""
+    before_notes = takewhile(lambda line: not line.startswith(_NOTES), str(error).splitlines())
+    lines = [line for line in before_notes if line.strip()]
+    frames = [number for number, line in enumerate(lines) if line[0].isspace()]
+    reason = lines[frames[-1] + 1 :] if frames else lines
+    return one_line(" ".join(reason or lines[-1:]) or type(error).__name__, 300)
 
 
 def unwrapped(error: BaseException) -> SdpError | None:

@@ -4,8 +4,8 @@
 programs fetch them, resize the shorter side to 256, cut the centre square and encode at quality 95. They fetch each
 image several times, under URLs with different queries, so that start-up does not dominate. Both also run on a few
 images: the difference is the cost of an image. At the end the pixels of both are compared. `--stages` measures only
-sdp's steps on a fetched image, in one process and without a server. At the smallest size sdp runs alone, and Python
-serves.
+sdp's steps on a fetched image, in one process and without a server. At the smallest size sdp runs alone, and
+Python's own server has the images.
 
     python -m scripts.bench.download [--images 3000] [--passes 3] [--stages]
 """
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     alone = sized(False, True)
     if options.stages:
         return _print_stages(options.images)
-    nginx = shutil.which("nginx")
+    nginx = None if alone else shutil.which("nginx")
     if nginx is None and not alone:
         print("bench download: needs nginx; apt-get install nginx", file=sys.stderr)
         return 2
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{options.images} JPEGs, {total / options.images / 1000:.0f} KB on average, "
             f"made in {time.monotonic() - began:.0f} s"
         )
-        with _python(folder) if alone or nginx is None else _nginx(nginx, folder) as base:
+        with _nginx(nginx, folder) if nginx else _python(folder) as base:
             return _compare(peer, base, folder, options.images, options.passes, options.connections)
 
 
@@ -221,11 +221,17 @@ def _sdp(path: str) -> int:
 @contextmanager
 def _python(folder: Path) -> Iterator[str]:
     """Serve a folder from a thread; yield the base URL."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "www"))
+    handler = partial(_Quiet, directory=str(folder / "www"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
 
 
 @contextmanager

@@ -77,8 +77,9 @@ def write_parts(
 
     `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
     """
-    limits = {"max_restarts": cluster.TASK_RETRIES, "max_task_retries": -1}
-    hub = cluster.start_beside_driver(Hub, settings.config.hosts, **limits)
+    hub = cluster.start_beside_driver(
+        Hub, settings.config.hosts, max_restarts=cluster.TASK_RETRIES, max_task_retries=-1
+    )
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
         parts = _dataset(settings, output, pending, shape, hub, survey_to)
     infos: list[PartInfo] = []
@@ -198,7 +199,9 @@ def _progress(hub: Any, rows: int, emit: Telemetry, stall: Stall) -> Iterator[No
 
     def show(timeout_s: float = 10.0) -> None:
         figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
-        stall.check((figures.requests, figures.done), time.monotonic(), busy=lambda: figures.workers > 0)
+        detail = "" if figures.workers else "no worker has reported yet"
+        progress_so_far = figures.requests, figures.done
+        stall.check(progress_so_far, time.monotonic(), detail, busy=lambda: figures.workers > 0)
         progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
         messages.emit(emit, figures, rows)
 

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
-from sdp import cluster
+from sdp import cluster, ray_loss
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
-from sdp.errors import SdpError, one_line
+from sdp.errors import SdpError
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.encoders_needed import encoders_needed
 from sdp.train.data.images import (
@@ -99,6 +99,7 @@ def start_pool(images: ImagesDataset, placement: Placement, board: Any, requests
         max_concurrency=max(1000, 2 * requests),
         max_restarts=_RETRIES,
         max_task_retries=_RETRIES,
+        watched=False,  # the board is, and a pool that fails is replaced
     )
 
 
@@ -327,7 +328,9 @@ class EncoderPool:
         except Exception as error:  # noqa: BLE001 (raised in the trainers)
             for request in fed.values():
                 self._waiting.put(request)
-            self._fail(error if isinstance(error, SdpError) else SdpError(f"encode: {one_line(error)}"), encoders)
+            self._fail(
+                error if isinstance(error, SdpError) else SdpError(f"encode: {ray_loss.reason_of(error)}"), encoders
+            )
 
     def _next(self) -> _Request | None:
         try:

@@ -105,8 +105,8 @@ def test_a_cluster_without_its_heads_node_is_refused(monkeypatch: pytest.MonkeyP
         cluster.connect()
 
 
-NONE = r"Ray has started no process on this node for \d.\d s \(see /tmp/ray/session_latest/logs\)"
-FAILED = r"Ray could not start a process on this node \(ModuleNotFoundError: No module named 'no'\)"
+NONE = r"Ray has not started Hub on this node after \d.\d s; see /tmp/ray/session_latest/logs"
+FAILED = r"Ray could not start Hub on this node \(ModuleNotFoundError: No module named 'no'\); mend that"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
         "import ray, threading\n"
         "from sdp import cluster, ray_loss\n"
         "class Hub: ...\n"
-        "cluster._LINES_S, cluster._ACTOR_START_S, cluster._GRACE_S = 2.0, 5.0, 0.1\n"
+        "cluster._LINES_S, cluster._ACTOR_START_S, cluster._GRACE_S = 1.5, 5.0, 0.1\n"
         "with ray_loss.explained('download'):\n"
         f"    cluster.connect(num_cpus=1, runtime_env={environment})\n"
         f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
@@ -136,7 +136,7 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
     assert program.returncode == 1
     assert all(re.fullmatch(NONE, line) for line in lines), lines
     assert len(lines) == 2 or last == FAILED
-    assert re.fullmatch(f"sdp: {last}; run the same command again, it continues", error)
+    assert re.fullmatch(f"sdp: {last}, (then|and) run the same command again", error)
 
 
 def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> None:

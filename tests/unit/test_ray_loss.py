@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import SdpError
-from sdp.ray_loss import explained
+from sdp.ray_loss import explained, reason_of
 
 DRIVER = """
 import os, pathlib, signal, socket, subprocess, sys, threading, types
@@ -108,6 +108,20 @@ def test_an_error_of_ray_is_one_line() -> None:
     line = r"^process: Ray failed \(the owner died\); run the same command again, it continues$"
     with pytest.raises(SdpError, match=line), explained("process"):
         raise _Lost("traceback\n  of many lines\nthe owner died\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ray::f()\n  File a\n    g()\nRuntimeError: CUDA error\nSet LAUNCH_BLOCKING=1\n\nCompile it", ""),
+        ("ray::f()\n  File a\n    g()\nRuntimeError: CUDA error\n\nThe actor never ran - it was cancelled", ""),
+        ("The actor died.\n\tclass_name: Hub\nThe actor is dead.", "The actor is dead."),
+        ("\n", "_Lost"),
+        ("  indented only", "indented only"),
+    ],
+)
+def test_the_reason_is_what_follows_the_traceback(text: str, reason: str) -> None:
+    assert reason_of(_Lost(text)).startswith(reason or "RuntimeError: CUDA error")
 
 
 def test_an_error_of_sdp_inside_one_of_ray_is_raised_itself() -> None:
