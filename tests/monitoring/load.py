@@ -55,7 +55,10 @@ def train(root: Path, epochs: int, workers: int = 2) -> str:
 
 
 def generate(root: Path, checkpoint: str, pictures: int) -> None:
-    drawing.run(generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures))
+    on = {"accelerator": "A10G", "num_workers": 1}
+    drawing.run(
+        generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures, scaling=on)
+    )
 
 
 def emit_other_metrics(run: str, workers: int) -> None:
