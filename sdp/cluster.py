@@ -70,8 +70,10 @@ def connect(**local: Any) -> dict[str, float]:
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
-        # Without an address, Ray joins any cluster that runs on this machine. Its dashboard costs ten processes.
+        # Without an address, Ray joins any cluster that runs on this machine.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
+        if options:
+            _spare_processes()
         if options and (environment := worker_environment()):
             options["runtime_env"] = environment
         if console.as_json():
@@ -256,11 +258,22 @@ def data_settings(**settings: Any) -> Iterator[None]:
         yield
 
 
+def _spare_processes() -> None:
+    """Have a local Ray start no servers for the dashboard, the autoscaler and the driver's terminal.
+
+    They would take 1.3 CPU seconds and 0.18 GB.
+    """
+    from ray._private.node import Node
+
+    node: Any = Node
+    node.start_api_server = node.start_monitor = node.start_log_monitor = lambda *_, **__: None
+
+
 @cache
 def _spare_actors() -> None:
     """Have Ray Data's actors for statistics and autoscaling started on clusters only: a local Ray has no use for them.
 
-    They take 1.7 CPU seconds and 0.27 GB.
+    They would take 1.7 CPU seconds and 0.27 GB.
     """
     import ray
     from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
