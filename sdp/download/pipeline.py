@@ -109,7 +109,7 @@ def _dataset(
         partial(read_units, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
         **ray_options,
-        compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
+        compute=TaskPoolStrategy(size=min(len(items), shape.workers, max(2, shape.workers // 4))),
     )
 
     return units.map(
