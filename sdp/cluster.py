@@ -72,10 +72,10 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
-        if options:
+        if is_local():
             _spare_processes()
-        if options and (environment := worker_environment()):
-            options["runtime_env"] = environment
+            if environment := worker_environment():
+                options["runtime_env"] = environment
         if console.as_json():
             options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111

@@ -26,7 +26,7 @@ _LOOK_S, _PRINT_S = 2.0, 5.0
 _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
-REMEDY = "run the same command again, it continues"
+_REMEDY = "run the same command again, it continues"
 _NOTES = ("The actor never ran", "Failed to apply UDF transform")
 """The beginnings of what Ray adds below a reason."""
 _PRINT_LAST_LINE = """
@@ -59,10 +59,10 @@ class _Watch:
         logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
         lines = [
             f"{self.job}: Ray did not start within {duration(limit_s)}, or ended the driver meanwhile ({logs}); "
-            f"{REMEDY}",
-            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {REMEDY}",
-            f"{self.job}: Ray's raylet on this node was lost ({logs}); {REMEDY}",
-            f"{self.job}: Ray's head (GCS) was lost ({logs}); {REMEDY}",
+            f"{_REMEDY}",
+            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {_REMEDY}",
+            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_REMEDY}",
+            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_REMEDY}",
         ]
         prefix = "" if as_json() else "sdp: "
         standard_input, self._pipe = os.pipe()
@@ -165,7 +165,7 @@ def explained(job: str) -> Iterator[None]:
             raise
         if (own := unwrapped(error)) is not None:
             raise own from error
-        raise SdpError(f"{job}: Ray failed ({reason_of(error)}); {REMEDY}") from error
+        raise SdpError(f"{job}: Ray failed ({reason_of(error)}); {_REMEDY}") from error
     finally:
         watch.end()
         _watch = None
