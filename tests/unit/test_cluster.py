@@ -153,3 +153,14 @@ def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> Non
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (program.returncode, program.stderr) == (0, "")
+
+
+def test_a_local_ray_starts_no_servers_that_nothing_uses() -> None:
+    script = (
+        "from ray._private import worker\n"
+        "from sdp import cluster\n"
+        "cluster.connect(num_cpus=1)\n"
+        "print(*sorted(worker._global_node.all_processes))\n"
+    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert program.stdout.split() == ["gcs_server", "raylet"], program.stderr
