@@ -24,7 +24,6 @@ from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import clean_up, cleanups, kill_descendants
 
-_LOGS = "/tmp/ray/session_latest/logs"
 _REACH_S = 10.0
 _START_S = 180.0
 """The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
@@ -94,11 +93,11 @@ def connect(**local: Any) -> dict[str, float]:
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
     ray_loss.watch(local=is_local())
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
-    if _HEAD not in resources:
+    offered = resources()
+    if _HEAD not in offered:
         # Ray Train and Ray Data wait for ever for a place on the head's node.
         raise SdpError("Ray's head has lost its raylet, so its node is gone; restart the head")
-    return {name: float(count) for name, count in resources.items()}
+    return offered
 
 
 @contextlib.contextmanager
@@ -173,10 +172,7 @@ def on_gpus(section: str, workers: WorkersConfig) -> bool:
     if workers.gpu_each is not None:
         return workers.gpu_each
     require_gpu_setting(section, workers)
-    import ray
-
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
-    return resources.get("GPU", 0) > 0
+    return resources().get("GPU", 0) > 0
 
 
 def hide_gpus_unless_granted() -> None:
@@ -224,7 +220,7 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
     cause = ray_loss.reason_of(error)
     if address:
         return _unreachable(f"cannot join a Ray cluster at {address!r} ({cause})")
-    return SdpError(f"Ray does not start on this machine ({cause}); see {_LOGS}")
+    return SdpError(f"Ray does not start on this machine ({cause}); see {ray_loss.LOGS}")
 
 
 @contextlib.contextmanager
@@ -275,7 +271,6 @@ def _spare_actors() -> None:
 
     They would take 1.7 CPU seconds and 0.27 GB.
     """
-    import ray
     from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
     from ray.data._internal.execution import streaming_executor
     from ray.data._internal.execution.interfaces import ExecutionResources
@@ -287,8 +282,7 @@ def _spare_actors() -> None:
         def on_executor_shutdown(self) -> None: ...
 
         def get_total_resources(self) -> ExecutionResources:
-            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
-            total: ExecutionResources = ExecutionResources.from_resource_dict(resources)
+            total: ExecutionResources = ExecutionResources.from_resource_dict(resources())
             return total
 
     def spare(where: Any, name: str, otherwise: Callable[..., Any]) -> None:
@@ -328,6 +322,14 @@ def _captured_stderr(without: str) -> Iterator[list[str]]:
             file.seek(0)
             lines += file.read().decode("utf-8", "replace").splitlines(keepends=True)
     os.write(2, "".join(line for line in lines if without not in line).encode())
+
+
+def resources() -> dict[str, float]:
+    """Return the sums of the connected cluster's resources, free or in use."""
+    import ray
+
+    sums: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+    return sums
 
 
 def nodes_with(labels: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -414,10 +416,10 @@ def _await_start(name: str, actor: Any) -> None:
             now = time.monotonic()
             line = f"Ray has not started {name} on this node after {console.duration(now - began)}"
             if now - began > _ACTOR_START_S:
-                give_up(f"{line}; see {_LOGS}, then run the same command again")
+                give_up(f"{line}; see {ray_loss.LOGS}, then run the same command again")
             if now - line_at > _LINES_S:
                 line_at = now
-                console.say(f"{line}; see {_LOGS}")
+                console.say(f"{line}; see {ray_loss.LOGS}")
         if ray.is_initialized():  # otherwise `get` would start another Ray
             ray.get(ready)
     except (ray.exceptions.ActorDiedError, ray.exceptions.RuntimeEnvSetupError) as error:

@@ -89,15 +89,15 @@ class Tracker:
     def add(self, pictures: int) -> None:
         """Count further pictures as done."""
         self._lease.check()
-        if pictures:  # "+= 0" in another thread could undo an addition
+        if pictures:  # otherwise a thread only shows the progress, and could undo an addition
             self.figures.done += pictures
+            if self._counter is not None:
+                self._telemetry.reach(self._counter, self.figures.done)
         self.figures.elapsed_s = time.monotonic() - self._began
         self.figures.gpu_hours = sum(list(self._pool.gpu_s.values())) / 3600  # another thread may add one
         self._progress.update(str(self.figures))
         self._telemetry.show("sdp_job_rows", self.figures.total, job=self._pool.job)
         self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._pool.job)
-        if pictures and self._counter is not None:
-            self._telemetry.reach(self._counter, self.figures.done)
 
 
 @dataclass(frozen=True, slots=True)

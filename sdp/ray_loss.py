@@ -22,6 +22,7 @@ from sdp.console import as_json, duration, formatted, say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import cleanups, raylet_command
 
+LOGS = "/tmp/ray/session_latest/logs"
 _LOOK_S, _PRINT_S = 2.0, 5.0
 _PATIENCE_S = 45.0
 """The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
@@ -56,7 +57,7 @@ class _Watch:
         """Have a line printed if this process ends before `end`: Ray's core also ends a driver that is connecting."""
         if self._pipe is not None:
             return
-        logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
+        logs = f"see {LOGS}" if local else "see the nodes' logs"
         lines = [
             f"{self.job}: Ray did not start within {duration(limit_s)}, or ended the driver meanwhile ({logs}); "
             f"{_REMEDY}",

@@ -166,7 +166,7 @@ class Pipeline:
         if time.monotonic() - self._checked_nodes < _CHECK_NODES_S:
             return
         self._checked_nodes = time.monotonic()
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+        resources = cluster.resources()
         # Half of the object stores, but at least enough to keep every encoder busy.
         fits = int(0.5 * resources.get("object_store_memory", 0) / self._piece_bytes)
         useful = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most

@@ -34,8 +34,8 @@ FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
-NEWEST = re.compile(r"/checkpoints(/latest)?$")
-"""The end of a URI that means a run's newest checkpoint."""
+NEWEST, NAMED = re.compile(r"/checkpoints(/latest)?$"), re.compile(r"/checkpoints/step-\d+$")
+"""The ends of URIs that mean a run's newest checkpoint, and one by its name."""
 
 
 DatasetPosition = tuple[Whole, Whole, Whole]

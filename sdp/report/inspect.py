@@ -3,7 +3,6 @@
 `sdp report` makes its section of a run from the same description. Needs neither torch nor Ray.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from sdp.errors import DatasetError, ModelError, SdpError
 from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
+    NAMED,
     NEWEST,
     checkpoint_name,
     find_checkpoint,
@@ -43,7 +43,6 @@ from sdp.train.timeline import SUMMARY
 
 SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
 
-_CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
 _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
 _FOLDERS, _FILES = 100, 20_000
 """Limits on the folders and files that are listed if a URI is none of these."""
@@ -197,7 +196,7 @@ def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
         return kind, storage
     if NEWEST.search(storage.uri):
         return "checkpoint", find_checkpoint(storage.uri, storage.options)
-    if _CHECKPOINT.search(storage.uri) and storage.names(limit=1):
+    if NAMED.search(storage.uri) and storage.names(limit=1):
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     if Path(storage.uri).is_file():
         raise DatasetError(f"{storage.uri}: a file; pass the folder that contains it")
