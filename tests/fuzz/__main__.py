@@ -2,7 +2,8 @@
 
 An image goes through the sandbox as in a job. The result must be pixels of the requested shape or one of the account's
 reasons, and its decoder must survive. A damaged dataset or checkpoint must be read, or refused in one line. Images that
-break a promise are kept in .fuzz; each becomes a test.
+break a promise are kept in .fuzz; each becomes a test. Then the growth of cost is measured at full size
+(`tests/growth`).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from sdp.encode.transform import SandboxedCrops, bucket_shapes
 from sdp.imaging import RowError
 from tests.fuzz.files import damaged_files
 from tests.fuzz.images import Seed, mutate, seeds
+from tests.growth import cases, problem
 
 KEPT = Path(".fuzz")
 SIDE = 64
@@ -107,7 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=500, help="readings of damaged sources, datasets and checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    broken = [*_fuzz_images(options.images, options.seed), *_fuzz_files(options.files, options.seed)]
+    broken = [
+        *_fuzz_images(options.images, options.seed),
+        *_fuzz_files(options.files, options.seed),
+        *_growth(),
+    ]
     for line in broken:
         say(f"broken: {line}")
     return 1 if broken else 0
@@ -140,6 +146,16 @@ def _fuzz_files(count: int, seed: int) -> list[str]:
             progress.update(f"{number:,} of {counted(count, 'damaged file')}")
     say(table([(*which, str(count)) for which, count in sorted(verdicts.items())], ("reader", "result", "files")))
     say(f"{counted(count, 'damaged file')} in {time.monotonic() - began:.0f} s: {len(broken)} broke a promise")
+    return broken
+
+
+def _growth() -> list[str]:
+    with Progress("growth") as progress:
+        broken = []
+        for case in cases():
+            progress.update(case.name)
+            broken += filter(None, [problem(case, case.full * case.size)])
+    say(f"{counted(len(cases()), 'entry point')} at full size: {len(broken)} grew faster than the input")
     return broken
 
 

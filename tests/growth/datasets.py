@@ -1,0 +1,5 @@
+"""Parquet footers and strings, tables, tars and JSON."""
+
+from tests.growth import Case
+
+CASES: tuple[Case, ...] = ()

@@ -1,0 +1,5 @@
+"""Headers and indexes of tensors."""
+
+from tests.growth import Case
+
+CASES: tuple[Case, ...] = ()
