@@ -25,7 +25,7 @@ venv: ## make .venv out of requirements.lock, if it is not there or out of date 
 	@sh scripts/venv.sh
 
 demo: venv ## run the pipeline end to end on this machine, on data that it makes itself
-	@$(RUN) -m sdp.demo $(ARGS)
+	@$(RUN) -m scripts.demo $(ARGS)
 
 test: venv ## fetch the programs that the tests use, and run the tests (SLOW=1 for all, TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch

@@ -60,7 +60,6 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "supervisor": "Runs a job's command again, within bounds.",
     },
     {"dreambooth": "`sdp dreambooth`: the other jobs one after another."},
-    {"demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both."},
     {"cli": "The commands. Nothing heavy is loaded before a command runs."},
     {"__main__": "`python -m sdp`."},
 )
@@ -78,7 +77,7 @@ def rooms_table() -> str:
 
 
 STAGES = frozenset({"download", "process", "score", "train", "generate", "evaluate"})
-RAY_ROOMS = frozenset({"demo", "cli"})
+RAY_ROOMS = frozenset({"cli"})
 """Rooms other than stages that may import ray anywhere."""
 RAY_FILES = frozenset(
     {

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from scripts.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from scripts.published import SCHEDULER
-from sdp.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from sdp.model import latents as conventions
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 

@@ -16,13 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from scripts.bench._cases import exit_status, sized
+from scripts.demo import shapes
 from sdp.console import table
-from sdp.demo import shapes
-from sdp.demo.server import _Handler, _Server
+from tests.misbehaving.server import ImageServer
 
 RUNS = sized(4, 1)
 """Runs of each job, of which the first finds the cluster new."""
@@ -36,9 +35,7 @@ def main() -> int:
     from ray.cluster_utils import Cluster
 
     taken: dict[str, list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name, _Server(("127.0.0.1", 0), _Handler) as server:
-        server.images = ROWS
-        Thread(target=server.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name, ImageServer(images=ROWS) as server:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:
             for _ in range(2):
@@ -63,12 +60,12 @@ def main() -> int:
     return exit_status(first <= GOAL_S)
 
 
-def run(folder: Path, server: _Server, address: str) -> dict[str, tuple[float, float]]:
+def run(folder: Path, server: ImageServer, address: str) -> dict[str, tuple[float, float]]:
     """Run each job once; return the seconds to its first work and to its end."""
-    shapes.write_metadata(folder / "metadata", ROWS, f"http://127.0.0.1:{server.server_address[1]}")
+    shapes.write_metadata(folder / "metadata", ROWS, server.url)
     images, latents, trained = (folder / name for name in ("images", "latents", "run"))
     tiny = {"source": "builtin:tiny"}
-    server.requests.clear()
+    server.reset()
     download = {
         "source": {"uri": str(folder / "metadata"), "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": str(images)},
@@ -84,7 +81,7 @@ def run(folder: Path, server: _Server, address: str) -> dict[str, tuple[float, f
         "train": (latents, trained, train),
     }
     seen: dict[str, Callable[[], bool]] = {
-        "download": lambda: bool(server.requests),
+        "download": lambda: server.stats.requests > 0,
         "process": lambda: any(latents.glob("parts/*.parquet")),
         "train": lambda: any(trained.glob("metrics*")),
     }

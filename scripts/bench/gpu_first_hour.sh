@@ -45,7 +45,7 @@ row() { # row NAME GPUS SECONDS GOAL MODULE [ARGUMENT…]: add a line to the tab
 
 bench=scripts.bench
 check=$bench._gpu_checks
-row 'the pipeline, with the tiny models' 1 600 'ends well' sdp.demo --folder "$work/demo" --images 400
+row 'the pipeline, with the tiny models' 1 600 'ends well' scripts.demo --folder "$work/demo" --images 400
 row 'encode, 256 px' 1 300 'A10G 102 img/s' $bench.gpu_encode --sides 256 --seconds 3 --batches 32,64,128
 row 'U-Net, 256 px, by strategy and compile' 1 900 'MFU 42 %' $bench.gpu_train --resolutions 256 --steps 20
 row 'U-Net, 512 px' 1 400 'MFU 42 %' $bench.gpu_train --resolutions 512 --strategies fsdp --compile on --steps 20

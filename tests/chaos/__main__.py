@@ -33,14 +33,14 @@ from uuid import uuid4
 
 from ray.cluster_utils import Cluster
 
+from scripts.demo.shapes import failure_of, sample, write_metadata
 from scripts.tools import find
 from sdp.console import duration, say, table
-from sdp.demo.server import failure_of, serve
-from sdp.demo.shapes import write_metadata
 from tests.chaos.directed import DIRECTED, WHOLE, Case, Kill
 from tests.chaos.log import faults_in
 from tests.chaos.stages import IMAGES, Stage, fingerprint, names, stages
 from tests.integration.s3 import Gateway, free_port, running_gateway
+from tests.misbehaving.server import ImageServer
 
 MARK = "SDP_CHAOS"
 """An environment variable that every process of a job inherits."""
@@ -428,10 +428,10 @@ def _port(folder: Path) -> int:
 def _spend_failures(port: int) -> None:
     """Have the image server answer with the failures that come only once or twice, so that all runs get the same."""
     for index in range(IMAGES):
-        failure = failure_of(index)
-        for _ in range((failure and failure.times) or 0):
+        query = failure_of(index)
+        for _ in range(int(query.partition("times=")[2] or 0)):
             connection = HTTPConnection("127.0.0.1", port)
-            connection.request("GET", f"/images/{index}.png")
+            connection.request("GET", f"/{sample(index).path}{query}")
             connection.getresponse().read()
             connection.close()
 
@@ -440,12 +440,12 @@ def _spend_failures(port: int) -> None:
 def chaos_in(folder: Path) -> Iterator[Chaos]:
     """Serve the images and the S3 server's folder, and yield rounds on them."""
     folder.mkdir(parents=True, exist_ok=True)
-    with running_gateway(_server(), folder / "s3") as gateway, serve(IMAGES, port=_port(folder)) as port:
+    with running_gateway(_server(), folder / "s3") as gateway, ImageServer(images=IMAGES, port=_port(folder)) as server:
         os.environ.update(gateway.env)
-        _spend_failures(port)
+        _spend_failures(server.port)
         where = gateway.root / gateway.bucket / "reference" / "metadata"
         if not where.exists():
-            write_metadata(where, IMAGES, [f"http://127.0.0.1:{port}"], files=3)
+            write_metadata(where, IMAGES, server.url, files=3, failing=True)
         yield Chaos(folder, gateway)
 
 

@@ -1,8 +1,12 @@
 """The services that the jobs need, in the same namespace: an S3 server, and a web server with pictures."""
 
+import base64
 import contextlib
+import io
 import secrets
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.kube import Kube, Object
@@ -13,19 +17,19 @@ TOOLS = "pictures"
 """The pod of the web server, which is also where the tests' own programs run."""
 SERVE = f"""
 import signal
-from sdp.demo.server import serve
-with serve({IMAGES}, ["0.0.0.0"], 8000):
+from tests.misbehaving.server import ImageServer
+with ImageServer(images={IMAGES}, hosts=["0.0.0.0"], port=8000):
     signal.pause()
 """
 PREPARE = f"""
 import io, os, boto3
 import pyarrow.parquet as pq
-from sdp.demo.shapes import metadata_table
+from scripts.demo.shapes import metadata_table
 s3 = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 if not any(bucket["Name"] == "sdp" for bucket in s3.list_buckets()["Buckets"]):
     s3.create_bucket(Bucket="sdp")
 file = io.BytesIO()
-pq.write_table(metadata_table({IMAGES}, "http://pictures:8000"), file)
+pq.write_table(metadata_table({IMAGES}, "http://pictures:8000", failing=True), file)
 s3.put_object(Bucket="sdp", Key="metadata/part-0.parquet", Body=file.getvalue())
 """
 LIST = """
@@ -113,6 +117,12 @@ def _objects(settings: Settings) -> list[Object]:
             "metadata": {"name": "storage"},
             "stringData": {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret},
         },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "code"},
+            "binaryData": {"code.zip": _code()},
+        },
         _service("storage", 7070),
         _pod(
             "storage",
@@ -134,18 +144,34 @@ def _objects(settings: Settings) -> list[Object]:
                 "image": settings.image,
                 "command": ["python", "-c", SERVE],
                 "env": [
+                    {"name": "PYTHONPATH", "value": "/site/code.zip"},
                     {"name": "AWS_ENDPOINT_URL", "value": "http://storage:7070"},
                     {"name": "AWS_REGION", "value": "us-east-1"},
                     {"name": "AWS_DEFAULT_REGION", "value": "us-east-1"},
                     *({"name": name, "value": str(value)} for name, value in settings.values.get("env", {}).items()),
                 ],
                 "envFrom": [{"secretRef": {"name": "storage"}}],
-                "volumeMounts": settings.values.get("volumeMounts", []),
+                "volumeMounts": [
+                    {"name": "code", "mountPath": "/site"},
+                    *settings.values.get("volumeMounts", []),
+                ],
                 "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
             },
-            volumes(settings),
+            [{"name": "code", "configMap": {"name": "code"}}, *volumes(settings)],
         ),
     ]
+
+
+def _code() -> str:
+    """Return the repository's tests and scripts, which the image lacks, as a zip for PYTHONPATH."""
+    root, file = Path(__file__).resolve().parents[2], io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as code:
+        for folder in ("scripts/demo", "tests/misbehaving"):
+            for path in (root / folder).glob("*.py"):
+                code.write(path, path.relative_to(root))
+        code.write(root / "tests/__init__.py", "tests/__init__.py")
+        code.mkdir("scripts")  # a namespace package in a zip needs it
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _secret(name: str, key: str) -> Object:

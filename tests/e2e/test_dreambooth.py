@@ -7,7 +7,7 @@ from tests.e2e.test_trouble import LONGER_S, at_work, kill, pod_of
 PICTURES = 5
 PAINT = f"""
 import io, os, boto3
-from sdp.demo.shapes import render, sample
+from scripts.demo.shapes import render, sample
 s3 = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 for number in range({PICTURES}):
     file = io.BytesIO()

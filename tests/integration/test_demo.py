@@ -17,7 +17,7 @@ from tests.waiting import until
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_demo_says_in_one_line_how_to_continue(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "sdp.demo", "--folder", str(folder), "--images", "400"]
+    command = [sys.executable, "-m", "scripts.demo", "--folder", str(folder), "--images", "400"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
         lease = folder / "images" / "_lease"
         until(lambda: list(lease.glob("*.json")), "the download is at work")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sdp.demo.server import serve
-from sdp.demo.shapes import sample
+from scripts.demo.shapes import sample
+from tests.misbehaving.server import ImageServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"<!-- tested: (\d+) s -->\n+```console\n(.*?)```", re.DOTALL)
@@ -64,14 +64,14 @@ def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> Non
 
 def test_a_list_of_urls_is_downloaded(tmp_path: Path) -> None:
     seconds, commands = examples("quickstart.md")[1]
-    with serve(30, ["127.0.0.1"], 0) as port, (tmp_path / "urls.csv").open("w") as file:
-        rows = [(f"http://127.0.0.1:{port}/{sample(n).path}", sample(n).caption) for n in range(30)]
+    with ImageServer(images=30) as server, (tmp_path / "urls.csv").open("w") as file:
+        rows = [(server.image_url(n), sample(n).caption) for n in range(30)]
         csv.writer(file).writerows([("url", "caption"), *rows])
         file.flush()
         output = run(
             commands.replace("download.yaml", "download.yaml --set fetch.allow_private=true"), tmp_path, seconds
         )
-    assert re.search(r"^written +2\d", output, re.MULTILINE), output
+    assert re.search(r"^written +30", output, re.MULTILINE), output
     for seconds, commands in examples("datasets.md"):
         run(commands, tmp_path / "web", seconds)
 

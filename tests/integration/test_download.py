@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from scripts.demo import shapes
 from sdp.config import parse
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
-from sdp.demo import shapes
 from sdp.download import job, survey
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from scripts.demo import shapes
 from sdp.datasets.outcomes import FAILED, WRITTEN
-from sdp.demo import shapes
 from sdp.download.image import Checked, check, examine, examined
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops, crop_image

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from scripts import make_tiny_models as script
-from sdp.demo.shapes import sample
+from scripts.demo.shapes import sample
 from sdp.model import latents, load
 from sdp.model.sources import present, resolve
 

@@ -27,7 +27,7 @@ class Image:
 
 def shapes_source(seed: int) -> Source:
     """The synthetic shapes, drawn from (seed, index)."""
-    from sdp.demo import shapes
+    from scripts.demo import shapes
 
     return lambda index: shapes.encode(shapes.sample(index, seed))
 

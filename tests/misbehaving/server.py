@@ -22,15 +22,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 from sdp.errors import SdpError, UserError
-from tests.certificate import Certificate
 from tests.misbehaving import behaviours
 from tests.misbehaving.gallery import Gallery, Image, Source, shapes_source
 from tests.misbehaving.traffic import Stats, Traffic, Visit
 from tests.misbehaving.wire import BadRequest, Connection, Request, response
+
+if TYPE_CHECKING:
+    from tests.certificate import Certificate
 
 IMAGE_PATH = re.compile(r"(?:/[^?]*)?/images?/(\d{1,12})(?:\.\w+)?")
 START_DEADLINE_S = 30.0
@@ -125,7 +127,7 @@ class ImageServer:
 
         Without `do` it is the URL of `shapes.metadata_table`. A list gives a parameter several times; `as_` is `as`.
         """
-        from sdp.demo import shapes
+        from scripts.demo import shapes
 
         url = f"{self.url_of(host or self.hosts[0])}/{shapes.sample(index, self.seed).path}"
         named = {key.rstrip("_"): value for key, value in parameters.items()}
@@ -212,6 +214,8 @@ class _Service:
                 stack.enter_context(listener)
             self._server.port = listeners[0].getsockname()[1]
             if self._server.tls:
+                from tests.certificate import Certificate
+
                 self.certificate = Certificate(sorted({*self._server.hosts, "127.0.0.1", "localhost"}))
                 stack.callback(self.certificate.close)
             work = [self._stopping.wait(), self._sweep(), *map(self._accept, listeners)]

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from scripts.demo import shapes
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
-from sdp.demo import shapes
 from sdp.download.image import Checked, ImageRules, check
 from tests.image_rules import image_rules
 from tests.misbehaving.bodies import huge_gif, huge_jpeg, huge_png

@@ -112,7 +112,7 @@ def body(fetched: Request[int]) -> bytes:
 
 
 def expected(server: ImageServer, index: int) -> bytes:
-    from sdp.demo import shapes
+    from scripts.demo import shapes
 
     return shapes.encode(shapes.sample(index % IMAGES, server.seed))[0]
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sdp.demo import shapes
+from scripts.demo import shapes
 from sdp.errors import SdpError, UserError
 from tests.misbehaving.gallery import Gallery
 from tests.misbehaving.server import ImageServer, image_index

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from sdp.demo import shapes
-from sdp.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, is_ring, render, sample
+from scripts.demo import shapes
+from scripts.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, is_ring, render, sample
 
 MANY = 3000
 
@@ -216,7 +216,7 @@ def test_a_list_in_several_files_is_the_list_in_one(tmp_path: Path) -> None:
 def test_the_list_is_made_without_pillow_and_torch() -> None:
     code = (
         "import sys; sys.modules['PIL'] = None; sys.modules['torch'] = None\n"
-        "from sdp.demo import shapes\n"
+        "from scripts.demo import shapes\n"
         "assert shapes.metadata_table(3, 'http://x').num_rows == 3\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`python -m sdp.demo --dreambooth`: teach the demo's model a new shape from five pictures."""
+"""`python -m scripts.demo --dreambooth`: teach the demo's model a new shape from five pictures."""
 
 import io
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.demo.shapes import dominant_shape_color, is_ring, render, sample
 from sdp.console import say, table
-from sdp.demo.shapes import dominant_shape_color, is_ring, render, sample
 from sdp.errors import SdpError
 
 if TYPE_CHECKING:

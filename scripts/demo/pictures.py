@@ -1,11 +1,11 @@
-"""`python -m sdp.demo.pictures FOLDER [N]`: write captioned shapes as a folder of pictures."""
+"""`python -m scripts.demo.pictures FOLDER [N]`: write captioned shapes as a folder of pictures."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.demo.shapes import encode, sample
 from sdp.console import counted, say
-from sdp.demo.shapes import encode, sample
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 
+from scripts.demo import subject
+from scripts.demo.shapes import dominant_shape_color, write_metadata
 from sdp.console import duration, say, table
-from sdp.demo import subject
-from sdp.demo.server import serve
-from sdp.demo.shapes import dominant_shape_color, write_metadata
 from sdp.dreambooth.template import fill
 from sdp.errors import SdpError, UserError
 from sdp.leaving import kill_descendants
+from tests.misbehaving.server import ImageServer
 
 IMAGES = 1000
 BATCH = 64
@@ -169,20 +169,13 @@ def _server(folder: Path, images: int) -> Iterator[None]:
             f"demo: {folder} was made with --images {settings['images']}, not {images}; "
             "pass that number, or remove the folder"
         )
-    with contextlib.ExitStack() as stack:
-        try:
-            port = stack.enter_context(serve(images, settings["hosts"], settings["port"]))
-        except OSError as error:
-            raise UserError(
-                f"demo: the image server cannot listen on port {settings['port']} of {', '.join(settings['hosts'])} "
-                f"({error.strerror}); stop the process that uses the port, or remove {folder}"
-            ) from error
+    with ImageServer(**settings) as server:
         if not settings["port"]:
-            write_metadata(
-                folder / "metadata", images, [f"http://{host}:{port}" for host in settings["hosts"]], files=3
-            )
-            state.write_text(json.dumps({**settings, "port": port}) + "\n")
-        say(f"{images} captioned images at {', '.join(settings['hosts'])}, port {port}, some of them broken on purpose")
+            bases = [server.url_of(host) for host in server.hosts]
+            write_metadata(folder / "metadata", images, bases, files=3, failing=True)
+            state.write_text(json.dumps({**settings, "port": server.port}) + "\n")
+        hosts = ", ".join(server.hosts)
+        say(f"{images} captioned images at {hosts}, port {server.port}, some of them broken on purpose")
         say(f"all files are in {folder}")
         yield
 

@@ -195,21 +195,23 @@ def encode(shape: Shape) -> tuple[bytes, str, str]:
     return out.getvalue(), encoding.content_type, encoding.extension
 
 
-def metadata_table(n: int, base_url: str | Sequence[str], seed: int = 0, start: int = 0) -> pa.Table:
+def metadata_table(
+    n: int, base_url: str | Sequence[str], seed: int = 0, start: int = 0, failing: bool = False
+) -> pa.Table:
     """Return the metadata of `n` pictures from `start`, in LAION's columns.
 
-    The pictures use several base URLs in turn.
+    The pictures use several base URLs in turn. With `failing`, some URLs ask the server for a failure.
     """
     bases = [base.rstrip("/") for base in ([base_url] if isinstance(base_url, str) else base_url)]
     rows = []
     for shape in (sample(i, seed) for i in range(start, start + n)):
-        url = f"{bases[shape.index % len(bases)]}/{shape.path}"
+        url = f"{bases[shape.index % len(bases)]}/{shape.path}{failure_of(shape.index) if failing else ''}"
         rows.append({"URL": url, "TEXT": shape.caption, "WIDTH": shape.width, "HEIGHT": shape.height, **_scores(shape)})
     return pa.Table.from_pylist(rows, _COLUMNS)
 
 
 def write_metadata(
-    folder: str | Path, n: int, base_url: str | Sequence[str], files: int = 1, seed: int = 0
+    folder: str | Path, n: int, base_url: str | Sequence[str], files: int = 1, seed: int = 0, failing: bool = False
 ) -> list[Path]:
     """Write the metadata as `files` Parquet files of nearly equal length; return their paths in order."""
     folder = Path(folder)
@@ -217,9 +219,33 @@ def write_metadata(
     paths = []
     for number, (start, stop) in enumerate(itertools.pairwise(n * k // files for k in range(files + 1))):
         path = folder / f"part-{number:05d}.parquet"
-        pq.write_table(metadata_table(stop - start, base_url, seed, start), path)
+        pq.write_table(metadata_table(stop - start, base_url, seed, start, failing), path)
         paths.append(path)
     return paths
+
+
+FAILURES = {
+    "?do=404": 4.0,
+    "?do=410": 1.0,
+    "?do=403": 1.0,
+    "?do=500&times=1": 2.0,
+    "?do=503&times=2": 1.0,
+    "?do=429&after=1&times=1": 1.0,
+    "?do=redirect": 2.0,
+    "?do=html": 1.0,
+    "?do=zero": 1.0,
+    "?do=cut-image": 1.0,
+    "?do=truncate": 1.0,
+    "?do=robots": 0.5,
+}
+"""What the URLs ask of `tests.misbehaving`, as old links fail, and the percentage of the pictures with each."""
+
+
+def failure_of(index: int) -> str:
+    """Return the query of a picture's URL, which depends only on its index; empty if the picture comes at once."""
+    position = Draws(0, index, "failure").between(0, 100)
+    ends = itertools.accumulate(FAILURES.values())
+    return next((query for query, end in zip(FAILURES, ends, strict=True) if position < end), "")
 
 
 def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = None) -> str:
@@ -366,7 +392,7 @@ def _outside(shape: str, x: Floats, y: Floats, radius: np.float32) -> Floats:
     match shape:
         case "circle":
             return np.sqrt(x * x + y * y) - radius
-        case "ring":  # in no sample: `sdp.demo.subject` teaches it
+        case "ring":  # in no sample: `scripts.demo.subject` teaches it
             return np.abs(np.sqrt(x * x + y * y) - radius * np.float32(0.9)) - radius * np.float32(0.3)
         case "square":
             return np.maximum(across, down) - radius * np.float32(0.87)
