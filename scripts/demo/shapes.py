@@ -238,7 +238,7 @@ FAILURES = {
     "?do=truncate": 1.0,
     "?do=robots": 0.5,
 }
-"""What the URLs ask of `tests.misbehaving`, as old links fail, and the percentage of the pictures with each."""
+"""Queries by which URLs ask `tests.misbehaving` to fail as old links do, and the percentage of pictures with each."""
 
 
 def failure_of(index: int) -> str:

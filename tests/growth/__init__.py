@@ -1,4 +1,4 @@
-"""How the cost of reading a stranger's input grows: four times as many pieces may cost at most five times as much.
+"""Growth of the cost of reading a stranger's input: four times the pieces may cost at most five times as much.
 
 `python -m tests.growth [NAME] [SIZE]` runs one case or all of them in a fresh process, which forks for each reading.
 Each room lists its entry points in a module of this folder. `make fuzz` runs all of them at their full size, the tests
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one reading took, in a process of its own."""
+    """CPU time and memory of one reading, in a process of its own."""
 
     cpu_s: float
     peak_bytes: int
