@@ -13,14 +13,30 @@ from pathlib import Path
 
 import torch
 
-from sdp.errors import UserError, one_line
+from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.hardware import CUDA_MAJOR, DRIVERS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes by their names in configurations."""
 _DRIVER = Path("/proc/driver/nvidia/version")
-_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_NO_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "was unable to find an engine",  # cuDNN tries its algorithms one after the other, and none gets its workspace
+    "Unable to find a valid cuDNN algorithm",
+)
 """Messages of torch's libraries that mean the GPU's memory is used up."""
+
+
+def configure_torch(*, fixed_shapes: bool = False) -> None:
+    """Set torch's global settings, the same for jobs and benchmarks.
+
+    With fixed shapes, cuDNN searches for the fastest convolutions. A search takes longer than many batches, so it does
+    not suit batches of ever new sizes, such as an encoder's.
+    """
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark |= fixed_shapes
 
 
 def choose_device(
@@ -104,6 +120,8 @@ class Mark:
             self._event.synchronize()
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Return whether an error means that the device's memory is used up."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, OutOfMemory | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )

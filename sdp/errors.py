@@ -24,6 +24,10 @@ class UserError(SdpError):
     exit_code = 2
 
 
+class OutOfMemory(UserError):
+    """Work that does not fit into a device's memory, although smaller batches were tried."""
+
+
 def one_line(text: object, most: int | None = None) -> str:
     """Return another program's text without line breaks, cut to at most this many characters."""
     return " ".join(str(text).split())[:most]

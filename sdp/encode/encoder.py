@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
-from sdp.device import DTYPES, Mark, choose_device, enter, new_stream, out_of_memory, record
+from sdp.device import DTYPES, Mark, choose_device, configure_torch, enter, new_stream, out_of_memory, record
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
-from sdp.errors import SdpError, one_line
+from sdp.errors import OutOfMemory, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
@@ -31,14 +31,11 @@ _LOG_VARIANCE = (-30.0, 20.0)
 """The range to which diffusers clamps the VAE's log-variance."""
 
 
-class EncoderTooSmall(SdpError):
-    """The device has no memory for even one row."""
-
-
 class BatchEncoder:
     """Frozen networks on one device, fed batch by batch."""
 
     def __init__(self, settings: EncoderSettings, device: str | None = None) -> None:
+        configure_torch()
         self.device = torch.device(device) if device else choose_device()
         self._settings = settings
         self._limits = dict(settings.batch_sizes)
@@ -103,7 +100,7 @@ class BatchEncoder:
                 raise
             if count == 1:
                 name = "a caption" if limit == TEXT else f"an image of {limit} px"
-                raise EncoderTooSmall(
+                raise OutOfMemory(
                     f"encode.accelerator: {self.device} has no memory for {name} in {self._settings.dtype} "
                     f"({one_line(error, 100)}); choose a larger one, or another encode.dtype"
                 ) from error

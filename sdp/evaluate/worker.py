@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
-from sdp.device import choose_device
+from sdp.device import choose_device, out_of_memory
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
-from sdp.errors import SdpError
+from sdp.errors import OutOfMemory
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, LoadedNetwork, NetworkInput, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
@@ -127,9 +126,11 @@ class _UnitRun:
             try:
                 results.append(self._features(pictures, outcomes))
                 at += len(pictures)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 if self._batch == 1:
-                    raise SdpError(
+                    raise OutOfMemory(
                         "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
                     ) from error
                 self._batch //= 2

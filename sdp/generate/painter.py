@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.device import DTYPES, choose_device
-from sdp.errors import SdpError
+from sdp.device import DTYPES, choose_device, configure_torch, out_of_memory
+from sdp.errors import OutOfMemory
 from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
@@ -42,9 +42,11 @@ class Painter:
             batch = slice(len(pictures), len(pictures) + self.batch_size)
             try:
                 pictures += self._paint(prompts[batch], seeds[batch])
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 if self.batch_size == 1:
-                    raise SdpError(
+                    raise OutOfMemory(
                         f"resolution: no memory for a single picture of {self.sampling.resolution} pixels; lower it, "
                         "or choose a larger GPU (scaling.accelerator)"
                     ) from error
@@ -72,6 +74,7 @@ def load_painter(
 ) -> Painter:
     """Load the model's networks on this process's GPU, if it has one, and return a painter."""
     device = choose_device()
+    configure_torch(fixed_shapes=True)
     dtype = DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(model.base, storage=options).path
     if model.checkpoint is None:

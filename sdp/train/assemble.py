@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import DTYPES, enter
+from sdp.device import DTYPES, configure_torch, enter, out_of_memory
 from sdp.encode.joined import contents_of
-from sdp.errors import UserError, one_line
+from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.family import encode_text
@@ -55,8 +55,7 @@ def assemble(
 ) -> Trainer:
     """Return the trainer of this worker; `submit`, for mode online, submits slices to encoders elsewhere."""
     config = with_prediction(config)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True  # shapes are constant: search for the fastest convolution once
+    configure_torch(fixed_shapes=True)
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     reader, datasets, empty = make_reader(config, model, world, submit)
@@ -83,8 +82,10 @@ def assemble(
             callbacks=callbacks,
             stop=stop or StopRequest(),
         )
-    except torch.OutOfMemoryError as error:
-        raise UserError(
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise OutOfMemory(
             f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
             "use a larger GPU (scaling.accelerator), or shard the model with fsdp over more workers"
         ) from error

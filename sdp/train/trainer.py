@@ -16,7 +16,7 @@ from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
-from sdp.errors import DatasetError, UserError, one_line
+from sdp.errors import DatasetError, OutOfMemory, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
@@ -325,7 +325,7 @@ class Trainer:
     def _seed(self) -> int:
         return seed_of_phase(self.config.seed, self.state.start.phase)
 
-    def _too_large(self, batch: Batch, cause: str) -> UserError:
+    def _too_large(self, batch: Batch, cause: str) -> OutOfMemory:
         """Return the error for a micro-batch that exceeds the memory, with the largest halving of it that fits."""
         size, can_try = len(batch) // 2, not self.strategy.forward_communicates
         self.optimizer.zero_grad()
@@ -338,7 +338,7 @@ class Trainer:
         else:
             advice = f"{size} do" if can_try else f"try {size}"
             advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
-        return UserError(
+        return OutOfMemory(
             f"data.batch_size: {counted(len(batch), 'sample')} do not fit into the memory of {self.world.device} "
             f"({cause}); {advice}"
         )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from diffusers import DDPMScheduler
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import ModelError, StorageError, UserError
+from sdp.errors import ModelError, OutOfMemory, StorageError, UserError
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_conditioning, make_networks
@@ -229,18 +229,18 @@ def test_a_batch_too_large_for_memory_is_the_users_to_mend_and_the_size_that_fit
         return forward(latents, *args, **kwargs)
 
     monkeypatch.setattr(trainer.networks.unet, "forward", narrow)
-    with pytest.raises(UserError, match=rf"^data\.batch_size: .*{advice}"):
+    with pytest.raises(OutOfMemory, match=rf"^data\.batch_size: .*{advice}"):
         trainer.train()
     assert trainer.state.step == 0
 
 
 def test_a_model_too_large_for_memory_is_the_users_to_mend(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("no room")
+        raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr("sdp.train.assemble.make_networks", full)
     with pytest.raises(
-        UserError, match=r"^strategy\.kind: cpu has no memory for the model and its optimizer \(no room\)"
+        OutOfMemory, match=r"^strategy\.kind: cpu has no memory for the model and its optimizer \(CUDA error: out of"
     ):
         assemble(config(root), World())
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.ledger import Ledger
-from sdp.device import choose_device, enter, record
+from sdp.device import choose_device, configure_torch, enter, record
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
@@ -205,3 +205,15 @@ def test_a_machine_without_a_driver_may_claim_gpus_and_takes_the_cpu(tmp_path: P
 def test_each_local_rank_takes_its_own_gpu(gpus: Gpus) -> None:
     assert [choose_device(rank) for rank in range(3)] == [torch.device("cuda", n) for n in (0, 1, 0)]
     assert gpus.contexts == {0, 1}
+
+
+def test_an_encoder_in_a_trainers_process_does_not_end_the_search_for_convolutions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    configure_torch()
+    assert not torch.backends.cudnn.benchmark
+    configure_torch(fixed_shapes=True)
+    configure_torch()
+    assert torch.backends.cudnn.benchmark
+    assert torch.get_float32_matmul_precision() == "high"

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
-from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
+from sdp.encode.encoder import Encoder, _Feeder
 from sdp.encode.pipeline import Occupancy
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
+from sdp.errors import OutOfMemory
 from tests.process_kit import make_text_encoder, make_vae
 
 SCALE = 0.18215
@@ -209,7 +210,14 @@ def test_a_batch_that_memory_has_no_room_for_is_split_and_the_size_remembered() 
 
 
 @pytest.mark.parametrize(
-    "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
+    "message",
+    [
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
+        "FIND was unable to find an engine to execute this computation",
+        "GET was unable to find an engine to execute this computation",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+    ],
 )
 def test_other_words_for_too_little_memory_are_understood(message: str) -> None:
     vae = make_vae()
@@ -230,7 +238,7 @@ def test_another_error_is_no_reason_to_try_smaller_batches() -> None:
 def test_not_even_one_image_is_one_clear_line() -> None:
     vae = make_vae()
     vae.encoder = Narrow(vae.encoder, room=0)
-    with pytest.raises(EncoderTooSmall, match=r"encode\.accelerator: .*an image of 32 px"):
+    with pytest.raises(OutOfMemory, match=r"encode\.accelerator: .*an image of 32 px"):
         encoder_of(vae)(chunk_of([1, 2]))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import DTYPES
+from sdp.device import DTYPES, out_of_memory
 from sdp.errors import StorageError, one_line
 from sdp.generate.painter import text_encoding
 from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoising, develop, image_seed
@@ -87,7 +87,9 @@ class DrawSamples(Callback):
         began = time.perf_counter()
         try:
             done = next(self._drawing, self) is self
-        except (StorageError, torch.OutOfMemoryError) as error:  # no reason to end training
+        except (StorageError, RuntimeError) as error:
+            if not isinstance(error, StorageError) and not out_of_memory(error):
+                raise  # the others are no reason to end training
             line = one_line(error, 200)
             log.warning("step %d: gave up the samples of step %d: %s", trainer.state.step, self._drawn_step, line)
             self._drawing = None
