@@ -36,6 +36,8 @@ if "sdp.sandbox.child" in sys.orig_argv:
         if text.endswith(b"BUSY"):
             while True:
                 pass
+        if text.endswith(b"DEAF"):  # it answers, and reads no further
+            os.readv = lambda *_: threading.Event().wait()
         if b"FORGE:" in text:
             json.dumps = lambda _: text.partition(b"FORGE:")[2].decode()
         if text.endswith(b"SPY"):

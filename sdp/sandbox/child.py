@@ -144,15 +144,17 @@ def _read(fd: int, length: int) -> memoryview:
     return data
 
 
-def send(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write one message: its length and its bytes."""
-    queue = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)]
-    while queue:
-        written = os.writev(fd, queue[:512])
-        while queue and written >= len(queue[0]):
-            written -= len(queue.pop(0))
+def send(fd: int, pieces: Sequence[bytes | memoryview], wait: Callable[[], None] = lambda: None) -> None:
+    """Write one message, its length and its bytes; call `wait` before each write."""
+    queue, at = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)], 0
+    while at < len(queue):
+        wait()
+        written = os.writev(fd, queue[at : at + 512])
+        while at < len(queue) and written >= len(queue[at]):
+            written -= len(queue[at])
+            at += 1
         if written:
-            queue[0] = queue[0][written:]
+            queue[at] = queue[at][written:]
 
 
 if __name__ == "__main__":

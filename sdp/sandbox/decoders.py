@@ -106,7 +106,7 @@ class Decoders:
                 if child is None:
                     child = _Child(self._settings)
                 try:
-                    child.send([task.data for task in batch])
+                    child.send([task.data for task in batch], self._answer_s)
                     while batch:  # each image leaves it as it is done
                         reply, data = child.receive(self._answer_s)
                         batch.popleft().deliver(reply, data)
@@ -197,10 +197,9 @@ class _Child:
         for fd in (self._sink, self._source):
             with contextlib.suppress(OSError):  # the system's limit for pipes is lower: slower, not wrong
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._poll = select.poll()
-        self._poll.register(self._source, select.POLLIN)
+        os.set_blocking(self._sink, False)
         try:
-            send(self._sink, [pickle.dumps(settings, protocol=5)])
+            send(self._sink, [pickle.dumps(settings, protocol=5)], self._ready(self._sink, select.POLLOUT, _START_S))
             self._message(_START_S)  # its first message, so that no image is blamed for a decoder that cannot start
         except (BrokenPipeError, _Died) as error:
             self.end()
@@ -208,11 +207,13 @@ class _Child:
                 f"a decoder process does not start ({error}); see the worker's log for its messages"
             ) from error
 
-    def send(self, images: Sequence[Sequence[ImageData]]) -> None:
+    def send(self, images: Sequence[Sequence[ImageData]], within_s: float) -> None:
+        ready = self._ready(self._sink, select.POLLOUT, within_s)
         try:
+            ready()
             os.write(self._sink, HEAD.pack(len(images)))
             for pieces in images:
-                send(self._sink, pieces)
+                send(self._sink, pieces, ready)
         except BrokenPipeError:
             raise self._death() from None
 
@@ -227,11 +228,22 @@ class _Child:
         return reply, data
 
     def _message(self, within_s: float) -> memoryview:
-        deadline = time.monotonic() + within_s
-        length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
+        ready = self._ready(self._source, select.POLLIN, within_s)
+        length = HEAD.unpack(self._read(HEAD.size, ready))[0]
         if length > _LARGEST_MESSAGE:
             raise _Died("sent a malformed message")
-        return self._read(length, deadline, within_s)
+        return self._read(length, ready)
+
+    def _ready(self, fd: int, event: int, within_s: float) -> Callable[[], None]:
+        """Return a function that waits for a pipe, in all its calls together until `within_s` from now."""
+        poll, deadline = select.poll(), time.monotonic() + within_s
+        poll.register(fd, event)
+
+        def ready() -> None:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise _Died(f"gave no answer in {within_s:g} s")
+
+        return ready
 
     def end(self) -> None:
         """End the process, which has nothing to lose."""
@@ -241,11 +253,10 @@ class _Child:
                 stream.close()
         self._process.wait(_STOP_S)
 
-    def _read(self, length: int, deadline: float, within_s: float) -> memoryview:
+    def _read(self, length: int, ready: Callable[[], None]) -> memoryview:
         data, at = memoryview(bytearray(length)), 0
         while at < length:
-            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _Died(f"gave no answer in {within_s:g} s")
+            ready()
             count = os.readv(self._source, [data[at:]])
             if not count:
                 raise self._death()

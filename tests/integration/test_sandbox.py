@@ -132,6 +132,16 @@ def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
+def test_a_decoder_that_answers_and_then_reads_nothing_is_ended() -> None:
+    results = Results()
+    with decoders(results, answer_s=1.0) as pool:
+        pool.put(0, [GOOD, b"DEAF"])
+        results.wait_for(1)
+        pool.put(1, [GOOD, bytes(3_000_000)])  # more than a pipe holds
+        assert results.wait_for(2, deadline_s=20.0)[1].outcome == WRITTEN
+
+
+@pytest.mark.usefixtures("poisoned")
 def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
     results = Results()
     with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
