@@ -88,7 +88,6 @@ RAY_FILES = frozenset(
         "sdp/train/online.py",
         "sdp/cluster.py",
         "sdp/ray_loss.py",
-        "sdp/kube/allreduce.py",
         "sdp/pool.py",
         "sdp/encode/pipeline.py",
         "sdp/waiting.py",

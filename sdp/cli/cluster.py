@@ -92,8 +92,6 @@ def stop(args: Arguments) -> None:
 @command(CLUSTER, "doctor --namespace sdp")
 @_CLUSTER
 @argument("--manifest FILE", "check the output of helm template before it is applied; - is stdin")
-@argument("--all-reduce GPU", "only measure an all-reduce between nodes with this accelerator")
-@argument("--nodes N", "whole nodes that --all-reduce uses (default: 2)", type=int, default=2)
 @argument("--local", "describe this machine instead, for a bug report")
 @JSON
 @_ACCESS
@@ -102,11 +100,8 @@ def doctor(args: Arguments) -> int:
 
     if args.local:
         return _describe_here(as_json=args.json)
-    from sdp.kube.doctor import all_reduce, as_json, examine, totals
+    from sdp.kube.doctor import as_json, examine, totals
     from sdp.kube.site import Site, mounted_texts, read_manifests
-
-    if args.all_reduce:
-        return all_reduce(_api(args), args.all_reduce, args.nodes, args.cluster, sys.stdout.buffer, say)
 
     rendered = []
     if args.manifest:

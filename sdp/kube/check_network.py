@@ -9,7 +9,7 @@ from pathlib import Path
 from sdp.kube import Object
 from sdp.kube.api import Forbidden, Missing
 from sdp.kube.check_jobs import JobDraft
-from sdp.kube.clusters import accelerator_of, pods_wanted, templates
+from sdp.kube.clusters import templates
 from sdp.kube.placing import GPU, requests
 from sdp.kube.site import Finding, Site, failed, ok, warning
 
@@ -151,16 +151,3 @@ def _resolve(name: str, resolved: set[str]) -> None:
     except OSError:
         return
     resolved.add(name)
-
-
-def all_reduce(site: Site) -> Iterator[Finding]:
-    """Warn that the network between GPU nodes is not measured by default, since that takes whole nodes."""
-    most: dict[str, int] = {}
-    for group in site.worker_groups:
-        label = accelerator_of(group)
-        if label and requests(group["template"]["spec"]).get(GPU):
-            most[label] = most.get(label, 0) + pods_wanted(group)[1]
-    for label, count in most.items():
-        if count > 1:
-            remedy = f"sdp doctor --all-reduce {label} uses two of them for a minute"
-            yield warning("all-reduce", f"between {label} nodes: not measured", remedy)

@@ -8,17 +8,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
 
 from sdp.errors import SdpError, UserError
-from sdp.kube import Say, check_cluster, check_jobs, check_network, check_server
-from sdp.kube.api import Api, Forbidden, Unreachable
-from sdp.kube.clusters import accelerator_of, find_cluster
-from sdp.kube.follow import follow
-from sdp.kube.placing import GPU, requests
-from sdp.kube.rayjob import make_all_reduce
+from sdp.kube import check_cluster, check_jobs, check_network, check_server
+from sdp.kube.api import Forbidden, Unreachable
 from sdp.kube.site import Finding, Site, failed, mounted_texts, warning
-from sdp.kube.submit import create
 
 Check = Callable[[Site], Iterable[Finding]]
 
@@ -32,7 +26,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("references", check_cluster.references),
     ("token", check_cluster.token),
     ("network policy", check_network.operator_let_in),
-    ("all-reduce", check_network.all_reduce),
     ("Prometheus", check_server.scraping),
 )
 
@@ -66,20 +59,6 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
         yield from check_network.dns_of_this_machine()
     yield from check_jobs.memory(drafts)
     yield from check_jobs.access(drafts, in_pod=in_pod)
-
-
-def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out: BinaryIO, say: Say) -> int:
-    """Measure an all-reduce between whole nodes of a group on the cluster; return the job's exit code."""
-    if nodes < 2:
-        raise UserError(f"--nodes: expected 2 or more, got {nodes}; one node has no network to measure")
-    raycluster = find_cluster(api, cluster)
-    groups = {accelerator_of(group): group for group in raycluster["spec"].get("workerGroupSpecs") or ()}
-    if not accelerator or accelerator not in groups:
-        have = ", ".join(sorted(filter(None, groups))) or "none"
-        raise UserError(f"--all-reduce: expected an accelerator of the cluster's groups ({have}), got {accelerator!r}")
-    gpus = int(requests(groups[accelerator]["template"]["spec"]).get(GPU, 0))
-    job = make_all_reduce(nodes, gpus, accelerator, raycluster["metadata"]["name"])
-    return follow(api, create(api, job, say), out, say)
 
 
 def run_check(name: str, check: Check, site: Site) -> Iterator[Finding]:

@@ -68,30 +68,18 @@ def make_rayjob(
         env[CONFIG_ENV] = config_text
     sets = [word for override in overrides for word in ("--set", override)]
     words = ["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]
-    return _rayjob(job, kind_of(job), words, env, cluster, name)
-
-
-def make_all_reduce(nodes: int, gpus: int, accelerator: str, cluster: str = DEFAULT_CLUSTER) -> Object:
-    """Return the RayJob that measures an all-reduce between whole nodes."""
-    words = ["python", "-m", "sdp.kube.allreduce", "--nodes", str(nodes), "--gpus", str(gpus)]
-    return _rayjob("all-reduce", "all-reduce", [*words, "--accelerator", accelerator], {}, cluster, None)
-
-
-def _rayjob(
-    job: str, kind: str, words: Sequence[str], env: Mapping[str, str], cluster: str, name: str | None
-) -> Object:
     if name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
         raise UserError(f"--name: required for a job with a name as long as {job!r}; at most {LONGEST_NAME} characters")
     named = {"generateName": f"sdp-{job}-"} if name is None else {"name": checked_name(name)}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
+        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind_of(job)}},
         "spec": {
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": cluster},
             "entrypoint": shlex.join(words),
-            **({"runtimeEnvYAML": as_yaml({"env_vars": dict(env)})} if env else {}),
+            "runtimeEnvYAML": as_yaml({"env_vars": env}),
         },
     }
 

@@ -50,7 +50,6 @@ def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
         ("train", "python -m sdp.supervisor train --config /etc/sdp/jobs/train-2.yaml --set a=b", "train-2"),
         ("train", "python -m sdp.supervisor train --config /etc/sdp/jobs/train.yaml", "train"),
         ("train", "python -m sdp.supervisor train --config-env SDP_JOB_CONFIG", "train"),
-        ("all-reduce", "python -m sdp.kube.allreduce --nodes 2", "all-reduce"),
         (None, "python -m sdp.supervisor train --config /etc/sdp/jobs/train.yaml", ""),
     ],
 )

@@ -1,0 +1,64 @@
+"""The all-reduce between nodes, on a local Ray of two nodes with processors alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.allreduce import bus_rate, memory_lock, network_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+import ray
+from scripts.bench.allreduce import main
+cluster = Cluster()
+cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
+for name in ("A100", "A100"):
+    cluster.add_node(num_cpus=1, labels={"ray.io/accelerator-type": name}, object_store_memory=100_000_000)
+ray.init(cluster.address, log_to_driver=False)
+main(sys.argv[1:])
+"""
+
+
+def on_two_nodes(*words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", TWO_NODES, "--accelerator", "A100", *words]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_nodes_of_the_accelerator_are_measured_between() -> None:
+    done = on_two_nodes("--megabytes", "4", "--wait", "120")
+    line = re.search(r"^all-reduce of 4 MB: (\S+) GB/s \(2 nodes, CPUs only, (\S+) ms; ulimit -l: (.*)\)$", done.stdout)
+    assert line, done.stderr
+    assert float(line[1]) == pytest.approx(4 / float(line[2]), rel=0.02)
+    assert line[3] == memory_lock()
+
+
+def test_nodes_that_are_not_added_are_reported_in_one_line() -> None:
+    done = on_two_nodes("--nodes", "3", "--wait", "3")
+    assert done.returncode == 1
+    assert "all-reduce: 3 nodes with 0 A100 did not start in 3 s" in done.stderr
+
+
+def test_the_rate_is_that_of_the_slowest_link() -> None:
+    # nccl-tests' doc/PERFORMANCE.md: busbw = algbw * 2 (n - 1) / n
+    assert bus_rate(10**9, 0.1, 16) == pytest.approx(18.75)
+    assert bus_rate(10**9, 0.1, 2) == pytest.approx(10.0)
+
+
+def test_nccls_transport_is_read_from_its_log() -> None:
+    chosen = "ip-10:1:1 [0] NCCL INFO NET/OFI Selected provider is efa\n"
+    used = "ip-10:1:1 [0] NCCL INFO Using network AWS Libfabric\n"
+    assert network_of(chosen + used) == "AWS Libfabric"
+    assert network_of("ip-10:1:1 [0] NCCL INFO Using network Socket\n") == "Socket"
+    assert network_of("") == ""
+
+
+def test_the_limit_on_locked_memory_is_reported_as_by_the_shell() -> None:
+    limit = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
+    assert memory_lock() == limit.stdout.strip()
