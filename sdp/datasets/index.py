@@ -4,6 +4,7 @@ It is stored in versions beside the output (`_index/000000.parquet`, …). The f
 adds files that were appended, or requests another attempt at failed rows. No version is ever rewritten.
 """
 
+import base64
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,8 @@ class Version:
     """The units to attempt again, in a retry."""
     root: str = ""
     """The source's folder at the time of this version; empty if the source is a dataset."""
+    columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    """In the first version, the types in all parts of the columns that are copied from the source."""
 
     def moved(self, root: str) -> "Version":
         """Return the same version with its files below another root."""
@@ -95,6 +98,11 @@ class Index:
     def root(self) -> str:
         """The last known URI of the source; empty if unknown."""
         return next((version.root for version in reversed(self.versions) if version.root), "")
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns that parts copy from the source; empty for a dataset that was begun without a record of these."""
+        return self.versions[0].columns if self.versions else pa.schema([])
 
     def moved(self, root: str) -> "Index":
         """Return the index with all files below another root."""
@@ -199,6 +207,8 @@ class _VersionHead:
     units: tuple[Whole, ...]
     root: str = ""
     """The source's folder, as `uri.near` writes it. The table's paths are relative to the folder."""
+    columns: str = ""
+    """The copied columns as an Arrow schema, in base64."""
 
 
 def version_name(number: int) -> str:
@@ -227,7 +237,9 @@ def append(storage: Storage, index: Index, version: Version) -> Index:
     root, extent = version.root, version.extent
     version = replace(version, number=len(index.versions), files=version.files.cast(FILES_SCHEMA))
     stored_root = near(root, storage.uri) if root else ""
-    head = _VersionHead((extent.start, extent.stop) if extent else None, version.attempt, version.units, stored_root)
+    columns = base64.b64encode(version.columns.serialize()).decode() if version.columns.names else ""
+    new_rows = (extent.start, extent.stop) if extent else None
+    head = _VersionHead(new_rows, version.attempt, version.units, stored_root, columns)
     sink = pa.BufferOutputStream()
     relative = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
     table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(relative, pa.string()))
@@ -256,7 +268,9 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
         if root:
             paths = [join(root, path) for path in files["path"].to_pylist()]
             files = files.set_column(0, FILES_SCHEMA.field(0), pa.array(paths, pa.string()))
-        return Version(number, files, Extent(*head.extent) if head.extent else None, head.attempt, head.units, root)
+        columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(head.columns))) if head.columns else pa.schema([])
+        extent = Extent(*head.extent) if head.extent else None
+        return Version(number, files, extent, head.attempt, head.units, root, columns)
     except (KeyError, ValueError, pa.ArrowException, OSError) as error:
         raise _corrupt(storage, name, error) from error
 

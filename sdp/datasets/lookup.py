@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
-from sdp.datasets.source import kind_of
 from sdp.errors import DatasetError, one_line
 from sdp.storage import Storage, StorageOptions, open_source
 from sdp.urls import BadUrl, parse

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sdp.datasets.source import kind_of
+from sdp.datasets.columns import kind_of
 
 Mask = npt.NDArray[np.bool_]
 

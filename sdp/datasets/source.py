@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted
 from sdp.datasets import index as index_files
+from sdp.datasets.columns import common_type, kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
@@ -23,7 +24,6 @@ from sdp.storage.moved import root_of, unchanged, with_sample
 _FileVersions = dict[str, tuple[int, str | None]]
 """Size and etag by path."""
 _GROUP = 256
-_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 
 
 def freeze_source(
@@ -31,6 +31,7 @@ def freeze_source(
     files: Sequence[SourceFile],
     columns: Sequence[str],
     *,
+    carried: Sequence[str] = (),
     uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
@@ -38,29 +39,34 @@ def freeze_source(
     """Assign addresses to the rows of Parquet files, at most to the first `limit`.
 
     Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. The source
-    may have moved to another `uri`, with all its files. What a dry run returns can be written by `publish_plan`.
+    may have moved to another `uri`, with all its files. The first run fixes the types in which parts have the `carried`
+    columns. What a dry run returns can be written by `publish_plan`.
     """
     if not files:
         raise DatasetError("source.uri: no Parquet files; check the URI")
     index, root = _follow_move(output.index, files, uri)
     fresh = _new_files(index, files, options)
     rows, listed, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
+    begun, types = bool(index.versions), index.columns
+    if not begun:
+        types = pa.schema([(name, pa.null()) for name in dict.fromkeys(carried)])
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
         if limit is not None and rows >= limit:
             break
         group = fresh[start : start + _GROUP]
         for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
+            _refuse_other_types(file, footer, [name for name in columns if name not in types.names], kinds)
+            types = _widened(file, footer, types, fixed=begun)
+            if limit is not None and rows >= limit:
+                continue  # its types count already, so that a first run with a limit fits the later ones
             count = footer.num_rows
-            _refuse_other_types(file, footer, columns, kinds)
             listed.append((file.uri, file.size, with_sample(file, options).etag, rows, count, count, 0))
             rows += count
-            if limit is not None and rows >= limit:
-                break
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved = index is not output.index
-    version = Version(len(index.versions), table, extent, root=root)
+    version = Version(len(index.versions), table, extent, root=root, columns=pa.schema([]) if begun else types)
     return _append(output.with_index(index), version, moved=moved)
 
 
@@ -250,14 +256,16 @@ def _refuse_other_types(
             )
 
 
-def kind_of(column: pa.DataType) -> str:
-    """Name what a column holds: text, numbers, bytes, or Arrow's name for any other type."""
-    if pa.types.is_dictionary(column):
-        return kind_of(column.value_type)
-    if pa.types.is_string(column) or pa.types.is_large_string(column) or pa.types.is_string_view(column):
-        return "text"
-    if pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column):
-        return "numbers"
-    if any(is_bytes(column) for is_bytes in _BYTES):
-        return "bytes"
-    return str(column)
+def _widened(file: SourceFile, footer: pq.FileMetaData, types: pa.Schema, *, fixed: bool) -> pa.Schema:
+    """Return the types that hold this file's values, too; refuse a file for which there are none, or `fixed` ones."""
+    schema = footer.schema.to_arrow_schema()
+    for at, column in enumerate(types):
+        own = schema.field(column.name).type
+        common = common_type(column.type, own)
+        if common is None or (fixed and common != column.type):
+            raise DatasetError(
+                f"{file.uri}: column {column.name} holds {own}, but {column.type} in this dataset's other files; "
+                "convert this file, leave the column out, or choose a new output.uri"
+            )
+        types = types.set(at, pa.field(column.name, common))
+    return types

@@ -18,10 +18,11 @@ from sdp import cluster
 from sdp.config import DownloadConfig, identity
 from sdp.console import counted, say
 from sdp.datasets import manifest, runs, tombstones
+from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
+from sdp.datasets.source import freeze_source, order_retry, publish_plan
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.download import blocklists, messages, survey
 from sdp.download.figures import DownloadFigures
@@ -60,7 +61,8 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
-    planned = freeze_source(existing, files, columns, uri=uri, limit=limit, options=options)
+    carried = config.source.columns
+    planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit, options=options)
     _refuse_columns(config, files[0], options)
     for line in messages.lowered_limit(config.limit, existing.index):
         say(line)

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sdp.datasets.columns import cast, plain
 from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.parts import failed_before
 from sdp.datasets.units import Work
-from sdp.download.columns import plain
 from sdp.download.unit import UnitTask
 from sdp.errors import DatasetError, one_line
 from sdp.storage import Storage, StorageOptions, open_source
@@ -27,6 +27,8 @@ class Span:
 
     works: tuple[Work, ...]
     slices: tuple[FileSlice, ...]
+    types: pa.Schema
+    """The types of the columns that parts carry."""
 
 
 def spans(index: Index, pending: Sequence[Work], workers: int) -> list[Span]:
@@ -41,14 +43,15 @@ def spans(index: Index, pending: Sequence[Work], workers: int) -> list[Span]:
         else:
             runs.append([work])
     random.Random(0).shuffle(runs)
-    return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop))) for run in runs]
+    return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop)), index.columns) for run in runs]
 
 
 def read_span(
     span: Span, columns: Sequence[str], output: Storage, options: StorageOptions | None = None
 ) -> Iterator[UnitTask]:
     """Yield the tasks of a span, each with its rows of the source, as soon as they are read."""
-    tables = iter_units([work.unit.stop - work.unit.start for work in span.works], span.slices, columns, options)
+    lengths = [work.unit.stop - work.unit.start for work in span.works]
+    tables = iter_units(lengths, span.slices, columns, span.types, options)
     for work, table in zip(span.works, tables, strict=True):
         rows, retried = np.arange(work.unit.start, work.unit.stop, dtype=np.int64), dict[str, int]()
         if work.attempt:
@@ -58,10 +61,14 @@ def read_span(
 
 
 def iter_units(
-    lengths: Sequence[int], slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None = None
+    lengths: Sequence[int],
+    slices: Sequence[FileSlice],
+    columns: Sequence[str],
+    types: pa.Schema,
+    options: StorageOptions | None = None,
 ) -> Iterator[pa.Table]:
-    """Read the rows of consecutive slices into tables of these lengths."""
-    batches = _batches(slices, columns, options)
+    """Read the rows of consecutive slices into tables of these lengths, with some columns in these types."""
+    batches = _batches(slices, columns, types, options)
     waiting, have = [pa.table({name: pa.nulls(0) for name in columns})], 0
     for length in lengths:
         while have < length:
@@ -79,7 +86,9 @@ def iter_units(
         waiting, have = [joined.slice(length)], have - length
 
 
-def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None) -> Iterator[pa.Table]:
+def _batches(
+    slices: Sequence[FileSlice], columns: Sequence[str], types: pa.Schema, options: StorageOptions | None
+) -> Iterator[pa.Table]:
     for piece in slices:
         try:
             file = pq.ParquetFile(open_source(piece.path, options))
@@ -88,7 +97,7 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
                 rows = batch.slice(skip, left)
                 skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
-                yield plain(pa.Table.from_batches([rows]).select(list(columns)))
+                yield cast(plain(pa.Table.from_batches([rows]).select(list(columns))), types, piece.path)
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:

@@ -64,7 +64,7 @@ def survey_rows(
     rows: list[int] = []
     lengths = [min(_READ_ROWS, stop - at) for at in range(start, stop, _READ_ROWS)]
     at = start
-    for table in iter_units(lengths, index.slices(start, stop), rules.columns(), options):
+    for table in iter_units(lengths, index.slices(start, stop), rules.columns(), index.columns, options):
         to_fetch, _ = plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules)
         for wanted in to_fetch:
             hosts[wanted.url.host] += 1

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from sdp.datasets.columns import readable
 from sdp.datasets.outcomes import Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Addresses, Work
-from sdp.download.columns import readable
 from sdp.download.image import Checked
 from sdp.download.plan import Rules, as_text, plan
 from sdp.storage import Storage

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from sdp.config.process import JoinedTable
 from sdp.console import counted
+from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import attempt_of
-from sdp.datasets.source import kind_of
 from sdp.encode.reading import RowGroup, footer_of, read_group
 from sdp.errors import DatasetError
 from sdp.storage import SourceFile, StorageOptions, list_source
@@ -71,7 +71,6 @@ class Joined:
         """
         entries, present = self._find(pa.chunked_array([rows]) if self.by == ROW else table[self.by], options)
         for name, values in zip(entries.column_names, entries.columns, strict=True):
-            values = _plain(values, name)
             if pa.types.is_large_binary(values.type):  # a model's empty caption is none
                 values = pc.if_else(pc.match_substring_regex(values, r"\S"), values, pa.scalar(None, values.type))
             if name not in table.column_names:
@@ -92,7 +91,7 @@ class Joined:
                 holds = np.searchsorted(rows, self.last, "right") > np.searchsorted(rows, self.first, "left")
                 groups = [(self.groups[number],) for number in np.flatnonzero(holds)] or [self.groups[:1]]
             read = _read_group if self.by == ROW else _read_table
-            entries = pa.concat_tables([read(some, names, options) for some in groups])
+            entries = pa.concat_tables([read(some, names, options) for some in groups], promote_options="default")
             if self.by == ROW and np.any(np.diff(entries[ROW].to_numpy()) < 0):  # a retry's rows are among the others'
                 entries = entries.sort_by(ROW)
             entries = entries.combine_chunks()
@@ -177,8 +176,8 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 _FITS: dict[str, Callable[[pa.DataType], bool]] = {
     "bytes": _holds_images,
-    "text": lambda kind: kind_of(kind) in ("text", "bytes"),
-    "numbers": lambda kind: kind_of(kind) == "numbers",
+    "text": lambda kind: kind_of(kind) in ("text", "bytes", "null"),
+    "numbers": lambda kind: kind_of(kind) in ("numbers", "null"),
     "whole numbers": pa.types.is_integer,
 }
 """The types of columns, by what they must hold."""
@@ -207,8 +206,7 @@ def _check_keys(key: str, joined: Joined, options: StorageOptions) -> None:
             f"{key}.by: {joined.uri} has {joined.rows:,} rows, but by {joined.by} a table may have {MOST_ROWS:,}, "
             "since every worker holds it; join it by row"
         )
-    keys = pa.concat_tables([read_group(group, (joined.by,), options) for group in joined.groups])[joined.by]
-    keys = _plain(keys, joined.by).drop_null()
+    keys = _sorted(joined.groups, (joined.by,), options)[joined.by]
     if (distinct := pc.count_distinct(keys).as_py()) < len(keys):
         raise DatasetError(
             f"{key}.by: {len(keys) - distinct:,} of {joined.uri}'s rows repeat another's {joined.by}; keep one of each"
@@ -226,8 +224,9 @@ def _digest(files: Sequence[SourceFile], options: StorageOptions) -> str:
 
 def _sorted(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: StorageOptions | None) -> pa.Table:
     """Return some row groups, sorted by their first column, the key."""
-    table = pa.concat_tables([read_group(group, names, options).select(names) for group in groups])
-    table = table.set_column(0, names[0], _plain(table[names[0]], names[0]))
+    tables = [read_group(group, names, options).select(names) for group in groups]
+    plain = [pa.table([_plain(table[name], name) for name in names], names) for table in tables]
+    table = pa.concat_tables(plain, promote_options="default")  # a file without any value has a column of nulls
     table = table.filter(table[0].is_valid()).sort_by(names[0]).combine_chunks()
     if names[0] == ROW and np.any(np.diff(table[0].to_numpy()) == 0):
         raise DatasetError(f"{groups[0].uri}: row group {groups[0].number} names a row twice; keep one of each")
@@ -248,9 +247,11 @@ def _places(have: pa.ChunkedArray, wanted: pa.ChunkedArray) -> list[int]:
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return a column as addresses, bytes of text or numbers, whichever of Arrow's types it has."""
+    """Return a column as addresses, bytes of text, numbers or nulls, whichever of Arrow's types it has."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if name == ROW:
         return column.cast(pa.int64())
+    if pa.types.is_null(column.type):
+        return column
     return column.cast(pa.float64() if kind_of(column.type) == "numbers" else pa.large_binary(), safe=False)

@@ -18,9 +18,9 @@ from pyroaring import BitMap64
 from sdp.config.generate import GenerateConfig
 from sdp.datasets import index as index_files
 from sdp.datasets import tombstones
+from sdp.datasets.columns import kind_of
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
-from sdp.datasets.source import kind_of
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage

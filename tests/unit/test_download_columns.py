@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.config.download import DownloadSource, FiltersConfig
+from sdp.datasets.columns import kind_of, plain, readable
 from sdp.datasets.index import FileSlice
 from sdp.datasets.outcomes import WRITTEN, Outcome
-from sdp.datasets.source import kind_of
 from sdp.datasets.units import Unit as Addresses
 from sdp.datasets.units import Work
-from sdp.download.columns import plain, readable
 from sdp.download.image import Checked
 from sdp.download.plan import Rules
 from sdp.download.spans import iter_units
@@ -47,7 +46,7 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     source = DownloadSource(uri="in", columns=carried)
     rules = Rules(source, FiltersConfig())
     count = pq.read_metadata(path).num_rows
-    (table,) = iter_units([count], [FileSlice(str(path), 0, 0, count)], rules.columns())
+    (table,) = iter_units([count], [FileSlice(str(path), 0, 0, count)], rules.columns(), pa.schema([]))
     rows = np.arange(count)
     unit = UnitRun(UnitTask(Work(Addresses(0, 0, count)), rows, table), rules)
     for wanted in unit.to_fetch:

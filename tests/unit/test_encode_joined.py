@@ -92,6 +92,27 @@ def test_a_table_is_joined_by_text_in_any_order(images: Path, tmp_path: Path, ki
     assert {row.row: row.caption for row in rows if "number" not in (row.caption or "")} == {1: "b", 4: "d", 59: "z"}
 
 
+def test_files_of_a_table_may_differ_in_type(images: Path, tmp_path: Path) -> None:
+    scores = [pa.array([1, 2]), pa.array([0.5, None]), pa.nulls(2)]
+    captions = [pa.array(["a", "b"]), pa.array([b"c", b"d"]), pa.array(["e", "f"]).dictionary_encode()]
+    for number, (score, caption) in enumerate(zip(scores, captions, strict=True)):
+        rows = pa.array([2 * number, 2 * number + 1], pa.int64() if number else pa.int32())
+        write_table(tmp_path / f"t/{number}.parquet", {"row": rows, "score": score, "caption": caption})
+    bounds = [Score("score:score", "score", minimum=1.0)]
+    rows = rows_of(open_with(images, table_of(tmp_path / "t"), scores=bounds), tmp_path / "out")
+    assert [(row.caption, row.filtered) for row in rows[:6]] == [
+        ("a", ""), ("b", ""), ("c", "score:score"), ("d", "score:score"), ("e", "score:score"), ("f", "score:score")
+    ]  # fmt: skip
+
+
+def test_files_of_a_table_may_differ_in_the_type_of_their_keys(images: Path, tmp_path: Path) -> None:
+    for number, kind in enumerate([pa.string(), pa.large_string(), pa.binary()]):
+        keys = pa.array([f"k{number}"]).cast(kind)
+        write_table(tmp_path / f"t/{number}.parquet", {"key": keys, "caption": [f"new {number}"]})
+    rows = rows_of(open_with(images, table_of(tmp_path / "t", by="key")), tmp_path / "out")
+    assert [row.caption for row in rows[:3]] == ["new 0", "new 1", "new 2"]
+
+
 def test_rows_without_an_entry_are_filtered_if_the_table_says_so(images: Path, tmp_path: Path) -> None:
     subset = write_table(tmp_path / "subset.parquet", {"row": [3, 7, 20]})
     rows = rows_of(open_with(images, table_of(subset, missing="drop")), tmp_path / "out")

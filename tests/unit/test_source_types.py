@@ -1,14 +1,23 @@
 """Source files that disagree on what their columns hold."""
 
+import datetime
+import decimal
+import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from sdp.datasets.output import Head, open_output
-from sdp.datasets.source import freeze_source, kind_of
+from sdp.datasets.columns import kind_of
+from sdp.datasets.output import Head, Output, open_output, read_output
+from sdp.datasets.source import freeze_source
+from sdp.download.spans import read_span, spans
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
 
@@ -37,3 +46,132 @@ def test_widths_of_numbers_and_columns_of_nulls_go_together(tmp_path: Path) -> N
 def test_kinds_are_words() -> None:
     kinds = [pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.binary(4), pa.uint64(), pa.list_(pa.int8())]
     assert [kind_of(kind) for kind in kinds] == ["text", "text", "bytes", "numbers", "list<item: int8>"]
+
+
+# --- one type in all parts -------------------------------------------------------------------------------------------
+
+
+def write(source: Path, number: int, column: pa.Array) -> None:
+    source.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"url": ["http://a"] * len(column), "similarity": column}), source / f"{number}.parquet")
+
+
+def frozen(root: Path, limit: int | None = None) -> Output:
+    """Freeze the source beside an output that carries its column; units have two rows."""
+    output = open_output(open_storage(str(root / "out")), Head("images", 2, False, {}))
+    columns, carried = ["url", "similarity"], ["similarity"]
+    freeze_source(output, list_source(str(root / "source")), columns, carried=carried, limit=limit)
+    return read_output(output.storage)
+
+
+def carried(output: Output) -> list[pa.ChunkedArray]:
+    """Return the carried column as each part gets it, by address."""
+    works = output.index.works()
+    tasks = [task for span in spans(output.index, works, 1) for task in read_span(span, ["similarity"], output.storage)]
+    return [task.table["similarity"] for task in sorted(tasks, key=lambda task: task.work)]
+
+
+def test_fractions_beside_whole_numbers_and_nulls_are_fractions_in_every_part(tmp_path: Path) -> None:
+    for number, column in enumerate([pa.array([8, 12]), pa.array([0.3, 5.4]), pa.nulls(2)]):
+        write(tmp_path / "source", number, column)
+    parts = carried(frozen(tmp_path))
+    assert [part.type for part in parts] == [pa.float64()] * 3
+    assert math.fsum(value or 0 for part in parts for value in part.to_pylist()) == 25.7
+
+
+def test_a_whole_number_that_no_fraction_equals_is_refused_in_one_line(tmp_path: Path) -> None:
+    for number, column in enumerate([pa.array([2**53 + 1]), pa.array([0.5])]):
+        write(tmp_path / "source", number, column)
+    with pytest.raises(
+        DatasetError, match=r"0\.parquet: column similarity is int64, which this dataset keeps as double"
+    ):
+        carried(frozen(tmp_path))
+
+
+def test_a_file_that_is_added_later_is_cast_or_refused(tmp_path: Path) -> None:
+    write(tmp_path / "source", 0, pa.array([0.5, 1.5]))
+    frozen(tmp_path)
+    write(tmp_path / "source", 1, pa.array([7, 8], pa.int16()))
+    parts = carried(frozen(tmp_path))
+    assert [part.type for part in parts] == [pa.float64()] * 2
+    assert parts[1].to_pylist() == [7.0, 8.0]
+    write(tmp_path / "source", 2, pa.array(["0.5"]))
+    with pytest.raises(DatasetError, match=r"2\.parquet: column similarity holds string, but double"):
+        frozen(tmp_path)
+
+
+def test_a_first_run_with_a_limit_fixes_the_type_for_the_whole_source(tmp_path: Path) -> None:
+    write(tmp_path / "source", 0, pa.array([1, 2]))
+    write(tmp_path / "source", 1, pa.array([0.5, 1.5]))
+    assert [part.type for part in carried(frozen(tmp_path, limit=2))] == [pa.float64()]
+    assert [part.to_pylist() for part in carried(frozen(tmp_path))] == [[1.0, 2.0], [0.5, 1.5]]
+
+
+def whole(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    return st.integers(0, 100) | st.integers(low, high)
+
+
+FAMILIES: list[dict[pa.DataType, st.SearchStrategy[Any]]] = [
+    {
+        **{kind: whole(kind.bit_width) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
+        **{kind: whole(kind.bit_width, signed=False) for kind in (pa.uint8(), pa.uint32(), pa.uint64())},
+        **{
+            kind: st.floats(allow_nan=False, width=kind.bit_width)
+            for kind in (pa.float16(), pa.float32(), pa.float64())
+        },
+        pa.decimal128(9, 2): st.decimals(-(10**6), 10**6, places=2),
+        pa.decimal128(20, 5): st.decimals(-(10**6), 10**6, places=5),
+    },
+    {
+        pa.string(): st.text(max_size=3),
+        pa.large_string(): st.text(max_size=3),
+        pa.dictionary(pa.int32(), pa.string()): st.text(max_size=3),
+        pa.binary(): st.binary(max_size=3),
+        pa.binary(2): st.binary(min_size=2, max_size=2),
+        pa.bool_(): st.booleans(),
+    },
+    {
+        pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)),
+        pa.timestamp("ms"): st.datetimes().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)),
+        pa.timestamp("us"): st.datetimes(),
+    },
+    {
+        pa.list_(pa.int32()): st.lists(st.integers(-5, 5), max_size=2),
+        pa.list_(pa.float64()): st.lists(st.floats(allow_nan=False), max_size=2),
+        pa.list_(pa.null()): st.just([]),
+        pa.struct([("a", pa.int32())]): st.fixed_dictionaries({"a": st.integers(-5, 5)}),
+        pa.struct([("a", pa.float64())]): st.fixed_dictionaries({"a": st.floats(allow_nan=False)}),
+    },
+]
+
+
+def columns(family: dict[pa.DataType, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[pa.Array]]:
+    """Return two or three columns of one family, some of them without any value."""
+    family = {**family, pa.null(): st.none()}
+    column = st.sampled_from(list(family)).flatmap(
+        lambda kind: st.lists(st.none() | family[kind], min_size=1, max_size=3).map(lambda cells: pa.array(cells, kind))
+    )
+    return st.lists(column, min_size=2, max_size=3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(FAMILIES).flatmap(columns), st.booleans())
+@example([pa.array([2**64 - 1], pa.uint64()), pa.array([-1], pa.int8())], False)
+@example([pa.array([decimal.Decimal("0.10")]), pa.array([0.1])], False)
+def test_parts_have_one_type_and_the_values_of_their_files_whatever_these_hold(
+    files: list[pa.Array], later: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            for number, column in enumerate(files):
+                if later and number + 1 == len(files):
+                    frozen(Path(root))
+                write(Path(root, "source"), number, column)
+            output = frozen(Path(root))
+            parts = carried(output)
+        except DatasetError:
+            return
+    assert {part.type for part in parts} == {output.index.columns.field("similarity").type}
+    read = [value for part in parts for value in part.to_pylist()]
+    assert read == [value for column in files for value in column.to_pylist()]

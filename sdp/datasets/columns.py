@@ -1,13 +1,17 @@
 """Columns of a source in plain types, so that a part's content does not depend on the library that wrote the source.
 
 Arrow has several types for the same values: text may be a dictionary, a view, or have offsets of 64 bits. Not every
-function accepts all of them, and files of one source may differ.
+function accepts all of them, and files of one source may differ: whole numbers become fractions in the files where a
+value is missing. The columns that parts carry have one type in all of them.
 """
 
 from typing import Any
 
 import pyarrow as pa
 
+from sdp.errors import DatasetError, one_line
+
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 _PLAIN = {
     **dict.fromkeys((pa.large_string(), pa.string_view()), pa.string()),
     **dict.fromkeys((pa.large_binary(), pa.binary_view()), pa.binary()),
@@ -22,6 +26,48 @@ def plain(table: pa.Table) -> pa.Table:
         return table
     columns = [column.cast(field.type, safe=False) for column, field in zip(table.columns, schema, strict=True)]
     return pa.table(columns, schema)
+
+
+def cast(table: pa.Table, types: pa.Schema, where: str) -> pa.Table:
+    """Return the same values with some columns in these types; refuse a file, `where`, whose values would change."""
+    for field in types:
+        at = table.schema.get_field_index(field.name)
+        try:
+            table = table.set_column(at, field, table[at].cast(field.type))
+        except pa.ArrowException as error:
+            raise DatasetError(
+                f"{where}: column {field.name} is {table[at].type}, which this dataset keeps as {field.type} "
+                f"({one_line(error, 120)}); convert the column or leave it out, and choose a new output.uri"
+            ) from error
+    return table
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the plain type that holds the values of both; None if no type holds them unchanged."""
+    one, other = plain_type(one), plain_type(other)
+    kinds = [kind for kind in (one, other) if not pa.types.is_null(kind)]
+    if len({kind_of(kind) for kind in kinds} & {"text", "bytes", "numbers"}) > 1:
+        return None
+    if len({pa.types.is_decimal(kind) for kind in kinds}) > 1:
+        return None
+    try:
+        schemas = [pa.schema([("column", kind)]) for kind in (one, other)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
+
+
+def kind_of(column: pa.DataType) -> str:
+    """Name what a column holds: text, numbers, bytes, or Arrow's name for any other type."""
+    if pa.types.is_dictionary(column):
+        return kind_of(column.value_type)
+    if pa.types.is_string(column) or pa.types.is_large_string(column) or pa.types.is_string_view(column):
+        return "text"
+    if pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column):
+        return "numbers"
+    if any(is_bytes(column) for is_bytes in _BYTES):
+        return "bytes"
+    return str(column)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
