@@ -5,6 +5,7 @@ import hashlib
 import io
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -29,7 +30,11 @@ from sdp.imaging import (
     read_header,
     sample,
 )
+from sdp.sandbox.child import CPU_S_A_PIXEL
 
+_KEPT_CPU_S = 0.5
+"""CPU seconds, beyond those for its pixels, in which an image that is kept as it is must be decoded: later jobs decode
+it without a sandbox, and training in each epoch."""
 _ONE_SAMPLE = 2.31
 """The largest reduction for which one bilinear sample of each pixel is enough: 47 dB against the mean of the area on
 photographs, while JPEG itself loses 42 dB at quality 95. A JPEG decoded at a smaller scale never needs a larger one."""
@@ -111,8 +116,13 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
             outcome, reason = refused
             return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
         if image_rules.size is None:
-            # The pixels are not needed, and every byte of a JPEG is read at any scale.
-            decode(data, min_side=1, max_pixels=image_rules.max_pixels)
+            began = time.process_time()
+            decode(data, max_pixels=image_rules.max_pixels)
+            took = time.process_time() - began
+            if took > _KEPT_CPU_S + header.width * header.height * CPU_S_A_PIXEL:
+                raise ImageError(
+                    "undecodable", f"decoding takes {took:.1f} s of CPU time, too long to keep it as it is"
+                )
             size = (header.width, header.height)
             return Checked(WRITTEN, None, None, unpacked, *size, *size, digest)
         image = decode(data, min_side=math.ceil(image_rules.size * ROOM), max_pixels=image_rules.max_pixels)

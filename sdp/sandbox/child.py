@@ -25,9 +25,11 @@ from sdp.datasets.outcomes import FAILED
 from sdp.imaging import MAX_PIXELS, Header, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
-_CPU_S_A_PIXEL = 0.25e-6
+CPU_S_A_PIXEL = 0.25e-6
 """Twice what random pixels take in the slowest format (AVIF, 0.11 s a megapixel)."""
 HEAD = struct.Struct("<Q")
+_WRITE_PIECES = 512
+"""Pieces of a message that are written at once."""
 
 Reply = dict[str, Any]
 """A JSON object, since a hostile image could reach beyond its decoder by a pickle."""
@@ -106,7 +108,7 @@ def _handle(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes 
     _limit_cpu(settings.cpu_s)
     try:
         return settings.handle(
-            image, lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL)
+            image, lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * CPU_S_A_PIXEL)
         )
     except Exception as error:  # noqa: BLE001 (corrupt bytes make codecs raise any exception)
         reason, detail = "internal", f"{type(error).__name__}: {error}"
@@ -146,15 +148,16 @@ def _read(fd: int, length: int) -> memoryview:
 
 def send(fd: int, pieces: Sequence[bytes | memoryview], wait: Callable[[], None] = lambda: None) -> None:
     """Write one message, its length and its bytes; call `wait` before each write."""
-    queue, at = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)], 0
-    while at < len(queue):
-        wait()
-        written = os.writev(fd, queue[at : at + 512])
-        while at < len(queue) and written >= len(queue[at]):
-            written -= len(queue[at])
-            at += 1
-        if written:
-            queue[at] = queue[at][written:]
+    pieces = [HEAD.pack(sum(map(len, pieces))), *pieces]
+    for start in range(0, len(pieces), _WRITE_PIECES):
+        queue = [memoryview(piece) for piece in pieces[start : start + _WRITE_PIECES]]
+        while queue:
+            wait()
+            written = os.writev(fd, queue)
+            while queue and written >= len(queue[0]):
+                written -= len(queue.pop(0))
+            if written:
+                queue[0] = queue[0][written:]
 
 
 if __name__ == "__main__":

@@ -88,6 +88,18 @@ def test_the_exif_orientation_is_applied(format: str, orientation: int) -> None:
     assert (kept.width, kept.height) == (expected.shape[1], expected.shape[0])
 
 
+def test_a_jpeg_that_is_kept_as_it_is_is_decoded_at_the_scale_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    whole = simplejpeg.decode_jpeg
+    monkeypatch.setattr(
+        simplejpeg,
+        "decode_jpeg",
+        lambda *args, **options: sizes.append((pixels := whole(*args, **options)).shape) or pixels,
+    )
+    assert check(encoded(Image.new("RGB", (320, 240)), "JPEG"), image_rules()).outcome == WRITTEN
+    assert sizes == [(240, 320, 3)]
+
+
 def test_transparency_lies_over_white() -> None:
     image = halves((200, 30, 40, 255), (10, 20, 30, 0), "RGBA")
     for data in (encoded(image), encoded(image, "WEBP", lossless=True)):

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
+from sdp.download import image
 from sdp.download.image import check
 from sdp.imaging import ImageError, decode
 from tests.image_rules import image_rules
@@ -84,6 +85,18 @@ def test_an_image_is_decoded_once_after_its_size_was_checked(
     checked = check(png(photo(40, 30)), image_rules(size=size, max_pixels=max_pixels))
     assert checked.reason == (None if decodings else "too_many_pixels")
     assert len(begun) == decodings
+
+
+def test_one_that_is_kept_as_it_is_must_be_cheap_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = png(photo(16, 16))
+    costly = data[:33] + chunk(b"tEXt", b"a\0b") * 50_000 + data[33:]
+    monkeypatch.setattr(image, "_KEPT_CPU_S", 0.01)
+    checked = check(costly, image_rules(size=None))
+    assert (checked.outcome, checked.reason) == ("failed", "undecodable")
+    assert "CPU time" in (checked.detail or "")
+    assert check(costly, image_rules(size=16)).outcome == "written", "it is encoded anew"
+    monkeypatch.undo()
+    assert check(data, image_rules(size=None)).outcome == "written"
 
 
 def test_one_without_an_end_is_refused() -> None:
