@@ -1,28 +1,40 @@
-"""Checks of one RayCluster: readiness, nodes that fit its pods, GPU drivers, and objects that its pods refer to."""
+"""Checks of a cluster: API server, KubeRay's CRDs and operator, the RayCluster's pods, and the GPUs of its groups.
 
+What Kubernetes reports by itself within a minute of installing (a missing secret, a taint, a quota) is repeated from
+its reports and not predicted.
+"""
+
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from sdp.cluster import ACCELERATOR_LABEL
 from sdp.console import counted
 from sdp.errors import UserError, one_line
-from sdp.hardware import CUDA_MAJOR, DRIVERS, gpus_by_accelerator
+from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Object
-from sdp.kube.api import Forbidden, Missing
-from sdp.kube.clusters import accelerator_of, pods_wanted, templates, token_secret
-from sdp.kube.dashboard import TOKEN_KEY
-from sdp.kube.placing import GPU, PRODUCT, Fit, place, requests
+from sdp.kube.api import OPERATOR_HINT, Forbidden
+from sdp.kube.clusters import GPU, accelerator_of, gpus_of_pod, pods_wanted
 from sdp.kube.site import Finding, Site, failed, ok, warning
 from sdp.kube.state import ClusterState, cluster_state
 
+PRODUCT = "nvidia.com/gpu.product"
 SHARED = "-SHARED"
 """The device plugin's suffix for the product of a time-shared GPU."""
-
-DRIVER = "nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"
-"""Node labels of GPU feature discovery, the newer one first."""
-
+OLDEST_OPERATOR = (1, 7)
 STARTING_S = 1800.0
 """Time that a new node and a large image may take; pods that start later wait for something else."""
+
+FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "rayclusters": {
+        "spec": ("authOptions", "upgradeStrategy", "autoscalerOptions"),
+        "spec.authOptions": ("mode", "secretName"),
+        "spec.autoscalerOptions": ("version",),
+        "spec.workerGroupSpecs": ("labels", "priority", "idleTimeoutSeconds"),
+    },
+    "rayjobs": {"spec": ("submissionMode", "clusterSelector", "runtimeEnvYAML", "entrypoint")},
+}
+"""Fields of ray.io/v1 that the chart and the manifests use and that older CRDs silently drop."""
 
 _STUCK = {
     "ImagePullBackOff": "check image, tag and imagePullSecrets",
@@ -31,6 +43,101 @@ _STUCK = {
     "CrashLoopBackOff": "kubectl logs --previous shows the reason",
     "CreateContainerConfigError": "an object that it refers to is missing",
 }
+
+
+def server(site: Site) -> Iterator[Finding]:
+    """Check that the API server answers."""
+    with site.api.explained("GET", "/version"):
+        response = site.api.response("GET", "/version")
+        version = dict(json.loads(response.data)).get("gitVersion", "of unknown version")
+    where = f"context {site.api.context}" if site.api.context else "this pod's cluster"
+    yield ok("server", f"Kubernetes {version} answers ({where}, namespace {site.api.namespace})")
+
+
+def resources(site: Site) -> Iterator[Finding]:
+    """Check that ray.io/v1 is served, with the fields that sdp uses."""
+    missing = [kind for kind in FIELDS if not site.serves("/apis/ray.io/v1", kind)]
+    if missing:
+        yield failed("CRDs", f"ray.io/v1 does not have {' and '.join(missing)}", OPERATOR_HINT)
+        return
+    lacking: list[str] = []
+    for kind, wanted in FIELDS.items():
+        try:
+            crd = site.api.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.ray.io")
+        except Forbidden:
+            yield warning("CRDs", f"{kind}.ray.io exists; no right to read its fields")
+            return
+        lacking += [f"{kind}: {path}" for path in lacking_fields(crd, wanted)]
+    if lacking:
+        remedy = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator does not update CRDs)"
+        yield failed("CRDs", f"older than the chart: no {', '.join(lacking)}", remedy)
+    else:
+        yield ok("CRDs", "ray.io/v1 has RayCluster and RayJob with every field that the chart uses")
+
+
+def lacking_fields(crd: Object, wanted: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the fields that version v1 of a CRD lacks."""
+    version: Object = next(
+        (version for version in crd["spec"]["versions"] if version["name"] == "v1"), {"served": False}
+    )
+    if not version.get("served", True):
+        return ["v1"]
+    schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
+    return [f"{path}.{name}" for path, names in wanted.items() for name in names if name not in _fields(schema, path)]
+
+
+def _fields(schema: Object, path: str) -> Object:
+    for part in path.split("."):
+        schema = (schema.get("properties") or {}).get(part) or {}
+        schema = schema.get("items") or schema
+    return schema.get("properties") or {}
+
+
+def operator(site: Site) -> Iterator[Finding]:
+    """Check that KubeRay's operator runs, is new enough, and watches this namespace."""
+    selector = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
+    operators = site.api.list("/apis/apps/v1/deployments", labelSelector=selector)
+    for operator in operators:
+        yield _judge_operator(operator, site.api.namespace)
+    if not operators:
+        yield failed("operator", "no deployment of KubeRay's operator", OPERATOR_HINT)
+
+
+def _judge_operator(deployment: Object, namespace: str) -> Finding:
+    metadata, container = deployment["metadata"], deployment["spec"]["template"]["spec"]["containers"][0]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    version = version_of(metadata, container)
+    dotted = ".".join(map(str, version or ()))
+    if not (deployment.get("status") or {}).get("availableReplicas"):
+        return failed("operator", f"{name} is not running", f"kubectl -n {metadata['namespace']} describe pods")
+    if version and version[:2] < OLDEST_OPERATOR:
+        return failed("operator", f"{name} is {dotted}", "upgrade it and its CRDs to 1.7 or later")
+    if not watches(container, namespace):
+        return failed("operator", f"{name} does not watch namespace {namespace}", "see its --watch-namespace")
+    if version is None:
+        return warning("operator", f"{name} runs, of unknown version", "1.7 or later is needed")
+    return ok("operator", f"{name} runs, version {dotted}")
+
+
+def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
+    """Return the operator's version, from its image's tag, else from the chart's label."""
+    tag = container.get("image", "").partition("@")[0].rpartition(":")[2]
+    for text in (tag, (metadata.get("labels") or {}).get("app.kubernetes.io/version", "")):
+        parts = text.removeprefix("v").partition("-")[0].split(".")
+        if len(parts) >= 2 and all(part.isdigit() for part in parts):
+            return tuple(map(int, parts))
+    return None
+
+
+def watches(container: Object, namespace: str) -> bool:
+    """Return whether the operator's command line lets it watch a namespace."""
+    words = [word for field in ("command", "args") for word in container.get(field) or ()]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, _, value = word.lstrip("-").partition("=")
+        if flag == "watch-namespace":
+            value = value or following
+            return not value or namespace in value.split(",")
+    return True
 
 
 def cluster(site: Site) -> Iterator[Finding]:
@@ -75,163 +182,45 @@ def _stuck_pods(site: Site, name: str) -> Iterator[Finding]:
         for condition in status.get("conditions") or ():
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 words = one_line(condition.get("message") or "")
-                yield warning("pods", f"{pod_name} is not scheduled: {words}", "see its group below")
+                yield warning("pods", f"{pod_name} is not scheduled: {words}", "kubectl describe pod shows more")
 
 
 def groups(site: Site) -> Iterator[Finding]:
-    """Check that nodes fit each group's pods and have the GPU of the group's accelerator label."""
-    specs = {group["groupName"]: group for group in site.worker_groups}
-    for name, pod in templates(site.cluster_or_none):
-        fit = place(pod, site.nodes)
-        yield judge(name, pods_wanted(specs[name]) if name in specs else (1, 1), fit, site.autoscalers)
-        nodes = [node for node in site.nodes if node["metadata"]["name"] in fit.nodes]
-        yield from judge_products(name, accelerator_of(specs.get(name, {})), pod, nodes)
+    """Check that there are nodes with the GPUs that each group asks for, of the kind that its label names."""
+    for group in (site.cluster_or_none or {"spec": {}})["spec"].get("workerGroupSpecs") or ():
+        if gpus_of_pod(group["template"]["spec"]) and pods_wanted(group)[1]:
+            yield from judge_group(group, site.nodes, site.autoscalers)
 
 
-def judge(name: str, wanted: tuple[int, int], fit: Fit, autoscalers: "list[str]") -> Finding:
-    """Judge whether a group's pods fit the nodes; `wanted` is the smallest and the largest number of pods."""
-    check, (least, most), growers = f"group {name}", wanted, " and ".join(autoscalers)
-    room = f"{counted(len(fit.nodes), 'node')} with room for {counted(fit.room, 'pod')}"
-    if most == 0:
-        return ok(check, "needs no pods")
-    if fit.room >= most:
-        return ok(check, f"{room}, up to {most} wanted")
-    if autoscalers and fit.nodes:
-        return ok(check, f"{room} of up to {most}; {growers} adds more")
-    obstacles = fit.why_not() or "there are no nodes"
-    if autoscalers:
-        return warning(check, f"no node fits now ({obstacles})", f"{growers} must be able to add one")
-    if not fit.nodes:
-        return failed(check, f"no node can take its pods: {obstacles}", f"change groups.{name} or the nodes")
-    if fit.room < least:
-        return failed(check, f"{room}, at least {least} wanted ({obstacles})", "add nodes, or lower it")
-    return warning(check, f"{room}, up to {most} wanted", "lower maxReplicas or add nodes")
-
-
-def judge_products(name: str, label: str, pod: Object, nodes: "list[Object]") -> Iterator[Finding]:
-    """Check that a group's nodes have the GPU that its accelerator label names."""
-    check = f"group {name}"
-    if not requests(pod).get(GPU):
-        return
+def judge_group(group: Object, nodes: list[Object], autoscalers: list[str]) -> Iterator[Finding]:
+    """Judge the nodes that a GPU group's selector chooses."""
+    name, label, pod = group["groupName"], accelerator_of(group), group["template"]["spec"]
+    check, selector, count = f"group {name}", (pod.get("nodeSelector") or {}).items(), gpus_of_pod(pod)
+    known = {product.replace(" ", "-") for gpu in gpus_by_accelerator(label) for product in gpu.products}
+    selected = [
+        node
+        for node in nodes
+        if selector <= (node["metadata"].get("labels") or {}).items()
+        and int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0)) >= count
+    ]
+    products = {(node["metadata"].get("labels") or {}).get(PRODUCT, "") for node in selected} - {""}
+    wrong = sorted({product.removesuffix(SHARED) for product in products} - known)
     if not label:
         remedy = f"set groups.{name}.accelerator"
         yield failed(check, f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them", remedy)
-        return
-    known = {product.replace(" ", "-") for gpu in gpus_by_accelerator(label) for product in gpu.products}
-    products = {(node["metadata"].get("labels") or {}).get(PRODUCT, "") for node in nodes} - {""}
-    shared = {product for product in products if product.endswith(SHARED)}
-    wrong = sorted({product.removesuffix(SHARED) for product in products} - known)
-    if not known:
+    elif not selected:
+        where = " and ".join(f"{key}={value}" for key, value in selector)
+        detail = f"no node has {counted(count, 'GPU')}{f' and {where}' if where else ''}"
+        if autoscalers:
+            yield warning(check, f"{detail} now", f"{' and '.join(autoscalers)} must be able to add one")
+        else:
+            yield failed(check, detail, f"change groups.{name} or the nodes")
+    elif not known:
         yield warning(check, f"accelerator {label} is not in the catalogue: its cost and MFU will be missing")
     elif wrong:
         detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
         yield failed(check, detail, f"set groups.{name}.nodeSelector to {PRODUCT}")
-    if shared:
-        detail = f"its GPUs are time-shared ({', '.join(sorted(shared))})"
-        yield warning(check, detail, "use whole GPUs for training")
-
-
-def drivers(site: Site) -> Iterator[Finding]:
-    """Check that GPU nodes have a driver that supports the image's CUDA."""
-    pods = [pod for _, pod in templates(site.cluster_or_none) if requests(pod).get(GPU)]
-    if pods:
-        names = {name for pod in pods for name in place(pod, site.nodes).nodes}
-        yield judge_drivers([node for node in site.nodes if node["metadata"]["name"] in names])
-
-
-def judge_drivers(nodes: "list[Object]") -> Finding:
-    """Judge the drivers that these nodes report, if any."""
-    least = DRIVERS[CUDA_MAJOR]
-    needs = f"the image's CUDA {CUDA_MAJOR} needs driver {least} or later"
-    versions: dict[str, str] = {}
-    for node in nodes:
-        labels = node["metadata"].get("labels") or {}
-        if version := next((labels[name] for name in DRIVER if labels.get(name, "").isdecimal()), ""):
-            versions[node["metadata"]["name"]] = version
-    old = [f"{name} has {version}" for name, version in sorted(versions.items()) if int(version) < least]
-    if old:
-        return failed("drivers", f"{needs}; {', '.join(old)}", "update the driver or the AMI of these nodes")
-    if not versions:
-        return ok("drivers", f"{needs}; no node reports its driver (label {DRIVER[0]})")
-    detail = f"{len(versions)} of {len(nodes)} GPU nodes report {', '.join(sorted(set(versions.values())))}"
-    return ok("drivers", f"{needs}; {detail}")
-
-
-def references(site: Site) -> Iterator[Finding]:
-    """Check that each secret, ConfigMap and service account that the pods name exists."""
-    users: dict[tuple[str, str], set[str]] = {}
-    for group, pod in templates(site.cluster_or_none):
-        for reference in named_by(pod):
-            users.setdefault(reference, set()).add(group)
-    missing, hidden = [], []
-    for (kind, name), names in sorted(users.items()):
-        if site.rendered_object(kind, name):
-            continue
-        try:
-            site.api.get(site.api.path(f"{kind.lower()}s", name, "/api/v1"))
-        except Missing:
-            missing.append(f"{kind} {name} (for {', '.join(sorted(names))})")
-        except Forbidden:
-            hidden.append(f"{kind} {name}")
-    if missing:
-        yield failed("references", f"missing: {', '.join(missing)}", "create them before the pods")
-    if hidden:
-        yield warning("references", f"no right to read: {', '.join(hidden)}")
-    if site.cluster_or_none and not missing and not hidden:
-        detail = f"all {len(users)} secrets, ConfigMaps and service accounts that the pods refer to exist"
-        yield ok("references", detail)
-
-
-_SOURCES = {
-    "secretRef": "Secret",
-    "secretKeyRef": "Secret",
-    "configMapRef": "ConfigMap",
-    "configMapKeyRef": "ConfigMap",
-}
-
-
-def named_by(pod: Object) -> Iterator[tuple[str, str]]:
-    """Yield the objects (kind, name) without which a pod cannot start."""
-    for secret in pod.get("imagePullSecrets") or ():
-        yield "Secret", secret["name"]
-    if pod.get("serviceAccountName"):
-        yield "ServiceAccount", pod["serviceAccountName"]
-    for volume in pod.get("volumes") or ():
-        if (inner := volume.get("secret")) and not inner.get("optional"):
-            yield "Secret", inner["secretName"]
-        if (inner := volume.get("configMap")) and not inner.get("optional"):
-            yield "ConfigMap", inner["name"]
-    for container in [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]:
-        sources = [variable.get("valueFrom") or {} for variable in container.get("env") or ()]
-        for source in [*(container.get("envFrom") or ()), *sources]:
-            for key, kind in _SOURCES.items():
-                if (inner := source.get(key)) and not inner.get("optional"):
-                    yield kind, inner["name"]
-
-
-def token(site: Site) -> Iterator[Finding]:
-    """Check that the cluster requires a token, and that its secret exists."""
-    raycluster = site.cluster_or_none
-    if raycluster is None:
-        return
-    name = token_secret(raycluster)
-    if name is None:
-        detail = "authentication is off: anyone who reaches the head can run code there"
-        yield warning("token", detail, "set auth.mode: token")
-        return
-    own = bool((raycluster["spec"].get("authOptions") or {}).get("secretName"))
-    try:
-        data = site.api.get(site.api.path("secrets", name, "/api/v1")).get("data") or {}
-    except Missing:
-        if site.rendered and not own:
-            yield ok("token", f"required; the operator will create secret {name}")
-        else:
-            remedy = f"create it, with the token under {TOKEN_KEY}" if own else "the operator creates it: see its log"
-            yield failed("token", f"secret {name} is missing", remedy)
-    except Forbidden:
-        yield warning("token", f"no right to read secret {name}: no logs and no stop from here", "ask for get on it")
+    elif any(product.endswith(SHARED) for product in products):
+        yield warning(check, "its GPUs are time-shared", "use whole GPUs for training")
     else:
-        if data.get(TOKEN_KEY):
-            yield ok("token", f"in secret {name}")
-        else:
-            yield failed("token", f"secret {name} has no {TOKEN_KEY}", "add the token")
+        yield ok(check, f"{counted(len(selected), 'node')} with {label}")

@@ -13,8 +13,7 @@ from typing import Any
 from sdp.config import JOBS, JobConfig, Range, TrainConfig, draft, keys
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Object
-from sdp.kube.clusters import accelerator_of, pods_wanted
-from sdp.kube.placing import GPU, requests
+from sdp.kube.clusters import accelerator_of, gpus_of_pod, pods_wanted
 from sdp.kube.rayjob import kind_of
 from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
@@ -96,7 +95,7 @@ def gpus_of(cluster: Object) -> dict[str, int]:
     for group in cluster["spec"].get("workerGroupSpecs") or ():
         fixed = None if grows else group.get("replicas")
         pods = pods_wanted(group)[1] if fixed is None else int(fixed) * int(group.get("numOfHosts") or 1)
-        count = int(requests(group["template"]["spec"]).get(GPU, 0)) * pods
+        count = gpus_of_pod(group["template"]["spec"]) * pods
         if (label := accelerator_of(group)) and count:
             gpus[label] = gpus.get(label, 0) + count
     return gpus

@@ -1,12 +1,12 @@
 """The RayClusters of a namespace: their pods, job configurations and tokens."""
 
-from collections.abc import Iterator
-
 from sdp.cluster import ACCELERATOR_LABEL
 from sdp.errors import UserError
 from sdp.kube import Object
 from sdp.kube.api import Api, Missing
 from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER
+
+GPU = "nvidia.com/gpu"
 
 
 def find_cluster(api: Api, name: str | None) -> Object:
@@ -45,17 +45,15 @@ def _not_found(clusters: list[Object], api: Api, name: str = "") -> str:
     return f"there is no RayCluster{f' {name}' if name else ''} in namespace {api.namespace!r}; {have}"
 
 
-def templates(raycluster: Object | None) -> Iterator[tuple[str, Object]]:
-    """Yield the pod specs of a cluster by group, the head's first."""
-    if raycluster is not None:
-        yield "head", raycluster["spec"]["headGroupSpec"]["template"]["spec"]
-        for group in raycluster["spec"].get("workerGroupSpecs") or ():
-            yield group["groupName"], group["template"]["spec"]
-
-
 def accelerator_of(group: Object) -> str:
     """Return the accelerator label by which jobs select a worker group; empty if it has none."""
     return str((group.get("labels") or {}).get(ACCELERATOR_LABEL, ""))
+
+
+def gpus_of_pod(pod: Object) -> int:
+    """Return the GPUs that a pod's containers ask for."""
+    limits = [(container.get("resources") or {}).get("limits") or {} for container in pod.get("containers") or ()]
+    return sum(int(limit.get(GPU, 0)) for limit in limits)
 
 
 def pods_wanted(group: Object) -> tuple[int, int]:

@@ -10,23 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sdp.errors import SdpError, UserError
-from sdp.kube import check_cluster, check_jobs, check_network, check_server
+from sdp.kube import check_cluster, check_jobs
 from sdp.kube.api import Forbidden, Unreachable
 from sdp.kube.site import Finding, Site, failed, mounted_texts, warning
 
 Check = Callable[[Site], Iterable[Finding]]
 
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("CRDs", check_server.resources),
-    ("operator", check_server.operator),
-    ("rights", check_server.rights),
+    ("CRDs", check_cluster.resources),
+    ("operator", check_cluster.operator),
     ("cluster", check_cluster.cluster),
     ("groups", check_cluster.groups),
-    ("drivers", check_cluster.drivers),
-    ("references", check_cluster.references),
-    ("token", check_cluster.token),
-    ("network policy", check_network.operator_let_in),
-    ("Prometheus", check_server.scraping),
 )
 
 
@@ -38,9 +32,9 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
         finding = warning if in_pod else failed
         yield finding("server", no_site, "the checks of Kubernetes are skipped" if in_pod else "")
     else:
-        server = list(run_check("server", check_server.server, site))
+        server = list(run_check("server", check_cluster.server, site))
         yield from server
-        if any(finding.state == "failed" and finding.check == "server" for finding in server):
+        if server[0].state == "failed":
             site = None
     if site is not None:
         for name, check in CHECKS:
@@ -54,9 +48,6 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     yield from findings
     if site is not None:
         yield from run_check("placement", lambda site: check_jobs.accelerators(drafts, site.cluster_or_none), site)
-        yield from run_check("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
-    if in_pod and any(draft.job == "download" for draft in drafts):
-        yield from check_network.dns_of_this_machine()
     yield from check_jobs.memory(drafts)
     yield from check_jobs.access(drafts, in_pod=in_pod)
 

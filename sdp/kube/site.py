@@ -72,19 +72,9 @@ class Site:
         except UserError:
             return None
 
-    @property
-    def worker_groups(self) -> list[Object]:
-        return list(self.cluster_or_none["spec"].get("workerGroupSpecs") or ()) if self.cluster_or_none else []
-
     @cached_property
     def nodes(self) -> list[Object]:
         return self.api.list("/api/v1/nodes")
-
-    @cached_property
-    def operators(self) -> list[Object]:
-        """The deployments of KubeRay's operator in any namespace."""
-        selector = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
-        return self.api.list("/apis/apps/v1/deployments", labelSelector=selector)
 
     @cached_property
     def autoscalers(self) -> list[str]:
