@@ -28,7 +28,7 @@ from sdp.datasets.scores import Score
 from sdp.datasets.units import Work
 from sdp.encode.chunk import SourceRow
 from sdp.encode.recipe import draw
-from sdp.errors import DatasetError, NotFound, one_line
+from sdp.errors import DatasetError, NotFound, SdpError, one_line
 from sdp.storage import StorageOptions, open_source
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
 """Largest piece, in rows, that is cut straight into single rows."""
-_LARGEST_MEMBER = 1 << 28
-"""Bytes; a larger member of a tar is not read."""
+_LARGEST_IMAGE, _LARGEST_TEXT = 1 << 28, 1 << 20
+"""Bytes; of a larger file no more is read, and of a larger member of a tar nothing."""
 _TAR_BUFFER = 1 << 20
 
 
@@ -284,13 +284,13 @@ def _bytes(value: pa.Scalar) -> memoryview | None:
 
 
 def _text(value: pa.Scalar | None) -> str | None:
-    """Return the text of a cell, which may hold bytes; None if they are not UTF-8."""
+    """Return the text of a cell, which may hold bytes; None if it has no valid one."""
     if value is None or not value.is_valid:
         return None
     try:
         text = value.as_py()
         return text.decode() if isinstance(text, bytes) else str(text)
-    except UnicodeDecodeError:  # Parquet's readers do not check that text is UTF-8
+    except (ValueError, OverflowError):  # Parquet's readers check neither that text is UTF-8 nor that a date exists
         return None
 
 
@@ -326,8 +326,8 @@ def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sam
     stem, caption = uri.rpartition(".")[0], None
     if columns.text is None:
         with suppress(NotFound):
-            caption = open_source(f"{stem}{TEXT}", options).read().decode("utf-8", "replace").strip()
-    return stem.rpartition("/")[2], open_source(uri, options).read(), caption
+            caption = open_source(f"{stem}{TEXT}", options).read(_LARGEST_TEXT).decode("utf-8", "replace").strip()
+    return stem.rpartition("/")[2], open_source(uri, options).read(_LARGEST_IMAGE), caption
 
 
 def count_samples(uri: str, options: StorageOptions | None = None) -> int:
@@ -339,8 +339,8 @@ def count_samples(uri: str, options: StorageOptions | None = None) -> int:
 def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: StorageOptions | None) -> Iterator[_Sample]:
     with _open_tar(uri, options) as tar:
 
-        def content(member: tarfile.TarInfo | None) -> bytes | None:
-            file = tar.extractfile(member) if member and member.size <= _LARGEST_MEMBER else None
+        def content(member: tarfile.TarInfo | None, largest: int = _LARGEST_TEXT) -> bytes | None:
+            file = tar.extractfile(member) if member and member.size <= largest else None
             return None if file is None else file.read()
 
         for key, members in islice(_members(tar), start, stop):
@@ -348,7 +348,11 @@ def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: Stor
             caption = content(members.get(TEXT))
             if caption is None and (data := content(members.get(".json"))) is not None:
                 caption = _field(data, columns.caption)
-            yield key, content(image), None if caption is None else caption.decode("utf-8", "replace").strip()
+            yield (
+                key,
+                content(image, _LARGEST_IMAGE),
+                None if caption is None else caption.decode("utf-8", "replace").strip(),
+            )
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
@@ -361,7 +365,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarI
     for name, group in groupby((member for member in tar if member.isfile()), key):
         members = {f".{member.name.rpartition('.')[2].lower()}": member for member in group}
         if members.keys() & set(PICTURES):
-            yield name.removeprefix("/"), members
+            yield name.removeprefix("/").encode(errors="replace").decode(), members  # a name need not be UTF-8
 
 
 @contextmanager
@@ -374,7 +378,9 @@ def _open_tar(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarF
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             yield tar
-    except tarfile.TarError as error:
+    except SdpError:
+        raise
+    except Exception as error:  # tarfile raises any exception on malformed headers
         raise DatasetError(f"{uri}: not a readable tar ({one_line(error, 160)}); make it again") from error
 
 
@@ -382,9 +388,9 @@ def _field(data: bytes, name: str) -> bytes | None:
     """Return a text field of a JSON object; None if it is missing or not text."""
     try:
         value = json.loads(data)[name]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return value.encode() if isinstance(value, str) else None
+    return value.encode(errors="replace") if isinstance(value, str) else None
 
 
 def read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:

@@ -90,6 +90,34 @@ def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
     assert fields_of(rows_of(tmp_path / "tars", tmp_path / "other", caption="alt"))[6][3] == "other"
 
 
+def test_odd_samples_of_a_tar_keep_their_good_pictures(tmp_path: Path) -> None:
+    odd = {
+        "surrogate": rb'{"caption": "a \ud800 cat"}',
+        "deep": b"[" * 100_000,
+        "long": b'{"caption": "%s"}' % (b"a" * (1 << 20)),
+    }
+    members = {
+        f"{name}.{end}": data for name, text in odd.items() for end, data in (("jpg", picture(0)), ("json", text))
+    }
+    write_tar(tmp_path / "a.tar", {**members, "caf\udce9.jpg": picture(1), "last.jpg": picture(2)})
+    rows = fields_of(rows_of(tmp_path / "a.tar", tmp_path / "out"))
+    assert rows == [
+        (0, "surrogate", picture(0), "a ? cat"),
+        (1, "deep", picture(0), None),
+        (2, "long", picture(0), None),
+        (3, "caf?", picture(1), None),
+        (4, "last", picture(2), None),
+    ]
+
+
+def test_a_tar_of_nested_headers_is_refused_in_one_line(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type = tarfile.GNUTYPE_LONGNAME
+    (tmp_path / "a.tar").write_bytes(header.tobuf() * 5_000 + bytes(10_240))
+    with pytest.raises(DatasetError, match=r"a.tar: not a readable tar .*; make it again"):
+        rows_of(tmp_path / "a.tar", tmp_path / "out")
+
+
 def write_like_img2dataset(root: Path, form: str) -> None:
     """Two images and a failure, as the writers of img2dataset 1.47 lay them out."""
     table = [

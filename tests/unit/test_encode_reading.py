@@ -121,6 +121,14 @@ def test_captions_in_bytes_are_decoded_and_other_values_are_none(tmp_path: Path,
     assert [row.caption for row in read_piece(piece, Columns())] == ["a cat", "ein Kätzchen", None, None]
 
 
+def test_a_key_without_a_text_is_its_address(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    dates = pa.array([1 << 40, 0], pa.timestamp("s"))  # Python knows no such year
+    pq.write_table(pa.table({"image": [b"", b""], "caption": ["a", "b"], "key": dates}), tmp_path / "plain/a.parquet")
+    (piece,) = Planner((output := over_plain(tmp_path)).index, None, 10)(output.pending()[0])
+    assert [row.key for row in read_piece(piece, Columns())] == ["000000000000", "1970-01-01 00:00:00"]
+
+
 def test_only_the_rows_asked_for_are_given(tmp_path: Path) -> None:
     output, upstream = over_images(tmp_path, rows=30)
     (work,) = output.pending()
