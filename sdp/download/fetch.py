@@ -62,8 +62,8 @@ class Request(Generic[Token]):
     """True while a redirect is followed, which is not a new attempt."""
     failure: Failure | None = None
     """The failure of the last attempt."""
-    body: Sequence[bytes] | None = None
-    """The pieces as they arrived; None for a failure."""
+    body: Sequence[bytearray] | None = None
+    """In pieces; None for a failure."""
     size: int = 0
     """Bytes of the body, which its last user releases to the buffer."""
     robots_of: str = ""

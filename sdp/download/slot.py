@@ -30,6 +30,8 @@ _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0
 _READ = frozenset({b"content-length", b"location", b"retry-after", b"date"})
 _RECEIVE_BYTES = 64 << 10
 """Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""
+_PIECE_BYTES = 16 << 10
+"""Bytes up to which smaller pieces are joined. A server may send chunks of a byte, and each object costs forty more."""
 
 
 _TRANSLATED = ip_network("64:ff9b::/96")
@@ -124,7 +126,7 @@ class Slot:
     request: Any
     began_at: float
     curl: Any = field(default_factory=pycurl.Curl)
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[bytearray] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
     unbound: bool = False
@@ -294,5 +296,8 @@ class Slot:
             (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
             return int(pycurl.WRITEFUNC_PAUSE)
         self.size = size
-        self.pieces.append(piece)
+        if self.pieces and len(self.pieces[-1]) + len(piece) <= _PIECE_BYTES:
+            self.pieces[-1] += piece
+        else:
+            self.pieces.append(bytearray(piece))
         return None

@@ -110,7 +110,7 @@ class DownloadWorker:
         assert failure is not None
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, request.attempts))
 
-    def _on_decoded(self, request: Request[_Token], body: Sequence[bytes], reply: Reply, image: memoryview) -> None:
+    def _on_decoded(self, request: Request[_Token], body: Sequence[bytearray], reply: Reply, image: memoryview) -> None:
         (unit, wanted), attempts = request.token, request.attempts
         checked = examined(reply, image)
         self._buffer.release(request.size)

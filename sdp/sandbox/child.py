@@ -146,18 +146,17 @@ def _read(fd: int, length: int) -> memoryview:
     return data
 
 
-def send(fd: int, pieces: Sequence[bytes | memoryview], wait: Callable[[], None] = lambda: None) -> None:
+def send(fd: int, pieces: Sequence[bytes | bytearray | memoryview], wait: Callable[[], None] = lambda: None) -> None:
     """Write one message, its length and its bytes; call `wait` before each write."""
-    pieces = [HEAD.pack(sum(map(len, pieces))), *pieces]
-    for start in range(0, len(pieces), _WRITE_PIECES):
-        queue = [memoryview(piece) for piece in pieces[start : start + _WRITE_PIECES]]
-        while queue:
-            wait()
-            written = os.writev(fd, queue)
-            while queue and written >= len(queue[0]):
-                written -= len(queue.pop(0))
-            if written:
-                queue[0] = queue[0][written:]
+    views, at = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)], 0
+    while at < len(views):
+        wait()
+        written = os.writev(fd, views[at : at + _WRITE_PIECES])
+        while at < len(views) and written >= len(views[at]):
+            written -= len(views[at])
+            at += 1
+        if written:
+            views[at] = views[at][written:]
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from sdp.imaging import RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
 
-ImageData = bytes | memoryview
+ImageData = bytes | bytearray | memoryview
 Deliver = Callable[[Reply, memoryview], None]
 """Called with a handler's result, in another thread."""
 

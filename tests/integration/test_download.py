@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: I
     assert (record.job, record.counts) == ("download", summary.dataset.manifest.counts)
     assert record.moved == {"fetched": summary.figures.bytes, "stored": summary.dataset.manifest.size}
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
+
+
+def test_a_body_in_tiny_pieces_holds_up_no_other_row(server: ImageServer, tmp_path: Path) -> None:
+    urls = [*plain_urls(server, 60), server.image_url(60, "chunked", size=2, bytes=2_000_000)]
+    began = time.monotonic()
+    summary = job.run(config_for(write_urls(tmp_path / "meta", urls), tmp_path / "out"))
+    assert time.monotonic() - began < 40  # a millionth of a second a piece, where a queue of pieces took 90 s
+    assert summary is not None
+    assert len(check_exactly_once(summary.dataset, range(61))) == 61
 
 
 def test_a_retry_requests_only_failed_rows(

@@ -6,7 +6,8 @@ do=                     what happens (parameter=default)                        
 **The image comes**
 plain                   at once                                                      -
 delay                   after `s` seconds                                            s=1
-chunked                 in chunks, without a Content-Length                          size=1024
+chunked                 in chunks, without a Content-Length, and with `bytes` zeros  size=1024 bytes=0
+                        at its end
 until-close             without a length; the end of the connection ends it          -
 gzip                    with Content-Encoding: gzip, and rightly so                  -
 early-hints             after an informational answer, 103                           -
@@ -229,11 +230,12 @@ async def _delay(x: Exchange) -> None:
     await x.answer(x.image_head(), x.image.data)
 
 
-@kind("chunked", image_comes=True, size="1024")
+@kind("chunked", image_comes=True, size="1024", bytes="0")
 async def _chunked(x: Exchange) -> None:
     size, data = x.options.count("size", least=1), x.image.data
     chunks = [_chunk(data[at : at + size]) for at in range(0, len(data), size)]
-    await x.answer(_chunked_head(x), b"".join(chunks) + _chunk(b""))
+    zeros = _chunk(bytes(size)) * (x.options.count("bytes", most=16 * MiB) // size)
+    await x.answer(_chunked_head(x), b"".join(chunks) + zeros + _chunk(b""))
 
 
 @kind("until-close", image_comes=True)
