@@ -1,24 +1,16 @@
 """The exporter as a separate process, and its scrapes."""
 
 import ctypes
-import datetime
 import http.client
-import ipaddress
 import select
-import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -54,18 +46,10 @@ class Exporter:
     process: subprocess.Popen[str]
     url: str
 
-    def get(
-        self, path: str = "/metrics", headers: Mapping[str, str] | None = None, context: ssl.SSLContext | None = None
-    ) -> tuple[int, str]:
-        target = urlsplit(self.url)
-        if target.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                target.netloc, timeout=DEADLINE_S, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(target.netloc, timeout=DEADLINE_S)
+    def get(self, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=DEADLINE_S)
         try:
-            connection.request("GET", path, headers=dict(headers or {}))
+            connection.request("GET", "/metrics", headers=dict(headers or {}))
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
@@ -135,29 +119,3 @@ def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
         command, env=dict(environment), capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     return done.returncode, done.stderr
-
-
-def certificate(folder: Path, name: str = "exporter") -> tuple[Path, Path]:
-    """Write a self-signed certificate for 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / f"{name}.crt", folder / f"{name}.key"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return paths

@@ -23,11 +23,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 chooses a free port (default: %(default)s)")
     parser.add_argument("--address", default="0.0.0.0", help="address to listen on; :: for IPv6 (default: %(default)s)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM, unencrypted)")
-    parser.add_argument(
-        "--tls-client-ca", type=Path, metavar="FILE", help="accept only clients with a certificate of this authority"
-    )
     parser.add_argument("--timeout-s", type=float, default=2.0, help="time for one scrape (default: %(default)s)")
     parser.add_argument("--host-proc", type=Path, default="/proc", help="the host's /proc (default: %(default)s)")
     parser.add_argument(
@@ -59,13 +54,10 @@ def serve(options: argparse.Namespace) -> int:
         raise UserError(f"--timeout-s: expected more than 0 and at most 60, got {options.timeout_s:g}")
     if not (options.host_proc / "self").exists():
         raise UserError(f"--host-proc: {options.host_proc} is not a proc file system")
-    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
-        raise UserError("--tls-cert, --tls-key: expected both, or neither of them and no --tls-client-ca")
     try:
-        from prometheus_client import CollectorRegistry, ProcessCollector
+        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
         from sdp.exporter.collect import Collector
-        from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: pip install '.[exporter]' where sdp's code is") from error
 
@@ -78,13 +70,17 @@ def serve(options: argparse.Namespace) -> int:
         node, timeout_s=options.timeout_s, proc=options.host_proc, pod_resources=options.pod_resources
     )
     registry.register(collector)
-    tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None
-    server = Server(options.address, options.port, registry, tls)
-    server.start()
-    say(f"sdp.exporter: listening on {server.url}")
+    try:
+        server, _ = start_http_server(options.port, options.address, registry)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        where = f"{options.address} port {options.port}"
+        raise UserError(f"cannot listen on {where}: {reason}; choose another --port or --address") from error
+    host = f"[{options.address}]" if ":" in options.address else options.address
+    say(f"sdp.exporter: listening on http://{host}:{server.server_port}/metrics")
     collector.scrape()  # logs the GPUs, and opens the driver before the first client's scrape
     signal.sigwait(STOP)
-    server.stop()
+    server.shutdown()
     say("sdp.exporter: stopped")
     return 0
 

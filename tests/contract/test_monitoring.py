@@ -366,19 +366,17 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
-    for more, names in (([], ["driver"]), (["exporter.tls.secret=web"], ["tls", "driver"])):
-        pod = one(render(*settings, *more), "DaemonSet")["spec"]["template"]["spec"]
-        assert [volume["name"] for volume in pod["volumes"]] == names
-        assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == names
-        assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
+    pod = one(render(*settings), "DaemonSet")["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["driver"]
+    assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == ["driver"]
+    assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
 
 
 @NEEDS_HELM
 def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> None:
     from sdp.exporter.__main__ import make_parser
 
-    settings = ["exporter.tls.secret=web", "exporter.tls.requireClientCertificate=true"]
-    settings += ["exporter.extraArgs={--log-level=debug}"]
+    settings = ["exporter.extraArgs={--log-level=debug}"]
     settings += ["exporter.address=::", "ray.interval=1m30s", "ray.scrapeTimeout=80s"]
     settings += ["exporter.podResources=/pods/", "exporter.runAsUser=0", "exporter.timeoutSeconds=3"]
     manifests = render(*settings)
@@ -387,15 +385,9 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
     assert container["command"] == ["python", "-m", "sdp.exporter"]
     options = make_parser().parse_args(container["args"])
     assert (options.port, options.address, options.timeout_s, options.log_level) == (9850, "::", 3, "debug")
-    assert [str(options.tls_cert), str(options.tls_key), str(options.tls_client_ca), str(options.pod_resources)] == [
-        "/etc/sdp/tls/tls.crt",
-        "/etc/sdp/tls/tls.key",
-        "/etc/sdp/tls/ca.crt",
-        "/pods/kubelet.sock",
-    ]
+    assert str(options.pod_resources) == "/pods/kubelet.sock"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
-    assert one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
 
 
 @NEEDS_HELM
@@ -581,9 +573,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "exporter.podLabels: app.kubernetes.io/name is the chart's own",
         ),
         ("exporter.address=here", "/exporter/address"),
-        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required if exporter.tls.require"),
-        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required if"),
-        ("exporter.webConfigSecret=web", "'webConfigSecret' not allowed"),
+        ("exporter.tls.secret=web", "'tls' not allowed"),
         ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources or readEnvironment is set"),
         ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),

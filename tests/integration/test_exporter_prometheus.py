@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import nvml
-from tests.exporter_kit import DEADLINE_S, certificate, exporting
+from tests.exporter_kit import DEADLINE_S, exporting
 from tests.nvml import GPU_IS_LOST, Scenario, a100s, uuid
 from tests.programs import free_port
 
@@ -62,13 +62,9 @@ def test_prometheus_scrapes_it_and_queries_return_the_drivers_values(
 ) -> None:
     library = nvml.build(tmp_path / "nvml")
     scenario = Scenario(tmp_path / "gpus", {**a100s(8), "gpu.3.power_mw": 123000, "xid.0": "3 31"})
-    (cert, key), client = certificate(tmp_path), certificate(tmp_path, "prometheus")
-    options = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(client[0])]
-    with exporting(scenario.environment(library), *options) as exporter:
+    with exporting(scenario.environment(library)) as exporter:
         scrape = {
             "job_name": "sdp-exporter",
-            "scheme": "https",
-            "tls_config": {"ca_file": str(cert), "cert_file": str(client[0]), "key_file": str(client[1])},
             "static_configs": [{"targets": [urllib.parse.urlsplit(exporter.url).netloc]}],
         }
         with prometheus(tool("prometheus"), tmp_path, scrape) as url:

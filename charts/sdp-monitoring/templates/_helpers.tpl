@@ -147,12 +147,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (ne (int .runAsUser) 0) (or .podResources .readEnvironment) -}}
 {{- fail (printf "exporter.runAsUser: expected 0 if podResources or readEnvironment is set, got %d: the kubelet's socket belongs to root, and a capability has no effect for another user" (int .runAsUser)) -}}
 {{- end -}}
-{{- if and (not .tls.secret) (or .tls.requireClientCertificate .tlsConfig) -}}
-{{- fail "exporter.tls.secret: required if exporter.tls.requireClientCertificate or exporter.tlsConfig is set: without it the exporter serves plain HTTP" -}}
-{{- end -}}
-{{- end -}}
-{{- if and (eq .Values.mode "plain") .Values.exporter.tlsConfig -}}
-{{- fail "exporter.tlsConfig: only with mode operator; annotations cannot carry it" -}}
 {{- end -}}
 {{- end -}}
 
@@ -171,16 +165,8 @@ any: true
 {{- join "," $parts -}}
 {{- end -}}
 
-{{- define "sdp.exporter.scheme" -}}
-{{ ternary "https" "http" (ne .Values.exporter.tls.secret "") }}
-{{- end -}}
-
 {{- define "sdp.exporter.probe" -}}
-{{- if .Values.exporter.tls.secret -}}
-tcpSocket: {port: metrics} # the kubelet has no client certificate
-{{- else -}}
-httpGet: {path: /healthz, port: metrics}
-{{- end }}
+tcpSocket: {port: metrics} # a restart does not mend a driver, so none is asked
 timeoutSeconds: 5
 periodSeconds: 20
 {{- end -}}
