@@ -73,7 +73,10 @@ class Desk:
         self._held: dict[WorkerId, list[int]] = {}
         """Pieces of each worker, oldest first: only the oldest can have killed it."""
         self._worker_of: dict[int, WorkerId] = {}
+        self._first: dict[int, int] = {}
+        """The first number of each piece that was sent again under another."""
         self._deaths_of: dict[int, int] = {}
+        """Deaths of workers by the first number of the piece that they held."""
         self._reasons: dict[int, str] = {}
         self._encoders: dict[str, WorkerId] = {}
         """By actor, which outlives its processes."""
@@ -81,9 +84,11 @@ class Desk:
         self._ready: set[int] = set()
         self._state = State()
 
-    async def feed(self, number: int, piece: pa.Table | None) -> None:
-        """Accept a piece, in any order; None ends them."""
+    async def feed(self, number: int, piece: pa.Table | None, first: int | None = None) -> None:
+        """Accept a piece, in any order; None ends them. One that is sent again names its `first` number."""
         self._pieces[number] = piece
+        if first is not None and first != number:
+            self._first[number] = first
         self._more.set()
         self._more = asyncio.Event()
 
@@ -106,8 +111,9 @@ class Desk:
         if before is not None and number in self._held.get(before, ()):
             self._record_death(before, self._held[before][0], "its worker died each time")
         self._ready.discard(number)
-        if self._deaths_of.get(number, 0) >= TRIES:
-            return self._reasons[number]
+        first = self._first.get(number, number)
+        if self._deaths_of.get(first, 0) >= TRIES:
+            return self._reasons[first]
         self._pieces.pop(number, None)
         self._worker_of[number] = worker
         self._held.setdefault(worker, []).append(number)
@@ -127,8 +133,10 @@ class Desk:
             self._state.transformed = True
             self._state.transformed_stats += stats or TransformStats()
         else:
-            for account in (self._worker_of, self._deaths_of, self._reasons):
-                account.pop(number, None)
+            self._worker_of.pop(number, None)
+            first = self._first.pop(number, number)
+            for account in (self._deaths_of, self._reasons):
+                account.pop(first, None)
 
     async def fail(self, worker: WorkerId, number: int | None, reason: str) -> None:
         """Record that a worker fails at a piece, or as it starts."""
@@ -202,8 +210,9 @@ class Desk:
         self._state.deaths[worker.stage] += 1
         self._state.last[worker.stage] = reason
         if number is not None:
-            self._deaths_of[number] = self._deaths_of.get(number, 0) + 1
-            self._reasons[number] = reason
+            first = self._first.get(number, number)
+            self._deaths_of[first] = self._deaths_of.get(first, 0) + 1
+            self._reasons[first] = reason
 
 
 def check_state(state: State, placement: Placement, transforms: int, waited_s: float, *, fed: bool = True) -> None:

@@ -159,7 +159,7 @@ class Pipeline:
         number = next(self._numbers)
         sent.numbers.append(number)
         self._sent[number] = sent
-        self._desk.feed.remote(number, pack(number, sent.item))
+        self._desk.feed.remote(number, pack(number, sent.item), sent.numbers[0])
 
     def _check_nodes(self) -> None:
         """Find out how many pieces the cluster has room for, and send again those that a lost node held."""

@@ -44,6 +44,34 @@ def test_only_the_oldest_piece_of_a_dead_encoder_is_blamed() -> None:
     assert at_desk(script).deaths == {"transform": 0, "encode": 2}
 
 
+def test_a_piece_that_is_sent_again_has_killed_the_workers_that_it_killed_before() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.feed(1, pack(1, "a"), 1)
+        assert await desk.begin(ENCODER, 1) is None
+        assert await desk.stranded({"other node"}) == [1]
+        await desk.feed(7, pack(7, "a"), 1)
+        assert await desk.begin(OTHER, 7) is None
+        assert await desk.stranded(set()) == [7]
+        await desk.feed(9, pack(9, "a"), 1)
+        assert await desk.begin(WorkerId("transform", "third node", "third"), 9) == "its node is gone"
+
+    assert at_desk(script).deaths["encode"] == 2
+
+
+def test_a_piece_that_succeeds_under_another_number_is_blamed_no_more() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.begin(ENCODER, 1)
+        await desk.fail(ENCODER, 1, DIED)
+        await desk.feed(7, pack(7, "a"), 1)
+        await desk.begin(OTHER, 7)
+        await desk.end(OTHER, 7)
+        await desk.begin(ENCODER, 1)
+        await desk.fail(ENCODER, 1, DIED)
+        assert await desk.begin(OTHER, 1) is None
+
+    at_desk(script)
+
+
 def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> None:
     async def script(desk: Desk) -> None:
         for encoder in (ENCODER, OTHER):
