@@ -209,10 +209,10 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from transformers import CLIPTextModel  # noqa: F401
 
-    from sdp.train import assemble, strategies
+    from sdp.train import strategies
     from sdp.train.data.batch import Batch
 
-    make_mesh, compile_blocks = strategies.init_device_mesh, strategies.compile_blocks
+    make_mesh, compiled = strategies.init_device_mesh, torch.compile
 
     def real_mesh(*arguments: Any, **options: Any) -> Any:
         with unset_fake_temporarily():  # it reads values of tensors, the ranks
@@ -235,8 +235,9 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
 
     with (
         mock.patch.object(strategies, "init_device_mesh", real_mesh),
+        mock.patch.object(strategies, "share_timeout"),  # the fake process group has none
         mock.patch.object(strategies, "DistributedDataParallel", _replicated()),
-        mock.patch.object(assemble, "compile_blocks", lambda unet: compile_blocks(unet, graphs)),
+        mock.patch.object(torch, "compile", lambda code, **options: compiled(code, **{**options, "backend": graphs})),
         mock.patch.object(nn.Module, "to", moved),
         mock.patch.object(Tensor, "pin_memory", Tensor.contiguous),  # not implemented for fake tensors
         mock.patch.object(Batch, "counted_by_epoch", return_value=()),  # it reads values of tensors on the host

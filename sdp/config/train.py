@@ -472,7 +472,8 @@ class TrainConfig(JobConfig):
     max_failures: int = key(3, ge=0)
     """Number of times that trainers may fail and be started again."""
     watchdog_s: float | None = key(1800.0, gt=0, le=LONGEST_S)
-    """Seconds without a step after which each trainer saves its stacks and is restarted; null disables it."""
+    """Seconds before the first step after which each trainer saves its stacks and is restarted, and a third of it
+    between later steps (all of it if data.mode is online, whose encoders may wait for nodes); null disables it."""
 
     @property
     def phases(self) -> tuple["TrainConfig", ...]:

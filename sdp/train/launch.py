@@ -59,6 +59,8 @@ _LISTEN_S = 0.25
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
+_AFTER_WATCHDOG_S = 120
+"""Time that collectives wait longer than the watchdog, which saves the stacks: NCCL's timeout would only abort."""
 _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
@@ -220,6 +222,9 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     scaling: Any = ray.train.ScalingConfig  # the annotations of both are out of date in Ray
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
+    process_group = TorchByDevice() if use_gpu else TorchConfig("gloo")
+    if (watchdog_s := loop_config["config"]["watchdog_s"]) is not None:
+        process_group = replace(process_group, timeout_s=int(watchdog_s) + _AFTER_WATCHDOG_S)
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
         trainer = _Trainer(
             train_worker,
@@ -235,7 +240,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
                 storage_path=scratch,
                 failure_config=failures(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             ),
-            torch_config=TorchByDevice() if use_gpu else TorchConfig("gloo"),
+            torch_config=process_group,
         )
         try:
             trainer.fit()

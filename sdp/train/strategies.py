@@ -85,6 +85,7 @@ class Sharded(Strategy):
         if sharding == "hybrid" and world.size > world.local_size and _nodes_are_equal(world):
             shape = (world.size // world.local_size, world.local_size)
             mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+            share_timeout(mesh.get_all_groups(), world.device)
         else:
             mesh = init_device_mesh(device, (world.size,), mesh_dim_names=("shard",))
         half = DTYPES[precision] if precision != "fp32" else None
@@ -108,6 +109,14 @@ class Sharded(Strategy):
         square = super().norm(gradients).square()
         dist.all_reduce(square, group=self._group)
         return square.sqrt()
+
+
+def share_timeout(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """Give groups the timeout of the group of all workers; torch gives new groups its default."""
+    everyone: Any = dist.group.WORLD
+    for group in groups:
+        backend: Any = group._get_backend(device)
+        backend._set_default_timeout(everyone._get_backend(device).options._timeout)
 
 
 def _nodes_are_equal(world: World) -> bool:

@@ -192,3 +192,21 @@ def test_gradients_are_exchanged_in_bf16_where_that_is_set_and_nothing_deprecate
         assert torch.tensor(whole).bfloat16().float().tolist() != whole
         assert torch.tensor(half).bfloat16().float().tolist() == half
         assert half == pytest.approx(whole, rel=0.02)
+
+
+class OneBlock(torch.nn.Sequential):
+    def blocks(self) -> list[torch.nn.Module]:
+        return [self[0]]
+
+
+def patience(world: World) -> float:
+    """Return the seconds that a node's own group waits for a collective."""
+    model = OneBlock(torch.nn.Linear(2, 2))
+    strategy: Any = make_strategy(
+        StrategyConfig(kind="fsdp", shard="hybrid"), model, replace(world, local_size=1), "fp32"
+    )
+    return float(strategy._group._get_backend(world.device).options._timeout.total_seconds())
+
+
+def test_the_groups_of_hybrid_sharding_wait_as_long_as_the_run_does() -> None:
+    assert run_workers(2, patience) == [60, 60]

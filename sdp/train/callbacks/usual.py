@@ -56,7 +56,8 @@ def make_callbacks(
         *writers,
     ]
     if config.watchdog_s is not None:
-        callbacks.append(Watchdog(config.watchdog_s))
+        # Encoders elsewhere may wait for nodes at any time.
+        callbacks.append(Watchdog(config.watchdog_s, config.watchdog_s / (1 if config.data.mode == "online" else 3)))
     if config.profile.steps is not None:
         callbacks.append(Profile(config.profile.steps, config.profile.start))
     return callbacks

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 70
 _RECORD_S = 20.0
+_LOOK_S = 1.0
+"""Time between looks, since the limit changes with the first step."""
 
 
 def exit_now() -> None:
@@ -30,13 +32,16 @@ def exit_now() -> None:
 
 @dataclass
 class Watchdog(Callback):
-    """Saves the stacks of all threads to the run's stacks/ after `seconds` without a step, and ends the process.
+    """Saves the stacks of all threads to the run's stacks/ when steps stay away for too long, and ends the process.
 
     Every worker has one. When a collective hangs, all workers hang, and each saves its own side of it, with torch's
     record of its last collectives.
     """
 
     seconds: float
+    """The longest time without a step until the first one is done, which may compile."""
+    then: float | None = None
+    """The same after the first step; None means that it stays."""
     end: Callable[[], None] = exit_now
     _beat: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
@@ -50,6 +55,7 @@ class Watchdog(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
+        self.seconds = self.then or self.seconds
 
     def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
@@ -60,7 +66,7 @@ class Watchdog(Callback):
             self._thread.join(timeout=60)
 
     def _watch(self, run: Storage, rank: int) -> None:
-        while not self._done.wait(self._left()):
+        while not self._done.wait(min(self._left(), _LOOK_S)):
             if self._left() > 0:
                 continue
             log.error("worker %d: no step for %.0f s; saving stacks to %s", rank, self.seconds, run.uri_of("stacks"))
