@@ -36,7 +36,7 @@ from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
-from sdp.train.step import Conditioning, Objective
+from sdp.train.step import Conditioning, Objective, draw
 from sdp.train.strategies import channels_last, compile_blocks
 from sdp.train.trainer import StopRequest, Trainer
 from sdp.train.world import World
@@ -190,7 +190,8 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
     alphas, objective = load.load_noise_schedule(model.path).alphas_cumprod, config.objective
     assert objective.prediction is not None, "resolved when the run began"
     schedule = from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr)
-    return Objective(schedule.to(world.device), objective.prediction, objective)
+    numbers = torch.compile(draw, dynamic=False) if config.strategy.compile else draw
+    return Objective(schedule.to(world.device), objective.prediction, objective, numbers)
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:

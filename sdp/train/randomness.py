@@ -103,13 +103,9 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # The product's low 64 bits are correct whatever the sign; the mask removes the shift's sign bits.
+        # A product's low 64 bits are correct whatever the sign, and each word is masked before it is multiplied.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _WORD) ^ c1 ^ k0,
-            p1 & _WORD,
-            ((p0 >> 32) & _WORD) ^ c3 ^ k1,
-            p0 & _WORD,
-        )
+        c0, c1 = ((p1 >> 32) ^ c1 ^ k0) & _WORD, p1
+        c2, c3 = ((p0 >> 32) ^ c3 ^ k1) & _WORD, p0
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+    return c0, c1 & _WORD, c2, c3 & _WORD

@@ -223,7 +223,9 @@ class Trainer:
 
     def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
         """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
-        epochs = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
+        epochs = micro_batch.epochs
+        if epochs is None:  # a tensor, too, since a compiled function is compiled again for another number
+            epochs = torch.full_like(micro_batch.rows, self.state.epoch)
         random = RowRandom(self._seed, epochs, micro_batch.rows)
         with self.strategy.backward(last=last):
             with self.stopwatch.measure("forward"), self.strategy.forward():

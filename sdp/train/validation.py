@@ -27,7 +27,7 @@ from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of, batch_of_shap
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
-from sdp.train.step import Conditioning, Objective, losses_at
+from sdp.train.step import Conditioning, Objective, draw, losses_at
 from sdp.train.world import World
 
 _SEED = 0x5D9
@@ -184,7 +184,8 @@ def measure(
             for number, (low, high) in enumerate(pairwise(edges)):
                 random = RowRandom(_SEED, number, micro_batch.rows)
                 timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
-                each = losses_at(networks, objective, micro_batch, random, timesteps, text)
+                draws = draw(objective, micro_batch, random)._replace(timesteps=timesteps)
+                each = losses_at(networks, objective, micro_batch, draws, text)
                 by_range.append(each.double() * micro_batch.weights)
         losses = torch.stack(by_range, dim=1)
         rows = losses.mean(dim=1)[micro_batch.weights > 0]

@@ -1,6 +1,7 @@
-"""Compiled blocks of the U-Net in a convolution-friendly layout: the graphs, and equal results."""
+"""Compiled code: its graphs, the layout of convolutions, and equal results."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,13 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.graph import GraphLowering
 
+from sdp.config.train import ObjectiveConfig
+from sdp.train.data.batch import Batch
+from sdp.train.randomness import RowRandom
+from sdp.train.step import Objective, draw
 from sdp.train.strategies import channels_last, compile_blocks
 from tests.tiny_model import UNET
+from tests.training import scaled_linear
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +111,17 @@ def test_convolutions_see_channels_last_images_whether_or_not_their_weights_are(
     assert model.conv_out.weight.is_contiguous(memory_format=torch.channels_last) == weights
     assert torch.allclose(predicted, expected, atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))
+
+
+@pytest.mark.parametrize("moments", [False, True])
+def test_a_batchs_random_numbers_are_one_graph_for_all_epochs_and_rows(moments: bool) -> None:
+    graphs, rows = Graphs(), torch.tensor([3, 2**40 + 5])
+    objective = Objective(scaled_linear(), "epsilon", ObjectiveConfig(offset_noise=0.1, caption_dropout=0.5))
+    compiled = torch.compile(draw, dynamic=False, backend=graphs)
+    for epoch in (0, 1, 7):
+        batch = Batch(rows + epoch, torch.ones(2), torch.zeros(2, 8 if moments else 4, 8, 8), moments=moments)
+        random = RowRandom(2**33 + 1, torch.full_like(rows, epoch), batch.rows)
+        these, those = compiled(objective, batch, random), draw(objective, batch, replace(random, epoch=epoch))
+        count = 4 if moments else 3
+        assert all(torch.equal(one, other) for one, other in zip(these[:count], those[:count], strict=True))
+    assert graphs.dynamic == [False]
