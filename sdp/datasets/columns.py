@@ -5,9 +5,12 @@ function accepts all of them, and files of one source may differ: whole numbers 
 value is missing. The columns that parts carry have one type in all of them.
 """
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sdp.errors import DatasetError, one_line
 
@@ -17,6 +20,63 @@ _PLAIN = {
     **dict.fromkeys((pa.large_binary(), pa.binary_view()), pa.binary()),
 }
 """The plain types of other text and bytes."""
+
+LARGEST_CELL = 1 << 16
+"""Bytes of a cell with text or bytes in a stranger's table. Of a longer one, one byte more is kept, as a mark."""
+_MOST_ROWS_A_BYTE = 1024
+"""Rows that a Parquet file may claim for each of its bytes."""
+_BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
+
+
+def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
+    """Return the number of rows in each row group; refuse a footer that contradicts itself or the file's size."""
+    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    if min(counts, default=0) < 0 or sum(counts) != footer.num_rows or footer.num_rows > size * _MOST_ROWS_A_BYTE:
+        raise DatasetError(
+            f"{uri}: its footer claims {footer.num_rows:,} rows, with {sum(counts):,} in its row groups, in {size:,} "
+            "bytes; remove the file or write it again"
+        )
+    return counts
+
+
+def open_parquet(
+    source: Any, columns: Collection[str], footer: pq.FileMetaData | None = None, **options: Any
+) -> pq.ParquetFile:
+    """Open a Parquet file; text and bytes that some columns repeat, also in a struct's `bytes`, are held once."""
+    footer = footer or pq.read_metadata(source)
+    leaves = (footer.schema.column(number) for number in range(footer.num_columns))
+    paths = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    repeating = [path for path in paths if path.removesuffix(".bytes") in columns]
+    return pq.ParquetFile(source, metadata=footer, read_dictionary=repeating, **options)
+
+
+def iter_tables(
+    file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the columns of some row groups of an open file, in plain types, with cells cut."""
+    groups = range(file.num_row_groups) if groups is None else groups
+    chosen = [file.metadata.row_group(number) for number in groups]
+    row_bytes = sum(group.total_byte_size for group in chosen) // max(1, sum(group.num_rows for group in chosen))
+    rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+    for batch in file.iter_batches(rows, row_groups=groups, columns=list(columns)):
+        yield plain(cut(pa.Table.from_batches([batch]).select(list(columns))))
+
+
+def cut(table: pa.Table, image: str | None = None) -> pa.Table:
+    """Return the table with each value of its dictionaries of text or bytes cut, except those of images."""
+    for at, column in enumerate(table.columns):
+        kind = column.type
+        if pa.types.is_dictionary(kind) and kind_of(kind) in ("text", "bytes") and table.field(at).name != image:
+            table = table.set_column(at, table.field(at), pa.chunked_array(map(_cut, column.chunks), kind))
+    return table
+
+
+def _cut(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    values = chunk.dictionary
+    if (pc.max(pc.binary_length(values)).as_py() or 0) <= LARGEST_CELL:
+        return chunk
+    short = pc.binary_slice(values.cast(pa.binary()), 0, LARGEST_CELL + 1).cast(values.type, safe=False)
+    return pa.DictionaryArray.from_arrays(chunk.indices, short)
 
 
 def plain(table: pa.Table) -> pa.Table:

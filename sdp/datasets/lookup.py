@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from sdp.datasets.columns import kind_of
+from sdp.datasets.columns import iter_tables, kind_of, open_parquet
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
@@ -101,9 +100,9 @@ def _in_file(
                 f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; restore it"
             )
         at = first
-        for batch in pq.ParquetFile(source, pre_buffer=True).iter_batches(65_536, columns=[column]):
-            for place, url in positions(pa.chunked_array([batch.column(0)]), urls):
+        for table in iter_tables(open_parquet(source, [column], pre_buffer=True), [column]):
+            for place, url in positions(table[column], urls):
                 yield "url", url, at + place
-            at += batch.num_rows
+            at += table.num_rows
     except (pa.ArrowException, OSError, IndexError) as error:
         raise DatasetError(f"{uri}: cannot be read ({one_line(error, 120)}); restore this file") from error

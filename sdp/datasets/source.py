@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted
 from sdp.datasets import index as index_files
-from sdp.datasets.columns import common_type, kind_of
+from sdp.datasets.columns import common_type, kind_of, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
@@ -223,6 +223,7 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
     try:
         footer = pq.read_metadata(open_source(file.uri, options))
         names = footer.schema.to_arrow_schema().names
+        rows_by_group(footer, file.uri, file.size)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 120)
         raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or fix it") from error

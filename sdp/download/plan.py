@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sdp.config.download import DownloadSource, FiltersConfig
+from sdp.datasets.columns import LARGEST_CELL, kind_of
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.datasets.scores import Score, numbers
 from sdp.datasets.units import Addresses
@@ -62,7 +64,7 @@ def plan(
 
     `duplicates` are addresses whose URL a lower one has.
     """
-    filtered = _filtered(table, rules.filters)
+    filtered, too_long = _filtered(table, rules.filters), _too_long(table, rules.source.columns)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
 
@@ -71,6 +73,8 @@ def plan(
             return Outcome(row, FILTERED, "tombstone", attempts=0)
         if filtered[at] is not None:
             return Outcome(row, FILTERED, filtered[at], attempts=0)
+        if at in too_long:
+            return Outcome(row, FAILED, "bad_row", too_long[at], attempts=0)
         try:
             url = parse(urls[at])
         except BadUrl as error:
@@ -124,6 +128,16 @@ def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
         for at in np.flatnonzero(mask).tolist():
             reasons[at] = reasons[at] or reason
     return reasons
+
+
+def _too_long(table: pa.Table, columns: Sequence[str]) -> dict[int, str]:
+    """Return the positions of rows with a cell of the carried columns that was cut, and the reason to fail them."""
+    return {
+        at: f"column {name}: more than {LARGEST_CELL:,} bytes"
+        for name in columns
+        if kind_of(table[name].type) in ("text", "bytes")
+        for at in np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(table[name]), LARGEST_CELL), False)).tolist()
+    }
 
 
 def _block_reason(url: Url, rules: Rules) -> str | None:

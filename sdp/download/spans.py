@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sdp.datasets.columns import cast, plain
+from sdp.datasets.columns import cast, iter_tables, open_parquet
 from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.parts import failed_before
 from sdp.datasets.units import Work
@@ -18,7 +18,6 @@ from sdp.storage import Storage, StorageOptions, open_source
 
 _MOST_UNITS = 16
 _SPANS_A_WORKER = 8
-_BATCH_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,13 @@ def _batches(
 ) -> Iterator[pa.Table]:
     for piece in slices:
         try:
-            file = pq.ParquetFile(open_source(piece.path, options))
+            file = open_parquet(open_source(piece.path, options), columns)
             groups, skip = _groups(file.metadata, piece.offset, piece.length)
             left = piece.length
-            for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
-                rows = batch.slice(skip, left)
-                skip, left = max(0, skip - batch.num_rows), left - rows.num_rows
-                yield cast(plain(pa.Table.from_batches([rows]).select(list(columns))), types, piece.path)
+            for table in iter_tables(file, columns, groups):
+                rows = table.slice(skip, left)
+                skip, left = max(0, skip - table.num_rows), left - rows.num_rows
+                yield cast(rows, types, piece.path)
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sdp.datasets.columns import cut, open_parquet, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
@@ -259,11 +261,11 @@ def _rows_of(
     )
     statuses = [table[name] for name in STATUS if name in table.column_names]
     for at, (row, key, image, *cells) in enumerate(
-        zip(rows.tolist(), keys, table[columns.image], *captions, strict=True)
+        zip(rows.tolist(), keys, _images(table[columns.image]), *captions, strict=True)
     ):
         text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
-        error = "" if image.is_valid else ": ".join(filter(None, (_text(status[at]) for status in statuses)))
-        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error, filtered[at])
+        error = "" if image is not None else ": ".join(filter(None, (_text(status[at]) for status in statuses)))
+        yield SourceRow(row, _text(key) or f"{row:012d}", image, text, error, filtered[at])
 
 
 def _choose(row: int, captions: Sequence[str | None], columns: Columns, seed: int) -> str | None:
@@ -275,12 +277,20 @@ def _choose(row: int, captions: Sequence[str | None], columns: Columns, seed: in
     return present[draw(seed, row, [weight for _, weight in present])][0] if present else None
 
 
-def _bytes(value: pa.Scalar) -> memoryview | None:
-    """Return a view of an image's bytes; the Hugging Face hub's datasets keep them in a struct of bytes and path."""
-    if pa.types.is_struct(value.type):
-        value = value["bytes"] if value.is_valid else value
-    buffer = value.as_buffer() if value.is_valid else None
-    return None if buffer is None else memoryview(buffer)
+def _images(column: pa.ChunkedArray) -> Iterator[memoryview | None]:
+    """Yield views of images' bytes, which the Hugging Face hub's datasets keep in a struct of bytes and path."""
+    if pa.types.is_struct(column.type):
+        column = pc.struct_field(column, "bytes")
+    for chunk in column.chunks:
+        if isinstance(chunk, pa.DictionaryArray):
+            places, chunk = chunk.indices, chunk.dictionary
+        else:
+            places = pc.if_else(chunk.is_valid(), pa.array(range(len(chunk)), pa.int64()), None)
+        chunk = chunk.cast(pa.binary())
+        _, edges, data = chunk.buffers()
+        edges, view = memoryview(edges or b"").cast("i")[chunk.offset :], memoryview(data or b"")
+        for place in places.to_pylist():
+            yield None if place is None else view[edges[place] : edges[place + 1]]
 
 
 def _text(value: pa.Scalar | None) -> str | None:
@@ -299,7 +309,8 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     group, start, stop = span
     names = () if columns is None else columns.names
     if group.first_row is None:
-        table = read_group(group, ("row", *names), options).slice(start, stop - start)
+        image = None if columns is None else columns.image
+        table = read_group(group, ("row", *names), options, image).slice(start, stop - start)
         return table, table["row"].to_numpy()
     rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
     if columns is None:
@@ -310,7 +321,7 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     elif uri.endswith(TAR):
         samples = list(_samples_of(group.uri, columns, group.number + start, group.number + stop, options))
     else:
-        return read_group(group, names, options).slice(start, stop - start), rows
+        return read_group(group, names, options, columns.image).slice(start, stop - start), rows
     if len(samples) != len(rows):
         raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
     kinds = (pa.string(), pa.binary(), pa.string())
@@ -393,14 +404,17 @@ def _field(data: bytes, name: str) -> bytes | None:
     return value.encode(errors="replace") if isinstance(value, str) else None
 
 
-def read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:
+def read_group(
+    group: RowGroup, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
+) -> pa.Table:
+    """Return those of the columns that exist, with text cut."""
     footer = footer_of(group.uri, options)
     try:
-        file = pq.ParquetFile(
-            open_source(group.uri, options), metadata=footer, pre_buffer=True, page_checksum_verification=True
+        file = open_parquet(
+            open_source(group.uri, options), columns, footer, pre_buffer=True, page_checksum_verification=True
         )
         names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
-        table = file.read_row_group(group.number, columns=names, use_threads=False)
+        table = cut(file.read_row_group(group.number, columns=names, use_threads=False), image)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
@@ -413,7 +427,10 @@ def read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions 
 def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     """Return a file's footer."""
     try:
-        return pq.read_metadata(open_source(uri, options))
+        source = open_source(uri, options)
+        footer = pq.read_metadata(source)
+        rows_by_group(footer, uri, source.size())
+        return footer
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error

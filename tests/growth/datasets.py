@@ -1,5 +1,103 @@
 """Parquet footers and strings, tables, tars and JSON."""
 
-from tests.growth import Case
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
 
-CASES: tuple[Case, ...] = ()
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sdp.config.download import DownloadSource, FiltersConfig
+from sdp.datasets.output import Head, open_output
+from sdp.datasets.source import freeze_source
+from sdp.datasets.units import Unit, Work
+from sdp.download.plan import Rules, plan
+from sdp.download.spans import read_span, spans
+from sdp.encode.reading import Columns, Piece, RowGroup, count_samples, read_piece
+from sdp.storage import list_source, open_storage
+from tests.growth import Case
+from tests.growth.forged import claim_rows, repeat_text
+
+
+def _download(folder: Path) -> Callable[[], object]:
+    """Return a call that plans a download of a folder's files."""
+    rules = Rules(DownloadSource(uri="in", columns=("note",)), FiltersConfig())
+
+    def read() -> None:
+        output = open_output(open_storage(str(folder / "out")), Head("images", 10_000, False, {}))
+        output = freeze_source(output, list_source(str(folder)), rules.columns(), carried=["note"])
+        for span in spans(output.index, output.pending(), workers=1):
+            for task in read_span(span, rules.columns(), output.storage):
+                plan(task.table, task.rows, rules)
+
+    return read
+
+
+def _footer(rows: int, folder: Path) -> Callable[[], object]:
+    path = folder / "in.parquet"
+    pq.write_table(pa.table(dict.fromkeys(("url", "caption", "note"), pa.nulls(250, pa.string()))), path)
+    claim_rows(path, 250, rows**2)
+    return _download(folder)
+
+
+def _strings(length: int, folder: Path) -> Callable[[], object]:
+    """Repeat one text of 5 kB for each piece in a row for each piece."""
+    at = [0] * length
+    repeat_text(folder / "in.parquet", ["x" * 5_000 * length], url=at, caption=at, note=at)
+    return _download(folder)
+
+
+def _images(length: int, folder: Path) -> Callable[[], object]:
+    """Repeat one image of 5 kB for each piece in a row for each piece."""
+    at = [0] * length
+    path = repeat_text(folder / "in.parquet", ["x" * 5_000 * length], image=at, caption=at)
+    return _process(RowGroup(str(path), 0, length, 0))
+
+
+def _process(group: RowGroup) -> Callable[[], object]:
+    piece = Piece(Work(Unit(0, 0, group.rows)), 0, (group,), 0, group.rows)
+    return lambda: list(read_piece(piece, Columns()))
+
+
+def _tar(samples: int, folder: Path) -> Callable[[], object]:
+    """Write a picture for each piece, each with the same JSON."""
+    captions = json.dumps({"caption": "a"}).encode()
+    return _process_tar(
+        folder, [(f"{n}.{kind}", data) for n in range(samples) for kind, data in (("jpg", b"x"), ("json", captions))]
+    )
+
+
+def _json(keys: int, folder: Path) -> Callable[[], object]:
+    data = json.dumps({f"key {number}": [number] for number in range(keys)} | {"caption": "a"}).encode()
+    return _process_tar(folder, [("0.jpg", b"x"), ("0.json", data)])
+
+
+def _headers(records: int, folder: Path) -> Callable[[], object]:
+    """Give a member's extended header a record for each piece."""
+    return _process_tar(folder, [("0.jpg", b"x")], {f"key{number}": "v" for number in range(records)})
+
+
+def _process_tar(
+    folder: Path, members: list[tuple[str, bytes]], headers: dict[str, str] | None = None
+) -> Callable[[], object]:
+    path = folder / "in.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = len(data), headers or {}
+            tar.addfile(member, io.BytesIO(data))
+    samples = sum(name.endswith(".jpg") for name, _ in members)
+    read = _process(RowGroup(str(path), 0, samples, 0))
+    return lambda: (count_samples(str(path)), read())
+
+
+CASES: tuple[Case, ...] = (
+    Case("Parquet footer", 30_000, _footer, full=1),
+    Case("Parquet strings", 100, _strings, full=3),
+    Case("Parquet images", 100, _images, full=3),
+    Case("tar", 500, _tar),
+    Case("tar header", 20_000, _headers),
+    Case("JSON in a tar", 20_000, _json),
+)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.config.download import DownloadSource, FiltersConfig
-from sdp.datasets.columns import kind_of, plain, readable
+from sdp.datasets.columns import LARGEST_CELL, kind_of, plain, readable
 from sdp.datasets.index import FileSlice
 from sdp.datasets.outcomes import WRITTEN, Outcome
 from sdp.datasets.units import Unit as Addresses
@@ -19,6 +19,7 @@ from sdp.download.image import Checked
 from sdp.download.plan import Rules
 from sdp.download.spans import iter_units
 from sdp.download.unit import UnitRun, UnitTask
+from tests.growth.forged import repeat_text
 
 TEXTS = [
     pa.string(),
@@ -70,6 +71,20 @@ def test_text_is_text_in_whatever_type_it_is_kept(tmp_path: Path, kind: pa.DataT
     assert part.schema.field("note").type == (pa.binary() if is_bytes else pa.string())
     assert part["note"].to_pylist() == ([b"a cat", b"caf\xe9"] if is_bytes else ["a cat", "caf\ufffd"])
     assert [(outcome.row, outcome.reason) for outcome in refused] == [(2, "bad_url"), (3, "bad_url")]
+
+
+def test_a_cell_that_a_tiny_file_repeats_is_cut_and_a_row_that_would_carry_it_fails(tmp_path: Path) -> None:
+    columns = {"url": [0, *[1] * 148, 2], "caption": [0] * 150, "note": [1, *[0] * 148, None]}
+    path = repeat_text(tmp_path / "in.parquet", ["x" * 10_000_000, "http://a.org/1", "http://a.org/2"], **columns)
+    assert path.stat().st_size < 5_000
+    part, refused = part_of(path, "note")
+    assert part["url"].to_pylist() == ["http://a.org/2"]
+    assert set(part["caption"][0].as_py()) == {"x"}
+    assert len(part["caption"][0].as_py()) <= LARGEST_CELL + 1
+    assert {(outcome.row, outcome.reason) for outcome in refused} == {
+        (n, "bad_row" if n else "bad_url") for n in range(149)
+    }
+    assert refused[1].detail == "column note: more than 65,536 bytes"
 
 
 def test_invalid_utf8_is_repaired_in_nested_text_and_bytes_stay_bytes() -> None:

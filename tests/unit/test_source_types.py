@@ -20,6 +20,7 @@ from sdp.datasets.source import freeze_source
 from sdp.download.spans import read_span, spans
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
+from tests.growth.forged import claim_rows
 
 
 def freeze(root: Path, columns: Sequence[pa.Array]) -> int:
@@ -46,6 +47,17 @@ def test_widths_of_numbers_and_columns_of_nulls_go_together(tmp_path: Path) -> N
 def test_kinds_are_words() -> None:
     kinds = [pa.large_string(), pa.dictionary(pa.int8(), pa.string()), pa.binary(4), pa.uint64(), pa.list_(pa.int8())]
     assert [kind_of(kind) for kind in kinds] == ["text", "text", "bytes", "numbers", "list<item: int8>"]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_footer_that_claims_more_rows_than_the_file_can_hold_is_refused_before_anything_is_written(
+    tmp_path: Path, everywhere: bool
+) -> None:
+    write(tmp_path / "source", 0, pa.array([0.5] * 250))
+    claim_rows(tmp_path / "source/0.parquet", 250, 10**10, everywhere=everywhere)
+    with pytest.raises(DatasetError, match=r"0\.parquet: its footer claims 10,000,000,000 rows, with .* in .* bytes;"):
+        frozen(tmp_path)
+    assert not list((tmp_path / "out").glob("_index/*"))
 
 
 # --- one type in all parts -------------------------------------------------------------------------------------------

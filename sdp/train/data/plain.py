@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sdp.config.train import ColumnsConfig
+from sdp.datasets.columns import rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
@@ -86,8 +87,7 @@ def open_plain(
 
 def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
     def groups(file: SourceFile) -> list[int]:
-        footer = _footer(file.uri, options).metadata
-        return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        return rows_by_group(_footer(file.uri, options).metadata, file.uri, file.size)
 
     rows = [
         {"uri": file.uri, "size": file.size, "etag": with_sample(file, options).etag, "row_groups": counts}
