@@ -73,12 +73,12 @@ class AccessDenied(StorageError, UserError):
     """Credentials that are missing or were refused."""
 
 
-class AlreadyExists(StorageError):
-    """A create-only write that lost to another writer."""
-
-
 class Conflict(StorageError):
     """A conditional write that met another version than the one to replace."""
+
+
+class AlreadyExists(Conflict):
+    """A create-only write that lost to another writer."""
 
 
 class LeaseHeld(UserError):

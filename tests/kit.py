@@ -65,7 +65,8 @@ def begin_images(
     if not (root / "source").exists():
         write_source(root / "source", files)
     output = open_output(open_storage(str(root / "images")), Head("images", unit_rows, False, {"image.size": 256}))
-    return freeze_source(output, list_source(str(root / "source")), ["URL", "TEXT"], limit=limit)
+    source = str(root / "source")
+    return freeze_source(output, list_source(source), ["URL", "TEXT"], uri=source, limit=limit)
 
 
 def make_images(root: Path, **kwargs: object) -> Dataset:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from sdp.console import counted
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
-from sdp.datasets.output import HEAD, Head, Output, read_head, read_json, refuse_other_format
+from sdp.datasets.output import HEAD, Head, Output, json_in, read_head, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
 from sdp.datasets.records import BadRecord, Identifier, Whole, dump, parse
 from sdp.datasets.units import PARTS, Work, parse_part_name
@@ -133,8 +133,12 @@ class Dataset:
 
 def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
     """Read the newest manifest, or another version, without its list of parts."""
+    return _parsed(storage, path, storage.read(path))
+
+
+def _parsed(storage: Storage, path: str, content: bytes) -> Manifest:
     where = storage.uri_of(path)
-    data = read_json(storage, path)
+    data = json_in(content, where)
     refuse_other_format(data, where)
     try:
         manifest = parse(Manifest, data)
@@ -172,7 +176,7 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
             f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI"
         ) from None
     where = storage.uri_of(path)
-    manifest = read_manifest(storage, path)
+    manifest = _parsed(storage, path, raw)
     if kind is not None and manifest.kind != kind:
         raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the URI")
     listing = storage.read(manifest.files)
@@ -258,8 +262,9 @@ def finish(
     models: Mapping[str, str] | None = None,
     input: Mapping[str, Any] | None = None,
     find_repeated: repeated.Find | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Dataset:
-    """Write the manifest of an output that has all its parts, after checking their counts.
+    """Write the manifest of an output that has all its parts, after checking their counts and, by `check`, the lease.
 
     A dataset that its newest manifest still describes keeps that manifest.
     """
@@ -294,14 +299,15 @@ def finish(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if newest is not None and _content(replace(newest, input=_kept(newest.input, storage.uri))) == _content(draft):
-        storage.publish(MANIFEST, storage.read(versions[-1]))
+        storage.publish_held(MANIFEST, storage.read(versions[-1]), check)
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
+    check()
     try:
         storage.create(_version_name(draft.version), dump(draft))
     except AlreadyExists as error:
         raise DatasetError(f"{storage.uri}: another job has just completed this dataset; run again") from error
-    storage.publish(MANIFEST, dump(draft))
+    storage.publish_held(MANIFEST, dump(draft), check)
     return open_dataset(storage)
 
 

@@ -114,13 +114,18 @@ def refuse_other_format(data: Mapping[str, Any], where: str) -> None:
 
 def read_json(storage: Storage, path: str) -> dict[str, Any]:
     """Read a JSON object."""
+    return json_in(storage.read(path), storage.uri_of(path))
+
+
+def json_in(content: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
     try:
-        data = json.loads(storage.read(path))
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
         cause = "brackets nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise DatasetError(f"{storage.uri_of(path)}: not JSON ({cause}); restore it from a backup") from error
+        raise DatasetError(f"{where}: not JSON ({cause}); restore it from a backup") from error
     if not isinstance(data, dict):
-        raise DatasetError(f"{storage.uri_of(path)}: not a JSON object; restore it from a backup")
+        raise DatasetError(f"{where}: not a JSON object; restore it from a backup")
     return data
 
 

@@ -75,9 +75,8 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             say(line)
         return None
     cluster.require_reachable()
-    output = open_output(storage, head)
     with Lease.acquire(storage, "sdp download") as lease:
-        output = publish_plan(output, planned)
+        output = publish_plan(open_output(storage, head), planned)
         if only_failed:
             output = order_retry(output, open_dataset(storage, KIND))
         rules = _with_takedowns(rules, storage, options)
@@ -90,6 +89,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
             find_repeated=partial(survey.find_repeated, storage, placement(config)) if config.dedup.content else None,
+            check=lease.check,
         )
         work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}

@@ -47,8 +47,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
         if plan.reused is not None:
             sets[REFERENCE] = FeatureSet(plan.reused, taken_down(plan.reused, plan.options))
         figures = _figures(plan, sets)
-        lease.check()
-        storage.publish(RESULT, to_bytes(figures, config))
+        storage.publish_held(RESULT, to_bytes(figures, config), lease.check)
     say(table(closing(figures, counts, notes(figures, config), storage.uri_of(RESULT))))
     return EvaluateSummary(figures, counts.done)
 
@@ -94,7 +93,9 @@ def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSe
         tasks += [(picture_set.name, work, planner(work)) for work in pending]
     infos, figures = _write_features(plan, tasks, lease) if tasks else ([], PoolFigures())
     return {
-        picture_set.name: _finish(plan, picture_set, output, [info for name, info in infos if name == picture_set.name])
+        picture_set.name: _finish(
+            plan, picture_set, output, [info for name, info in infos if name == picture_set.name], lease
+        )
         for picture_set, output in outputs
     }, figures
 
@@ -115,7 +116,9 @@ def _write_features(
     return infos, tracker.figures
 
 
-def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: Sequence[PartInfo]) -> FeatureSet:
+def _finish(
+    plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: Sequence[PartInfo], lease: Lease
+) -> FeatureSet:
     models = {"features": plan.features, "clip": picture_set.spec.clip}
     dataset = manifest.finish(
         output,
@@ -123,6 +126,7 @@ def _finish(plan: EvaluatePlan, picture_set: PictureSet, output: Output, infos: 
         config=plan.config.model_dump(mode="json"),
         models={name: pinned(network) for name, network in models.items() if network is not None},
         input=picture_set.pictures.input,
+        check=lease.check,
     )
     counts = dataset.manifest.counts
     if counts.written < 2:

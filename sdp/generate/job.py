@@ -51,7 +51,6 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
         record = runs.begin("generate")
         before = output.done()
         infos, figures = _generate(config, output, prompts, model, lease)
-        lease.check()
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -61,12 +60,13 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
                 "model": f"{model.base} sha256:{model.base.sha256}",
             },
             input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
+            check=lease.check,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
         runs.keep(
             storage, record.ended(infos, workers={"generators": config.scaling.most}, gpu_hours=figures.gpu_hours)
         )
-        sheet = _write_sheet(dataset, prompts, config)
+        sheet = _write_sheet(dataset, prompts, config, lease)
     say(table(_closing(dataset, figures, sheet, config.output.image_files)))
     return GenerateSummary(dataset, figures, sheet)
 
@@ -150,7 +150,7 @@ def _pool(config: GenerateConfig) -> WorkerPool:
     return WorkerPool("generate", "generators", config.scaling, config.output.uri)
 
 
-def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig) -> str | None:
+def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig, lease: Lease) -> str | None:
     """Write the contact sheet of the first prompts; return its URI, or None if it would be empty."""
     numbers, per_prompt = range(min(config.output.sheet_prompts, len(prompts.texts))), config.images_per_prompt
     if not numbers:
@@ -161,7 +161,8 @@ def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig) -> 
     present = {row for number in numbers if number not in prompts.taken_down for row in rows[number]}
     pictures = {row["row"]: row["image"] for row in drawn(dataset, present)}
     strips = [Strip(_caption(prompts, number), [*map(pictures.get, rows[number])]) for number in numbers]
-    dataset.storage.publish(SHEET, contact_sheet(strips, side=max(128, min(256, config.resolution))))
+    sheet = contact_sheet(strips, side=max(128, min(256, config.resolution)))
+    dataset.storage.publish_held(SHEET, sheet, lease.check)
     return dataset.storage.uri_of(SHEET)
 
 

@@ -8,8 +8,9 @@ at fault is alone; that row is recorded as crashed, and the rest of the unit is 
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ray.exceptions import ObjectLostError, RayTaskError
 from sdp import cluster, telemetry
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import Progress, counted, say, table
-from sdp.datasets import manifest, repeated, runs
+from sdp.datasets import manifest, runs
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
@@ -51,6 +52,8 @@ _EMIT_S = 1.0
 
 
 AnyPrepared = Prepared[ProcessConfig | ScoreConfig, RowsSpec]
+After = Callable[[Callable[[], None], Sequence[PartInfo], str], int]
+"""A `repeated.Find` that gets the lease's check first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,9 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
 
 
 def write_dataset(
-    prepared: AnyPrepared, job: str, *, only_failed: bool = False, after: repeated.Find | None = None
+    prepared: AnyPrepared, job: str, *, only_failed: bool = False, after: After | None = None
 ) -> tuple[Dataset, ProcessFigures]:
-    """Write the parts that are missing, then the manifest; call `after` with all parts in between."""
+    """Write the parts that are missing, then the manifest; call `after` in between."""
     config = prepared.config
     cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
@@ -99,7 +102,8 @@ def write_dataset(
             config=config.model_dump(mode="json"),
             models=prepared.models,
             input=prepared.pictures.input,
-            find_repeated=after,
+            find_repeated=after and partial(after, lease.check),
+            check=lease.check,
         )
         ended = record.ended(
             infos,

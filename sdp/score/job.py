@@ -1,7 +1,7 @@
 """`sdp score`: writes the scores of pictures as `sdp process` writes latents, then the table of near-duplicates."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,10 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
         return ProcessSummary(None, ProcessFigures(job="score"))
     duplicates: int | None = None
 
-    def find(parts: Sequence[PartInfo], digest: str) -> int:
+    def find(check: Callable[[], None], parts: Sequence[PartInfo], digest: str) -> int:
         nonlocal duplicates
         if config.score.duplicates.distance is not None:
-            duplicates = find_duplicates(prepared, parts, digest, config.score.duplicates.distance)
+            duplicates = find_duplicates(prepared, parts, digest, config.score.duplicates.distance, check)
         return 0  # they stay in the dataset
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
@@ -52,7 +52,11 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
 
 
 def find_duplicates(
-    prepared: Prepared[ScoreConfig, ScoreSpec], parts: Sequence[PartInfo], digest: str, distance: int
+    prepared: Prepared[ScoreConfig, ScoreSpec],
+    parts: Sequence[PartInfo],
+    digest: str,
+    distance: int,
+    check: Callable[[], None],
 ) -> int:
     """Write the table of near-duplicates, unless it is there; return the number of rows that repeat a lower one.
 
@@ -75,7 +79,7 @@ def find_duplicates(
     sink = pa.BufferOutputStream()
     metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
     pq.write_table(groups.replace_schema_metadata(metadata), sink, row_group_size=_GROUP_ROWS, compression="zstd")
-    spec.output.publish(DUPLICATES, sink.getvalue())
+    spec.output.publish_held(DUPLICATES, sink.getvalue(), check)
     return count
 
 

@@ -2,10 +2,12 @@
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sdp.errors import NotFound
 from sdp.storage import uri as uris
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class FileInfo:
     """Relative to the storage's folder."""
     size: int
     etag: str | None
-    """A tag that changes with every write; `replace` compares it."""
+    """A tag that changes with every write; `replace` and `swap` compare it."""
     modified: datetime
 
 
@@ -124,6 +126,27 @@ class Storage(ABC):
     @abstractmethod
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
         """Write over the version with this etag; raise Conflict where another one, or none, is stored."""
+
+    def etag(self, path: str) -> str | None:
+        """Return the etag of the present version; None if there is no such object."""
+        try:
+            return self.stat(path).etag
+        except NotFound:
+            return None
+
+    def swap(self, path: str, data: Data, etag: str | None) -> FileInfo:
+        """Write over the version that `etag` returned; raise Conflict if another writer has changed it since."""
+        return self.create(path, data) if etag is None else self.replace(path, data, etag)
+
+    def publish_held(self, path: str, data: Data, check: Callable[[], None]) -> FileInfo:
+        """Write an object as the holder of a lease, whose `check` raises if another job may be writing by now.
+
+        A job that is suspended changes nothing later: if another one has written before the etag is read, `check`
+        raises; if after, there is a Conflict.
+        """
+        etag = self.etag(path)
+        check()
+        return self.swap(path, data, etag)
 
     @abstractmethod
     def delete(self, path: str) -> None:

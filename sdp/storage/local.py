@@ -120,7 +120,9 @@ class LocalStorage(Storage):
             try:
                 os.link(draft, target)
             except FileExistsError:
-                raise AlreadyExists(f"{self.uri_of(path)}: exists already; another writer was first") from None
+                raise AlreadyExists(
+                    f"{self.uri_of(path)}: exists already; another writer was first, run the same command again"
+                ) from None
             return _info(path, draft.stat())
 
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
@@ -128,7 +130,7 @@ class LocalStorage(Storage):
             stored = _etag(target.stat()) if target.exists() else None
             if stored != etag:
                 what = "has been changed" if stored else "has been deleted"
-                raise Conflict(f"{self.uri_of(path)}: {what} by another writer; read it again")
+                raise Conflict(f"{self.uri_of(path)}: {what} by another writer; run the same command again")
             draft.replace(target)
             return _info(path, target.stat())
 

@@ -41,8 +41,8 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "denied": (AccessDenied, "{uri}: access denied{at} ({cause}); check {remedy}"),
     "credentials": (AccessDenied, "{named}: {credentials}"),
     "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
-    "exists": (AlreadyExists, "{uri}: exists already; another writer was first"),
-    "changed": (Conflict, "{uri}: changed or deleted by another writer; read it again"),
+    "exists": (AlreadyExists, "{uri}: exists already; another writer was first, run the same command again"),
+    "changed": (Conflict, "{uri}: changed or deleted by another writer; run the same command again"),
     "transient": (
         Unavailable,
         "{uri}: {cause}{at} ({tried}); check that the store is up and reachable (or raise storage.timeout_s), then run "

@@ -1,5 +1,6 @@
 """Outputs and manifests: complete or not, and counts that add up."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sdp.datasets.output import HEAD, Head, open_output, peek_output, read_outpu
 from sdp.datasets.parts import read_account, resolve, write_part
 from sdp.datasets.source import order_retry
 from sdp.errors import DatasetError
-from sdp.storage import open_storage
+from sdp.storage import Storage, open_storage
 from tests.kit import (
     LAYOUT,
     accounted,
@@ -78,15 +79,15 @@ def test_a_job_killed_between_the_two_manifest_writes_is_finished_by_the_next(
     output = begin_images(tmp_path)
     for work in output.pending():
         write_images_part(output.storage, work)
-    publish = type(output.storage).publish
+    create = type(output.storage).create
 
     def die(self: object, path: str, data: bytes) -> object:
         if path == manifests.MANIFEST:
             raise KeyboardInterrupt
-        return publish(self, path, data)  # type: ignore[arg-type]
+        return create(self, path, data)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(output.storage), "publish", die)
+        patched.setattr(type(output.storage), "create", die)
         with pytest.raises(KeyboardInterrupt):
             finish(output)
     assert not output.storage.exists(manifests.MANIFEST)
@@ -252,6 +253,25 @@ def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
         open_dataset(dataset.storage, "latents")
+
+
+def test_a_manifest_that_is_replaced_while_it_is_read_keeps_its_own_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_images(tmp_path)
+    file, read = tmp_path / "images" / manifests.MANIFEST, type(dataset.storage).read
+    newer = json.dumps({**json.loads(file.read_text()), "version": 7})
+
+    def read_and_replace(self: Storage, path: str) -> bytes:
+        content = read(self, path)  # type: ignore[arg-type]
+        if path == manifests.MANIFEST:
+            file.write_text(newer)
+        return content
+
+    monkeypatch.setattr(type(dataset.storage), "read", read_and_replace)
+    first, second = open_dataset(dataset.storage), open_dataset(dataset.storage)
+    assert (first.digest, first.manifest.version) == (dataset.digest, 1)
+    assert (second.digest, second.manifest.version) == (hashlib.sha256(newer.encode()).hexdigest(), 7)
 
 
 def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_two_versions_never_share_an_etag(storage: Storage) -> None:
 def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
     old = storage.publish("k", b"one")
     storage.replace("k", b"two", old.etag or "")
-    with pytest.raises(Conflict, match=r"changed by another writer; read it again"):
+    with pytest.raises(Conflict, match=r"changed by another writer; run the same command again"):
         storage.replace("k", b"three", old.etag or "")
     storage.delete("k")
     with pytest.raises(Conflict, match="deleted by another writer"):
