@@ -136,7 +136,7 @@ def caption_of(number: int) -> str:
 def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
     """Return the configuration of a job that takes a few seconds."""
     usual: dict[str, Any] = {
-        "output": {"uri": str(out), "rows_per_file": 8},
+        "output": {"uri": str(out)},
         "scaling": {"batch_size": 3, "threads": 2},
         "kid": {"subsets": 5, "subset_size": 10},
     }

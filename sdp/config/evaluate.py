@@ -24,14 +24,9 @@ class PictureSource(Section):
 class ReferenceSource(PictureSource):
     uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
     """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
-    files, or OUTPUT/reference of another evaluation, whose features are reused; null compares with none."""
+    files; null compares with none."""
     limit: Positive | None = key(None)
     """Number of pictures to take, from the first; null takes all."""
-
-
-class EvaluateOutput(OutputConfig):
-    rows_per_file: Positive = key(1024, shapes_output=True)
-    """Pictures per part file: what one evaluator does at a time."""
 
 
 class ClipConfig(Section):
@@ -43,7 +38,7 @@ class ClipConfig(Section):
 
 
 class FeaturesConfig(Section):
-    """The network whose features are compared for FID, FID-infinity and KID."""
+    """The network whose features are compared for FID and KID."""
 
     model: Name | None = key(None, shapes_output=True)
     """A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), or
@@ -51,13 +46,6 @@ class FeaturesConfig(Section):
     resize: Literal["clean", "tensorflow"] = key("clean", shapes_output=True)
     """Resizing to Inception's 299 pixels: antialiased as in clean-fid (clean), or as in the original FID
     (tensorflow)."""
-
-
-class FidConfig(Section):
-    """FID, the Fréchet distance between the features of both sets."""
-
-    infinity_points: int = key(15, ge=0)
-    """Set sizes from which FID is extrapolated to an infinite set (FID-infinity); 0 leaves it out."""
 
 
 class KidConfig(Section):
@@ -106,20 +94,18 @@ class EvaluateConfig(JobConfig):
     """The pictures to judge."""
     reference: ReferenceSource = key(ReferenceSource)
     """The pictures to compare with."""
-    output: EvaluateOutput = key(REQUIRED)
-    """The evaluation: features of the pictures, and evaluation.json."""
+    output: OutputConfig = key(REQUIRED)
+    """The folder for evaluation.json."""
     clip: ClipConfig = key(ClipConfig)
     """The CLIP score."""
     features: FeaturesConfig = key(FeaturesConfig)
     """The network whose features FID and KID compare."""
-    fid: FidConfig = key(FidConfig)
-    """The Fréchet distance."""
     kid: KidConfig = key(KidConfig)
     """The kernel distance."""
     loss: LossConfig = key(LossConfig)
     """The denoising loss on held-out latents."""
     seed: int = key(0, ge=0)
-    """Random seed of the subsets of KID and FID-infinity."""
+    """Random seed of the subsets of KID."""
     scaling: EvaluatorsConfig = key(EvaluatorsConfig)
     """The number and placement of the evaluators."""
 

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from sdp.config.base import Section, keys
 from sdp.config.jobs import JOBS
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
+from sdp.config.removed import removed
 from sdp.console import nearest
 from sdp.errors import Problem
 
@@ -48,7 +49,8 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         for problem in context["problems"]:
             yield replace(problem, path=".".join(filter(None, (path, problem.path))))
     elif kind == "extra_forbidden":
-        yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
+        hint = removed(path, model) or _nearest_key(path, model, siblings)
+        yield Problem(path, "a known key", "an unknown key", hint)
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
         yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")

@@ -8,12 +8,8 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.storage import Storage
 
-KIND = "features"
-"""Kind of the datasets in GENERATED and REFERENCE, with a row of features for each picture."""
 GENERATED, REFERENCE = "generated", "reference"
 RESULT = "evaluation.json"
-FEATURES, CLIP = "features", "clip"
-"""Columns: the network's features of a picture, and its CLIP score."""
 
 
 def evaluated(evaluation: Storage) -> str | None:
@@ -34,8 +30,6 @@ def headlines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if fid := result.get("fid"):
         sizes = f"{counted(fid['generated'], 'picture')} against {fid['reference']:,}"
         yield "FID", f"{fid['value']:.3f}", sizes
-    if infinity := result.get("fid_infinity"):
-        yield "FID-infinity", f"{infinity['value']:.3f}", f"from {len(infinity['sizes'])} sizes"
     if kid := result.get("kid"):
         yield "KID", _plus(kid["mean"], kid["deviation"], 6), f"{kid['subsets']} subsets of {kid['size']:,}"
     if (cosine := result.get("similarity")) is not None:

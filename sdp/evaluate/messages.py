@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sdp.console import counted
 from sdp.evaluate.layout import headlines
 from sdp.evaluate.prepare import EvaluatePlan, pinned
 from sdp.pool import PoolFigures
@@ -13,11 +12,7 @@ def forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
     """Yield the dry run's table: what a run would do."""
     for each in plan.sets:
         limit = f", at most {each.limit:,}" if each.limit is not None else ""
-        parts = counted(len(each.spec.output.names("parts/")), "part")
-        yield each.name, f"{each.pictures.uri}: {each.pictures.size}{limit}; {parts} of features"
-    if plan.reused is not None:
-        rows = counted(plan.reused.manifest.counts.written, "row")
-        yield "reference", f"{plan.reused.storage.uri}: features of {rows} from an earlier evaluation"
+        yield each.name, f"{each.pictures.uri}: {each.pictures.size}{limit}"
     if plan.clip is not None:
         yield "CLIP score", f"by {pinned(plan.clip)}"
     if plan.features is not None:

@@ -1,29 +1,29 @@
 """Checks and decisions before anything costly begins: networks, pictures, checkpoint."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from pyroaring import BitMap64
 
 from sdp.config import EvaluateConfig
 from sdp.config.evaluate import PictureSource
 from sdp.datasets import tombstones
-from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
-from sdp.datasets.units import Work
+from sdp.datasets.output import Head, open_output
 from sdp.encode.pictures import Pictures, open_pictures
 from sdp.encode.reading import Piece
 from sdp.encode.work import SourceSpec
-from sdp.errors import DatasetError, UserError
-from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
+from sdp.errors import UserError
+from sdp.evaluate.layout import GENERATED, REFERENCE
 from sdp.evaluate.loss import LossSpec, plan_loss
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
-from sdp.storage import StorageOptions, is_read_only, open_storage
+from sdp.storage import open_storage
 
-ReadTask = tuple[str, Work, Sequence[Piece]]
-"""The name of a set, a unit of it, and the pieces to read."""
+ReadTask = tuple[str, int, Sequence[Piece]]
+"""The name of a set, the number of a unit of it, and the pieces to read."""
+UNIT_ROWS = 1024
+"""Pictures of a unit, which one evaluator does at a time."""
+_PIECE_ROWS = 256
+"""Pictures of a piece, which is read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,20 @@ class EvaluateSpec(SourceSpec):
 
 @dataclass(frozen=True)
 class PictureSet:
-    """One of the two sets of pictures, and the dataset of its features."""
+    """One of the two sets of pictures."""
 
     name: str
     pictures: Pictures
-    head: Head
     limit: int | None
     spec: EvaluateSpec
 
-    def begin(self) -> Output:
-        """Open the dataset of features, and assign addresses to new pictures."""
-        return self.pictures.freeze(open_output(self.spec.output, self.head), self.limit, self.spec.storage)
+    def tasks(self) -> list[ReadTask]:
+        """Assign addresses to the pictures, and cut them into tasks."""
+        with tempfile.TemporaryDirectory(prefix="sdp-evaluate-") as folder:  # for the index alone
+            head = Head("features", UNIT_ROWS, self.pictures.dataset is not None, {})
+            output = self.pictures.freeze(open_output(open_storage(folder), head), self.limit, self.spec.storage)
+            planner = self.pictures.planner(output, _PIECE_ROWS, self.spec.storage)
+            return [(self.name, work.unit.number, planner(work)) for work in output.index.works()]
 
 
 @dataclass(frozen=True)
@@ -59,23 +62,17 @@ class EvaluatePlan:
     clip: FeatureNetwork | None
     features: FeatureNetwork | None
     sets: tuple[PictureSet, ...]
-    reused: Dataset | None
-    """The reference's features, if an earlier evaluation made them."""
     loss: LossSpec | None
-
-    @property
-    def options(self) -> StorageOptions:
-        return self.config.storage.options()
 
 
 def prepare(config: EvaluateConfig) -> EvaluatePlan:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     loss = plan_loss(config)
-    reused = _find_reused(config, options)
-    sections: dict[str, tuple[str, PictureSource]] = {GENERATED: ("source", config.source)}
-    if reused is None:
-        sections[REFERENCE] = ("reference", config.reference)
+    sections: dict[str, tuple[str, PictureSource]] = {
+        GENERATED: ("source", config.source),
+        REFERENCE: ("reference", config.reference),
+    }
     opened = {
         name: open_pictures(key, source.uri, options, image=source.image_column, caption=source.caption_column)
         for name, (key, source) in sections.items()
@@ -96,19 +93,12 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
         _picture_set(name, pictures, features, clip if name == GENERATED else None, config)
         for name, pictures in opened.items()
     ]
-    if reused is not None:
-        _refuse_other_features(reused, features, config)
-    return EvaluatePlan(config, clip, features, tuple(sets), reused, loss)
+    return EvaluatePlan(config, clip, features, tuple(sets), loss)
 
 
 def _picture_set(
     name: str, pictures: Pictures, features: FeatureNetwork | None, clip: FeatureNetwork | None, config: EvaluateConfig
 ) -> PictureSet:
-    identity: dict[str, Any] = {"image_column": pictures.columns.image}
-    if features is not None:
-        identity |= identity_of(features, config)
-    if clip is not None:
-        identity |= {"clip.digest": clip.digest, "caption_column": pictures.columns.caption}
     upstream, options = pictures.dataset, config.storage.options()
     spec = EvaluateSpec(
         config=config,
@@ -116,45 +106,13 @@ def _picture_set(
         clip=clip,
         columns=pictures.columns,
         storage=options,
-        output=open_storage(config.output.uri, options).child(name),
-        taken_down=taken_down(upstream, options).serialize(),
+        output=open_storage(config.output.uri, options),
+        taken_down=tombstones.load(upstream.storage, options).rows.serialize() if upstream is not None else b"",
         repeated=upstream.repeated_rows if upstream is not None else None,
         foreign=upstream is None,
     )
     limit = config.limit if name == GENERATED else config.reference.limit
-    return PictureSet(name, pictures, Head(KIND, config.output.rows_per_file, not spec.foreign, identity), limit, spec)
-
-
-def taken_down(dataset: Dataset | None, options: StorageOptions) -> BitMap64:
-    """Return the addresses of a dataset, if there is one, that are taken down now."""
-    return BitMap64() if dataset is None else tombstones.load(dataset.storage, options).rows
-
-
-def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, Any]:
-    """Return the keys that decide a picture's features."""
-    resize = config.features.resize if features.kind == "inception" else None
-    return {"features.digest": features.digest, "features.resize": resize}
-
-
-def _find_reused(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
-    uri = config.reference.uri
-    if uri is None or "*" in uri or is_read_only(uri):
-        return None
-    folder = open_storage(uri, options)
-    if not folder.exists(HEAD) or read_head(folder).kind != KIND:
-        return None
-    return open_dataset(folder, KIND)
-
-
-def _refuse_other_features(reused: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
-    assert features is not None  # the configuration requires it with a reference
-    for name, value in identity_of(features, config).items():
-        earlier = reused.head.identity.get(name)
-        if earlier != value:
-            raise DatasetError(
-                f"reference.uri: {reused.storage.uri} has features of another network or resizing (there {name} is "
-                f"{earlier!r}, here {value!r}); use the same, or name the pictures themselves"
-            )
+    return PictureSet(name, pictures, limit, spec)
 
 
 def pinned(network: FeatureNetwork) -> str:

@@ -1,24 +1,21 @@
-"""An evaluator's work on a unit: compute the features of its pictures and publish them as a part."""
+"""An evaluator's work on a unit: compute the features of its pictures."""
 
-import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+from numpy.typing import NDArray
 
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
-from sdp.datasets.parts import Layout, PartInfo, write_part
-from sdp.datasets.units import Work
+from sdp.datasets.outcomes import FAILED, FILTERED
 from sdp.device import choose_device, out_of_memory
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
 from sdp.errors import OutOfMemory
-from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, LoadedNetwork, NetworkInput, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.imaging import MAX_PIXELS, Pixels, RowError, decode
@@ -26,14 +23,26 @@ from sdp.model import networks
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 
-LAYOUT = Layout(row_group_rows=1024)
+
+@dataclass(slots=True)
+class UnitFeatures:
+    """The features of a unit's pictures."""
+
+    set: str
+    unit: int
+    features: list[NDArray[np.float32]] = field(default_factory=list)
+    """Batches, with a row of features for each picture."""
+    scores: list[float] = field(default_factory=list)
+    """CLIP scores of the pictures that have a caption."""
+    written: int = 0
+    others: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The other pictures by outcome and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A picture in the forms that the networks expect."""
 
-    row: int
     views: tuple[NetworkInput, ...]
     """One for each network."""
     caption: str
@@ -47,13 +56,15 @@ class EvaluateWorker:
         self._loaded: dict[str, LoadedNetwork] = {}
         self._sandbox: Sandbox | None = None
 
-    def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
-        """Compute a unit's features and publish them; call `on_rows` with the number of pictures after each batch."""
-        name, work, pieces = task
+    def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> UnitFeatures:
+        """Compute a unit's features; call `on_rows` with the number of pictures after each batch."""
+        name, unit, pieces = task
         spec = self._spec[name]
         if spec.foreign and self._sandbox is None:
             self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.config.scaling.threads)
-        return name, _UnitRun(spec, self._networks(spec), self._sandbox).run(work, pieces, on_rows)
+        result = UnitFeatures(name, unit)
+        _UnitRun(spec, self._networks(spec), self._sandbox, result).run(pieces, on_rows)
+        return result
 
     def _networks(self, spec: EvaluateSpec) -> dict[str, LoadedNetwork]:
         """Return the networks of a set, by digest."""
@@ -72,44 +83,46 @@ class EvaluateWorker:
 class _UnitRun:
     """The work on one unit."""
 
-    def __init__(self, spec: EvaluateSpec, networks: Mapping[str, LoadedNetwork], sandbox: Sandbox | None) -> None:
-        self._spec, self._networks, self._sandbox = spec, networks, sandbox
-        self._schema, self._batch = _schema(spec, networks), spec.config.scaling.batch_size
+    def __init__(
+        self,
+        spec: EvaluateSpec,
+        networks: Mapping[str, LoadedNetwork],
+        sandbox: Sandbox | None,
+        result: UnitFeatures,
+    ) -> None:
+        self._spec, self._networks, self._sandbox, self._result = spec, networks, sandbox, result
+        self._batch = spec.config.scaling.batch_size
         self._reason_to_skip = reason_to_skip(spec)
 
-    def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
-        outcomes: list[Outcome] = []
-        results = [self._schema.empty_table()]
-        pictures = self._prepared(pieces, outcomes)
+    def run(self, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> None:
+        """Compute the features of all pictures of the pieces."""
+        pictures = self._prepared(pieces)
         while batch := list(islice(pictures, self._batch)):
-            results += self._embed(batch, outcomes)
+            self._embed(batch)
             on_rows(len(batch))
-        table = pa.concat_tables(results).combine_chunks().sort_by("row")
-        outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
-        return write_part(self._spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
 
-    def _prepared(self, pieces: Sequence[Piece], outcomes: list[Outcome]) -> Iterator[_Prepared]:
-        """Yield the pictures to embed; record the outcomes of the others."""
+    def _prepared(self, pieces: Sequence[Piece]) -> Iterator[_Prepared]:
+        """Yield the pictures to embed; count the others."""
         spec = self._spec
         pictures = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
         for prepared in ordered_map(self._prepare, pictures, spec.config.scaling.threads):
-            if isinstance(prepared, Outcome):
-                outcomes.append(prepared)
-            else:
+            if isinstance(prepared, _Prepared):
                 yield prepared
+            else:
+                self._result.others[prepared] += 1
 
-    def _prepare(self, picture: SourceRow) -> _Prepared | Outcome:
-        row = picture.row
-        if (reason := self._reason_to_skip(row)) is not None:
-            return Outcome(row, FILTERED, reason)
+    def _prepare(self, picture: SourceRow) -> _Prepared | tuple[str, str]:
+        """Return a picture for the networks, or the outcome and reason of one that cannot be used."""
+        if (reason := self._reason_to_skip(picture.row)) is not None:
+            return FILTERED, reason
         try:
             if picture.image is None:
                 raise RowError("empty", "the row has no image")
             pixels = self._decode(picture.image)
             views = tuple(network.prepare(pixels) for network in self._networks.values())
         except RowError as error:
-            return Outcome(row, FAILED, error.reason, error.detail)
-        return _Prepared(row, views, (picture.caption or "").strip())
+            return FAILED, error.reason
+        return _Prepared(views, (picture.caption or "").strip())
 
     def _decode(self, data: bytes | memoryview) -> Pixels:
         if not self._spec.foreign:
@@ -117,14 +130,13 @@ class _UnitRun:
         assert self._sandbox is not None
         return child.unpacked(*self._sandbox(data))
 
-    def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[pa.Table]:
+    def _embed(self, batch: Sequence[_Prepared]) -> None:
         """Compute features, in smaller batches if memory is short."""
-        results: list[pa.Table] = []
         at = 0
         while at < len(batch):
             pictures = batch[at : at + self._batch]
             try:
-                results.append(self._features(pictures, outcomes))
+                self._add(pictures)
                 at += len(pictures)
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -134,41 +146,24 @@ class _UnitRun:
                         "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
                     ) from error
                 self._batch //= 2
-        return results
 
-    def _features(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> pa.Table:
-        """Return the rows of a batch; record those with NaN or infinite features as failed instead."""
-        spec = self._spec
-        rows = np.array([picture.row for picture in batch], np.int64)
-        finite = np.ones(len(batch), np.bool_)
-        columns: list[Any] = [rows]
-        embedded = {
+    def _add(self, batch: Sequence[_Prepared]) -> None:
+        """Add the features of a batch; count those that are NaN or infinite as failed instead."""
+        spec, result = self._spec, self._result
+        embedded: dict[str, Any] = {
             digest: network.embed([picture.views[n] for picture in batch])
             for n, (digest, network) in enumerate(self._networks.items())
         }
+        finite = np.ones(len(batch), np.bool_)
         if spec.features is not None:
-            features = np.ascontiguousarray(embedded[spec.features.digest], np.float32)
-            finite = np.logical_and.reduce(np.isfinite(features), axis=1)
-            kind = self._schema.field(FEATURES).type
-            columns.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(features), [None, pa.py_buffer(features)]))
+            finite = np.isfinite(embedded[spec.features.digest]).all(axis=1)
+            result.features.append(embedded[spec.features.digest][finite].astype(np.float32))
         if spec.clip is not None:
             clip = self._networks[spec.clip.digest]
             assert isinstance(clip, Clip)
-            captions = [picture.caption for picture in batch]
-            captioned = np.array([bool(caption) for caption in captions])
-            scores = np.full(len(batch), np.nan, np.float32)
-            scores[captioned] = clip.scores(embedded[spec.clip.digest][captioned], list(filter(None, captions)))
-            columns.append(pa.array(scores, pa.float32(), mask=np.isnan(scores)))
-        outcomes += [Outcome(row, FAILED, "not_finite") for row in rows[~finite].tolist()]
-        return pa.table(columns, schema=self._schema).filter(pa.array(finite))
-
-
-def _schema(spec: EvaluateSpec, networks: Mapping[str, LoadedNetwork]) -> pa.Schema:
-    fields = [pa.field("row", pa.int64(), nullable=False)]
-    if spec.features is not None:
-        width = networks[spec.features.digest].width
-        metadata = {"shape": json.dumps([width]), "dtype": "float32"}
-        fields.append(pa.field(FEATURES, pa.binary(4 * width), nullable=False, metadata=metadata))
-    if spec.clip is not None:
-        fields.append(pa.field(CLIP, pa.float32()))
-    return pa.schema(fields)
+            captioned = finite & np.array([bool(picture.caption) for picture in batch])
+            captions = [batch[n].caption for n in np.flatnonzero(captioned).tolist()]
+            result.scores += clip.scores(embedded[spec.clip.digest][captioned], captions).tolist()
+        result.written += int(finite.sum())
+        if not finite.all():
+            result.others[FAILED, "not_finite"] += int((~finite).sum())

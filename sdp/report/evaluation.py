@@ -4,13 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sdp import charts
-from sdp.charts import Line
 from sdp.console import counted
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
-from sdp.report.page import Block, Folded, PageSection, Svg, Table, listing
+from sdp.report.page import Block, Folded, PageSection, Table, listing
 from sdp.storage import Storage
 
 
@@ -25,8 +23,6 @@ def evaluation_section(storage: Storage) -> PageSection:
 
 def _blocks(result: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = []
-    if result.get("fid_infinity"):
-        blocks.append(_extrapolation(result["fid_infinity"]))
     if loss := result.get("loss"):
         rows = [(name, float(value)) for name, value in loss["by_timestep"].items()]
         title = f"Loss of {loss['checkpoint']} ({loss['weights']}), by timestep"
@@ -45,15 +41,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
     if "loss" in result:
         subjects.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'held-out row')}")
     return f"{' and '.join(subjects)}; measured {result['created'].replace('T', ' ')}."
-
-
-def _extrapolation(infinity: Mapping[str, Any]) -> Block:
-    """Return a chart of FID by 1/N, with the line from the extrapolated value through the mean of the measured ones."""
-    inverse, values = [1 / size for size in infinity["sizes"]], infinity["values"]
-    slope = (sum(values) / len(values) - infinity["value"]) / (sum(inverse) / len(inverse))
-    ends = [infinity["value"], infinity["value"] + slope * max(inverse)]
-    curves = [Line("measured", inverse, values), Line("extrapolated", [0.0, max(inverse)], ends, faint=True)]
-    return Svg("FID by the inverse of the number of pictures", charts.lines(curves, x_name="1 / pictures"))
 
 
 def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdp.config import JOBS, keys, load, parse
+from sdp.config.removed import REMOVED
 from sdp.errors import ConfigError
 
 ENDS = ["source.uri=in", "output.uri=out"]
@@ -411,3 +412,20 @@ def test_a_duration_that_no_clock_can_hold_is_refused(job: str, path: str) -> No
     with pytest.raises(ConfigError) as refused:
         load(job, None, [f"{path}=604800"])
     assert path not in str(refused.value)
+
+
+def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
+    data = {"output": {"uri": "o", "rows_per_file": 8}, "loss": {"checkpoint": "run"}, "fid": {"infinity_points": 3}}
+    with pytest.raises(ConfigError) as refused:
+        parse("evaluate", data)
+    hints = {problem.path: problem.hint for problem in refused.value.problems}
+    assert hints["output.rows_per_file"] == "remove it: gone since 0.3: features are not stored"
+    assert hints["fid"] == "remove it: gone since 0.3: FID is not extrapolated"
+
+
+def test_removed_keys_are_gone_and_stand_in_the_page_on_upgrading() -> None:
+    page = (Path(__file__).parents[2] / "docs/upgrading.md").read_text(encoding="utf-8")
+    for name, line in REMOVED.items():
+        job, path = name.split()
+        assert not any(f"{key.path}.".startswith(f"{path}.") for key in keys(JOBS[job])), name
+        assert f"| {job} | `{path}` | {line.partition(': ')[2]} |" in page
