@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, refuse_foreign, repeated_rows, total
-from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
+from sdp.datasets.outcomes import ACCOUNT_SCHEMA, REPEATED, TAKEN_DOWN, Counts, relabelled
 from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
 from sdp.datasets.tombstones import Tombstones
@@ -111,14 +111,14 @@ def describe(storage: Storage, *, verify: bool = False) -> Description:
 
 
 def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the outcome of every address, unit by unit in order of address.
+    """Yield the outcome of every address, unit by unit in order of address; rows that readers leave out say so.
 
     A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     works = read_output(storage).index.works_by_part()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    repeats = _try_read(problems, lambda: repeated_rows(storage))
+    repeats, taken = _try_read(problems, lambda: repeated_rows(storage)), tombstones.load(storage)
 
     def account_of(part: tuple[int, int]) -> pa.Table:
         info, account = read_footer(storage, files[part])
@@ -131,7 +131,9 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
         if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
         account = resolve(by_attempt)
-        return account if repeats is None else repeats.overlay(account)
+        rows = account["row"].to_numpy()
+        account = relabelled(account, taken.mask(rows.tolist()), TAKEN_DOWN, "tombstone")
+        return account if repeats is None else relabelled(account, repeats.mask(rows), REPEATED, repeated.REASON)
 
     return ordered_map(unit_account, units, workers=16)
 

@@ -13,6 +13,8 @@ from sdp.datasets.records import Whole
 
 WRITTEN, FILTERED, FAILED = "written", "filtered", "failed"
 OUTCOMES = (WRITTEN, FILTERED, FAILED)
+TAKEN_DOWN, REPEATED = "taken_down", "repeated"
+"""Outcomes in an account for other readers: rows that are in a part, but that every reader leaves out."""
 
 SCORE = "score"
 """The reason that names a column, such as score:aesthetic."""
@@ -149,6 +151,16 @@ def account_table(outcomes: Sequence[Outcome]) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [getattr(o, name) for o in ordered] for name in ACCOUNT_SCHEMA.names}
     columns["detail"] = [d and clean_detail(d) for d in columns["detail"]]
     return pa.table(columns, schema=ACCOUNT_SCHEMA)
+
+
+def relabelled(account: pa.Table, mask: Sequence[bool], outcome: str, reason: str) -> pa.Table:
+    """Return an account with another outcome for those of its written rows that a mask selects."""
+    chosen = pc.and_(pa.array(mask, pa.bool_()), pc.equal(account["outcome"], WRITTEN))
+    for name, value in (("outcome", outcome), ("reason", reason)):
+        at = account.schema.get_field_index(name)
+        changed = pc.if_else(chosen, pa.scalar(value, account.schema.field(at).type), account[name])
+        account = account.set_column(at, account.schema.field(at), changed)
+    return account
 
 
 def clean_detail(detail: str) -> str:

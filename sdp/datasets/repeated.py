@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.outcomes import FILTERED, WRITTEN, Counts
+from sdp.datasets.outcomes import FILTERED, Counts, relabelled
 from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.units import Addresses
@@ -56,13 +55,7 @@ class Repeated:
 
     def overlay(self, account: pa.Table) -> pa.Table:
         """Return an account with the repeated rows as filtered."""
-        is_repeated = pa.array(self.mask(account["row"].to_numpy()))
-        is_repeated = pc.and_(is_repeated, pc.equal(account["outcome"], WRITTEN))
-        for name, value in (("outcome", FILTERED), ("reason", REASON)):
-            at = account.schema.get_field_index(name)
-            changed = pc.if_else(is_repeated, pa.scalar(value, account.schema.field(at).type), account[name])
-            account = account.set_column(at, account.schema.field(at), changed)
-        return account
+        return relabelled(account, self.mask(account["row"].to_numpy()), FILTERED, REASON)
 
 
 def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:

@@ -94,6 +94,17 @@ def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> N
     ]
 
 
+def test_the_account_names_the_rows_in_parts_that_are_taken_down(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    tombstones.add(dataset.storage, [Takedown("row", "3"), Takedown("row", "12")])
+    latents = make_latents(tmp_path)
+    for storage in (dataset.storage, latents.storage):
+        write_account(storage, tmp_path / "account.parquet")
+        account = pq.read_table(tmp_path / "account.parquet")
+        taken = account.filter(pc.field("outcome") == "taken_down")
+        assert taken.select(["row", "reason"]).to_pylist() == [{"row": 12, "reason": "tombstone"}], "3 was not written"
+
+
 def test_plain_parquet_files_are_described_too(tmp_path: Path) -> None:
     write_source(tmp_path, [("a.parquet", 5), ("b.parquet", 7)])
     described = describe(open_storage(str(tmp_path)))

@@ -85,7 +85,7 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
     account = pa.concat_tables(list(accounts(dataset.storage, [])))
     filtered = account.filter(pa.compute.field("reason") == "duplicate_content")
     assert filtered["row"].to_pylist() == repeats
-    assert set(filtered["outcome"].to_pylist()) == {"filtered"}
+    assert set(filtered["outcome"].to_pylist()) == {"repeated"}
     assert describe(dataset.storage).counts == counts
 
     weights = RowWeights(repeated=reopened.repeated_rows)
