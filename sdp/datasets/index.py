@@ -1,6 +1,6 @@
 """The source index: a frozen list of the source's files, so that an address always means the same row.
 
-It is stored in versions beside the output (`_index/000000.parquet`, …). The first lists the source's files; a later one
+It is stored in versions beside the output (`_index/000000.pq`, …). The first lists the source's files; a later one
 adds files that were appended, or requests another attempt at failed rows. No version is ever rewritten.
 """
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from sdp.storage.uri import join, near, resolved
 
 FOLDER = "_index/"
 _KEY = b"sdp.index"
-_NAME = re.compile(r"_index/\d{6}\.parquet", re.ASCII)
+_NAME = re.compile(r"_index/\d{6}\.(?:pq|parquet)", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
@@ -212,7 +213,7 @@ class _VersionHead:
 
 
 def version_name(number: int) -> str:
-    return f"{FOLDER}{number:06d}.parquet"
+    return f"{FOLDER}{number:06d}.pq"
 
 
 def load(storage: Storage, unit_rows: int) -> Index:
@@ -220,7 +221,7 @@ def load(storage: Storage, unit_rows: int) -> Index:
     names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):
-        if name != version_name(number):
+        if PurePosixPath(name).stem != PurePosixPath(version_name(number)).stem:
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
     try:
         index = Index(versions, unit_rows)

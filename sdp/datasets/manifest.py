@@ -5,6 +5,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -28,6 +29,16 @@ from sdp.storage.uri import near, resolved
 
 MANIFEST = "_manifest.json"
 FORMAT = 1
+_CARD = "README.md"
+_CARD_TEXT = b"""---
+configs:
+- config_name: default
+  data_files: parts/*.parquet
+---
+A dataset of sdp. Its parts also hold rows that were taken down or repeat others: leave out those that the account of
+`sdp inspect URI --account account.parquet` does not call `written`.
+"""
+"""The page by which Hugging Face's `datasets` finds the rows; a page of the user's own stays."""
 _VERSION = re.compile(r"_manifests/(\d{6})\.json", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -78,7 +89,7 @@ class Manifest:
     parts: Whole
     size: Whole
     """Bytes of all parts."""
-    files: Annotated[str, Field(pattern=r"^_files/[0-9a-f]{16}\.parquet$")]
+    files: Annotated[str, Field(pattern=r"^_files/[0-9a-f]{16}\.(pq|parquet)$")]
     """The list of parts, relative to the dataset."""
     files_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     schema: Mapping[str, str]
@@ -290,7 +301,7 @@ def finish(
         repeated=repeated_rows,
         parts=len(parts),
         size=sum(p.size for p in parts),
-        files=f"_files/{digest[:16]}.parquet",
+        files=f"_files/{digest[:16]}.pq",
         files_digest=digest,
         schema=_schema(storage, parts),
         config=dict(config or {}),
@@ -298,6 +309,8 @@ def finish(
         input=_kept(input, storage.uri),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    with suppress(AlreadyExists):
+        storage.create(_CARD, _CARD_TEXT)
     if newest is not None and _content(replace(newest, input=_kept(newest.input, storage.uri))) == _content(draft):
         storage.publish_held(MANIFEST, storage.read(versions[-1]), check)
         return open_dataset(storage)

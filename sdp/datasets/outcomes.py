@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
 from sdp.datasets.records import Whole
@@ -153,7 +155,7 @@ def account_table(outcomes: Sequence[Outcome]) -> pa.Table:
     return pa.table(columns, schema=ACCOUNT_SCHEMA)
 
 
-def relabelled(account: pa.Table, mask: Sequence[bool], outcome: str, reason: str) -> pa.Table:
+def relabelled(account: pa.Table, mask: Sequence[bool] | NDArray[np.bool_], outcome: str, reason: str) -> pa.Table:
     """Return an account with another outcome for those of its written rows that a mask selects."""
     chosen = pc.and_(pa.array(mask, pa.bool_()), pc.equal(account["outcome"], WRITTEN))
     for name, value in (("outcome", outcome), ("reason", reason)):

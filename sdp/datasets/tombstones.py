@@ -3,8 +3,8 @@
 A takedown names an address, a URL or a content hash. Every dataset made from this one has the same addresses. URLs and
 hashes are looked up in the parts of the images dataset, so that later stages need only a set of addresses.
 
-    _tombstones/000000.parquet         a list, written before any lookup so that no later reader misses it
-    _tombstones/looked/000000.parquet  a lookup: the rows that match the lists, and the parts that were searched
+    _tombstones/000000.pq         a list, written before any lookup so that no later reader misses it
+    _tombstones/looked/000000.pq  a lookup: the rows that match the lists, and the parts that were searched
 
 Loading also searches the parts that no lookup covers, such as those that a running download has just written. `settle`
 stores the result of such a search, so that it is done once.
@@ -37,8 +37,8 @@ from sdp.urls import BadUrl, parse
 FOLDER = "_tombstones/"
 KINDS = ("row", "url", "sha256")
 SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.int64())])
-_LIST = re.compile(r"_tombstones/(\d{6})\.parquet", re.ASCII)
-_LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.parquet", re.ASCII)
+_LIST = re.compile(r"_tombstones/(\d{6})\.(?:pq|parquet)", re.ASCII)
+_LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _KEY = b"sdp.looked"
 
 
@@ -388,7 +388,7 @@ def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     for number in range(first, 1_000_000):
         try:
-            storage.create(f"{folder}{number:06d}.parquet", sink.getvalue())
+            storage.create(f"{folder}{number:06d}.pq", sink.getvalue())
             return
         except AlreadyExists:
             continue  # another process has just written this number

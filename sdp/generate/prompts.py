@@ -1,6 +1,6 @@
 """Prompts and their addresses: picture k of prompt p always has the address p · images_per_prompt + k.
 
-The prompts are frozen beside the output (`_prompts/<digest>.parquet`), and the output's index lists those files.
+The prompts are frozen beside the output (`_prompts/<digest>.pq`), and the output's index lists those files.
 Prompts may be added at the end later; a changed one is refused.
 """
 
@@ -88,7 +88,7 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig) ->
         return output
     data = _serialise(fresh)
     digest = hashlib.sha256(data).hexdigest()
-    name = f"{FOLDER}{digest[:16]}.parquet"  # so that no other job's prompts can replace these
+    name = f"{FOLDER}{digest[:16]}.pq"  # so that no other job's prompts can replace these
     rows = len(fresh) * config.images_per_prompt
     files = files_table([(name, len(data), digest, index.listed_rows, rows, rows, 0)])
     version = Version(len(index.versions), files, Extent(index.rows, index.rows + rows))

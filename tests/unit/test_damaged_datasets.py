@@ -292,7 +292,7 @@ def test_a_damaged_list_of_a_run_s_datasets_is_one_line(tmp_path: Path) -> None:
                                   '{"extent": [0, 42], "attempt": 0, "units": [77]}'])  # fmt: skip
 def test_a_damaged_head_of_the_index_is_one_line(tmp_path: Path, head: str) -> None:
     images = make_images(tmp_path).storage
-    file = tmp_path / "images/_index/000000.parquet"
+    file = tmp_path / "images/_index/000000.pq"
     table = pq.read_table(file).replace_schema_metadata({b"sdp.index": head.encode()})
     pq.write_table(table, file)
     with pytest.raises(DatasetError, match=r"_index.*corrupt index .*restore it from a backup"):

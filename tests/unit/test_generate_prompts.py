@@ -185,7 +185,7 @@ def test_captions_outside_a_dataset_and_listed_prompts_have_no_takedowns(tmp_pat
 
 def test_takedowns_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     images = images_with_captions(tmp_path)
-    open_storage(str(images)).publish("_tombstones/000000.parquet", b"damaged")
+    open_storage(str(images)).publish("_tombstones/000000.pq", b"damaged")
     with pytest.raises(SdpError, match="corrupt takedown list"):
         read_prompts(of_file(images))
 

@@ -200,7 +200,7 @@ def test_a_takedown_added_twice_is_kept_once(tmp_path: Path) -> None:
     tombstones.add(images.storage, [Takedown("row", "4")])
     added = tombstones.add(images.storage, [Takedown("row", "4"), Takedown("row", "5")])
     assert (added.recorded, added.known) == ([Takedown("row", "5")], 1)
-    assert images.storage.names("_tombstones/") == ["_tombstones/000000.parquet", "_tombstones/000001.parquet"]
+    assert images.storage.names("_tombstones/") == ["_tombstones/000000.pq", "_tombstones/000001.pq"]
 
 
 def test_a_takedown_by_url_of_latents_says_where_to_add_it(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> Non
     output = frozen(copied / "images", copied / "source")
     assert (output.index.rows, output.pending()) == (42, [])
     assert [Path(path).read_bytes()[:4] for path in output.index.files["path"].to_pylist()] == [b"PAR1", b"PAR1"]
-    assert output.storage.names("_index") == ["_index/000000.parquet"]
+    assert output.storage.names("_index") == ["_index/000000.pq"]
     before = open_dataset(output.storage)
     assert before.manifest.input == {"uri": str(copied / "source")}
     assert finish(output, input={"uri": str(copied / "source")}).digest == before.digest  # its descendants continue

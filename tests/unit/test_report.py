@@ -208,7 +208,7 @@ def test_pictures_taken_down_are_not_shown_but_counted(tmp_path: Path) -> None:
 
 def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path: Path) -> None:
     make_pictures(tmp_path)
-    open_storage(str(tmp_path / "images")).publish("_tombstones/000000.parquet", b"damaged")
+    open_storage(str(tmp_path / "images")).publish("_tombstones/000000.pq", b"damaged")
     (section,) = gather([str(tmp_path / "images")], pictures=40)
     assert not [block for block in section.blocks if isinstance(block, page.Gallery)]
     (table,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Pictures"]

@@ -201,7 +201,7 @@ def test_once_looked_up_takedowns_are_loaded_without_reading_parts(
 def test_a_list_that_takes_the_place_of_a_deleted_one_is_looked_up(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [url(12)])
-    (tmp_path / "images/_tombstones/000000.parquet").unlink()
+    (tmp_path / "images/_tombstones/000000.pq").unlink()
     assert tombstones.add(images.storage, [url(13)]).rows == {url(13): [13]}
 
 
@@ -209,7 +209,7 @@ def test_a_list_that_is_deleted_holds_no_more(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [url(12)])
     tombstones.add(images.storage, [url(13)])
-    (tmp_path / "images/_tombstones/000000.parquet").unlink()
+    (tmp_path / "images/_tombstones/000000.pq").unlink()
     assert rows_of(images.storage) == [13]
     assert tombstones.add(images.storage, [url(12)]).rows == {url(12): [12]}
 
@@ -224,8 +224,8 @@ def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path
     assert described.complete
     assert any("notes.txt: not a takedown list of sdp" in note for note in described.notes)
     assert "notes.txt" in summary(described)
-    (tmp_path / "images/_tombstones/000000.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DatasetError, match=r"000000\.parquet: corrupt takedown list .*add its takedowns again"):
+    (tmp_path / "images/_tombstones/000000.pq").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DatasetError, match=r"000000\.pq: corrupt takedown list .*add its takedowns again"):
         tombstones.load(images.storage)
     described = describe(images.storage)
     assert described.counts.input == 42
@@ -238,7 +238,7 @@ def test_a_list_of_the_first_form_with_its_rows_in_it_is_understood(tmp_path: Pa
     sink = pa.BufferOutputStream()
     columns = [list(column) for column in zip(*entries, strict=True)]
     pq.write_table(pa.table(columns, schema=tombstones.SCHEMA), sink)
-    images.storage.publish("_tombstones/000000.parquet", sink.getvalue())
+    images.storage.publish("_tombstones/000000.pq", sink.getvalue())
     held = tombstones.load(images.storage)
     assert list(held.rows) == [4, 12]
     assert held.urls == {"http://host/12", "http://host/99"}
