@@ -1,8 +1,9 @@
 """Find and install the external programs that tests use.
 
 `python -m scripts.tools fetch` installs those that are missing: Go programs with `go install` at a pinned version into
-.tools/bin, system packages with apt-get (only after asking on a terminal, except with CI=true). A program that cannot
-be installed is listed and is not a failure: its tests are skipped, or fail with CI=true.
+.tools/bin, system packages with apt-get (only after asking on a terminal, except with CI=true), Python packages with uv
+into an environment of their own, whose Python is the program. A program that cannot be installed is listed and is not a
+failure: its tests are skipped, or fail with CI=true.
 """
 
 import ast
@@ -21,6 +22,7 @@ SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 """Debian's folders of servers, which are not on an ordinary user's PATH."""
 GO_TIMEOUT_S = 1500
 APT_TIMEOUT_S = 600
+PACKAGES_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,20 @@ class Tool:
     go_package: str = ""
     go_version: str = ""
     apt_package: str = ""
+    python_packages: tuple[str, ...] = ()
+
+    @property
+    def python(self) -> Path:
+        """Return the Python of its environment."""
+        return ROOT / ".tools" / self.name / "bin" / "python"
 
     @property
     def how(self) -> str:
         """Return the command that installs it."""
         if self.go_package:
             return f"go install {self.go_package}@{self.go_version}"
+        if self.python_packages:
+            return f"uv venv .tools/{self.name}, uv pip install {' '.join(self.python_packages)}"
         return f"apt-get install {self.apt_package}"
 
 
@@ -59,6 +69,7 @@ TOOLS: Mapping[str, Tool] = {
             programs=("chromium", "chromium-browser", "google-chrome"),
             apt_package="chromium",
         ),
+        Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
     )
 }
 
@@ -75,6 +86,9 @@ def find(name: str) -> Path | None:
     if name not in TOOLS:
         raise UnknownTool(name)
     tool = TOOLS[name]
+    if tool.python_packages:
+        made_from = tool.python.parents[1] / "made-from"
+        return tool.python if made_from.exists() and made_from.read_text() == tool.how else None
     path = _find_in([str(BIN), os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS], tool)
     return path or (_find_in([_go_bin()], tool) if tool.go_package and _go_bin() else None)
 
@@ -118,6 +132,9 @@ def fetch(names: Iterable[str]) -> list[Tool]:
         for tool in wanted:
             if tool.go_package and not _is_pinned(tool):
                 _go_install(tool)
+    for tool in wanted:
+        if tool.python_packages and find(tool.name) is None:
+            _make_environment(tool)
     packages = sorted({t.apt_package for t in wanted if t.apt_package and find(t.name) is None})
     if packages and shutil.which("apt-get") and _may_install(packages):
         _apt_install(packages)
@@ -158,6 +175,16 @@ def _go_install(tool: Tool) -> None:
         env={**os.environ, "GOBIN": str(BIN), "GOFLAGS": "-trimpath"},
         timeout_s=GO_TIMEOUT_S,
     )
+
+
+def _make_environment(tool: Tool) -> None:
+    _say(f"installing {', '.join(tool.python_packages)} into .tools/{tool.name}")
+    uv = subprocess.run(["sh", ROOT / "scripts/uv.sh"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    home, limit = tool.python.parents[1], PACKAGES_TIMEOUT_S
+    if _run([uv, "venv", "--clear", "--python", sys.executable, str(home)], timeout_s=limit) and _run(
+        [uv, "pip", "install", "--python", str(tool.python), *tool.python_packages], timeout_s=limit
+    ):
+        (home / "made-from").write_text(tool.how)
 
 
 def _may_install(packages: list[str]) -> bool:

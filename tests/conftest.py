@@ -16,6 +16,7 @@ import pytest
 
 from scripts import tools
 
+OUTSIDE = Path(__file__).parent / "outside"
 E2E = Path(__file__).parent / "e2e"
 LONGEST = (
     "test_monitoring_proof.py", "test_bench_small.py", "test_train_online.py", "test_download.py",
@@ -44,9 +45,11 @@ def tool() -> Callable[[str], Path]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep e2e tests from a KUBECONFIG's cluster unless `make e2e` asks for them."""
+    """Keep e2e tests from a KUBECONFIG's cluster unless `make e2e` asks for them; mark those with others' programs."""
     if E2E in item.path.parents:
         item.add_marker(pytest.mark.e2e)
+    if OUTSIDE in item.path.parents:
+        item.add_marker(pytest.mark.outside)
 
 
 @pytest.hookimpl(trylast=True)

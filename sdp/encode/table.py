@@ -39,13 +39,19 @@ class RowShape:
 
 
 def schema(shape: RowShape) -> pa.Schema:
-    """Return the columns, each with the meaning of its bytes in its metadata."""
+    """Return the columns, with the meaning of their bytes in their metadata and, for other readers, in the schema's."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
     fields.append(pa.field("key", pa.string()))
     if shape.buckets:
         fields.append(pa.field("bucket", pa.int16(), nullable=False))
     fields += [_latents_field(shape, side) for side in shape.resolutions]
-    return pa.schema([*fields, _text_field(shape)])
+    fields.append(_text_field(shape))
+    meanings = {
+        field.name: json.dumps({name.decode(): value.decode() for name, value in field.metadata.items()})
+        for field in fields
+        if field.metadata
+    }
+    return pa.schema(fields, meanings)
 
 
 def column(shape: RowShape, side: int) -> str:
