@@ -32,19 +32,12 @@ class Gpu:
     """As in the datasheet; NVML reports a few per cent less."""
     peak_flops: float
     """Dense bf16 tensor FLOP/s."""
-    memory_bandwidth: float
-    """Bytes a second."""
     compute_capability: tuple[int, int]
     """The generation of the chip, as CUDA numbers it."""
 
     @property
     def has_fp8(self) -> bool:
         return self.compute_capability >= FP8_CAPABILITY
-
-    @property
-    def peak_fp8(self) -> float:
-        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's if there is no fp8."""
-        return self.peak_flops * (2 if self.has_fp8 else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +50,13 @@ class Instance:
     gpus: int
     vcpus: int
     memory_bytes: int
-    network_gbps: float
-    """Total bandwidth of its network adapters; for smaller instances the sustained one, not bursts."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 # Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not available:
 # - peaks of A100, H100 (all three), H200, B200 and L40S: pytorch/torchtitan, torchtitan/tools/utils.py (2025);
-# - bandwidths of A100-80G, H200 and L40S: feifeibear/LLMRoofline, hardware_dict.py; of H100-SXM:
-#   glennklockwood.com/garden/processors/h100; of B200: modal.com/gpu-glossary; of A100-40G, H100-PCIe (2.0; some print
-#   2.039) and H100-NVL (3.9; some print 3.93): quotations in several repositories;
-# - L4 (121 dense, 242 with sparsity; 300 GB/s) and A10G (70 dense, 140 with sparsity; 600 GB/s): quotations of the
-#   datasheets. 125, which some print for the A10G, is the peak of the A10, another GPU of the same bandwidth.
+# - L4 (121 dense, 242 with sparsity) and A10G (70 dense, 140 with sparsity): quotations of the datasheets. 125, which
+#   some print for the A10G, is the peak of the A10, another GPU.
 # For the Ada cards, L4 and L40S, some sources say that bf16 with fp32 accumulation runs at half the datasheet's rate
 # (such as allenai/OLMo-core's speed_monitor.py). cuBLAS has exceeded that half on an L4, so the datasheet is used.
 # Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
@@ -76,16 +64,16 @@ class Instance:
 _A100_40G = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB")
 _A100_80G = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
 _GPUS = (
-    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, 0.6 * TERA, (8, 6)),
-    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, 0.3 * TERA, (8, 9)),
-    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, 0.864 * TERA, (8, 9)),
-    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA, 1.555 * TERA, (8, 0)),
-    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA, 2.039 * TERA, (8, 0)),
-    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, 3.35 * TERA, (9, 0)),
-    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, 2.0 * TERA, (9, 0)),
-    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, 3.9 * TERA, (9, 0)),
-    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, 4.8 * TERA, (9, 0)),
-    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, 8.0 * TERA, (10, 0)),
+    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, (8, 6)),
+    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, (8, 9)),
+    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, (8, 9)),
+    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA, (8, 0)),
+    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA, (8, 0)),
+    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, (9, 0)),
+    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, (9, 0)),
+    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, (9, 0)),
+    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, (9, 0)),
+    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, (10, 0)),
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})
@@ -119,42 +107,42 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 
 
 # --- Instances -------------------------------------------------------------------------------------------------------
-# GPUs, vCPUs, memory and network: EC2's own description of its instance types on 2026-08-21, by
+# GPUs, vCPUs and memory: EC2's own description of its instance types on 2026-08-21, by
 # aws/karpenter-provider-aws, website/content/en/docs/reference/instance-types.md. Prices are in sdp/plan/prices.yaml.
 
 _INSTANCES = (
-    Instance("m5.8xlarge", None, 0, 32, 128 * GIB, 10),
-    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB, 2.5),
-    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB, 5),
-    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB, 10),
-    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB, 25),
-    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB, 40),
-    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB, 25),
-    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB, 50),
-    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB, 100),
-    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB, 2.5),
-    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB, 5),
-    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB, 10),
-    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB, 25),
-    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB, 40),
-    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB, 25),
-    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB, 50),
-    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB, 100),
-    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB, 2.5),
-    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB, 5),
-    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB, 20),
-    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB, 25),
-    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB, 100),
-    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB, 35),
-    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB, 200),
-    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB, 400),
-    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB, 400),
-    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB, 400),
-    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB, 100),
-    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB, 3200),
-    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB, 3200),
-    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB, 3200),
-    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB, 3200),
+    Instance("m5.8xlarge", None, 0, 32, 128 * GIB),
+    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB),
+    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB),
+    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB),
+    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB),
+    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB),
+    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB),
+    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB),
+    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB),
+    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB),
+    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB),
+    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB),
+    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB),
+    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB),
+    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB),
+    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB),
+    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB),
+    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB),
+    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB),
+    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB),
+    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB),
+    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB),
+    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB),
+    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB),
+    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB),
+    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB),
+    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB),
+    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB),
+    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB),
+    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB),
+    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB),
+    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB),
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})

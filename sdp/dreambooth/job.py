@@ -11,7 +11,7 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdp.config import JobConfig, keys, parse
+from sdp.config import keys, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import counted, say, table
 from sdp.datasets.manifest import open_dataset
@@ -24,7 +24,6 @@ from sdp.errors import UserError
 from sdp.imaging import RowError
 from sdp.model import sources
 from sdp.model.layout import INDEX
-from sdp.plan.make import Drawing
 from sdp.storage import open_source, open_storage
 
 if TYPE_CHECKING:
@@ -115,19 +114,6 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     }
     steps = fill(Path(__file__).with_name("steps.yaml"), values)
     return tuple(Step(step["title"], step["job"], step["config"]) for step in steps if step.get("when", True))
-
-
-def training_of(config: DreamboothConfig) -> JobConfig:
-    """Return the configuration of the training step; its number of rows is that of the class's pictures."""
-    train = next(step.config for step in steps_of(config) if step.job == "train")
-    return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
-
-
-def drawing_of(config: DreamboothConfig) -> Drawing:
-    """Return what the steps draw, for a plan."""
-    draws = [step.config for step in steps_of(config) if step.job == "generate"]
-    pictures = sum(len(draw["prompts"]) * draw["images_per_prompt"] for draw in draws)
-    return Drawing(pictures, config.draw.steps * (2 if config.draw.guidance_scale > 1 else 1))
 
 
 def _check(config: DreamboothConfig) -> None:

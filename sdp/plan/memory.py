@@ -1,12 +1,11 @@
 """An estimate of a trainer's GPU memory, by use, for the U-Net of Stable Diffusion 1 and 2. It needs no torch.
 
 Weights, gradients and AdamW's averages follow from the number of parameters. Activations, which the forward pass keeps
-for the backward pass, are recorded in reference.yaml; `--memory` measures them for the configuration itself, on fake
-tensors (sdp.train.activations). Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own
-temporaries are not counted: MARGIN keeps room for them.
+for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,
+cuDNN's workspaces and the backward pass's own temporaries are not counted: MARGIN keeps room for them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdp.config import ProcessConfig, TrainConfig
@@ -62,9 +61,6 @@ class Memory:
         return max(0, int((self.gpu.memory_bytes * share - sum(self.parts.values())) // self.per_sample))
 
 
-Measure = Callable[[TrainConfig], Activations]
-
-
 def known_activations(config: TrainConfig) -> Activations:
     """Return the recorded figures for 256 and 512 px; for other sizes, a linear function of the number of pixels."""
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
@@ -84,7 +80,6 @@ class TrainerGpus:
     local: int = 8
     """GPUs of a node. Hybrid sharding stays within a node."""
     family: Family = SD2
-    measure: Measure = known_activations
 
 
 def estimates(config: TrainConfig, place: TrainerGpus) -> list[Memory]:
@@ -108,7 +103,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
-    activations = place.measure(config)
+    activations = known_activations(config)
     per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
@@ -212,12 +207,12 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
 
 
 def as_text(memories: Sequence[Memory]) -> list[str]:
-    """Return the estimates of one phase as lines for a person; the first has activations that were just measured."""
+    """Return the estimates of one phase as lines for a person; the first is of the configured strategy."""
     own = memories[0]
     size = own.gpu.memory_bytes / GIB
     verdict = "fits" if own.fits else "does not fit"
     parts = {**own.parts, "activations": own.per_sample * own.batch}
-    lines = [
+    return [
         f"Memory at {own.resolution} px: {own.name}, {own.batch} a GPU: {verdict} in one {own.gpu.name} of {size:.0f} "
         f"GiB, of which {MARGIN:.0%} are kept for what is not counted",
         *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
@@ -227,4 +222,3 @@ def as_text(memories: Sequence[Memory]) -> list[str]:
             for memory in memories
         ),
     ]
-    return [*lines, "  activations: of the first strategy, counted now on fake tensors; of the others, as recorded"]

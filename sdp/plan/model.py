@@ -47,7 +47,7 @@ class Plan:
         """Return the least certain source of the trainers' speeds (of all speeds, in a job that does not train)."""
         timed = [stage for stage in self.stages if stage.rate]
         sources = [stage.source for stage in timed if stage.limit] or [stage.source for stage in timed]
-        words = ("estimate", "published", "calibrated")
+        words = ("estimate", "published")
         return next((word for word in words if any(word in source for source in sources)), "measured")
 
     @property
@@ -69,12 +69,11 @@ def stage(
     rate: float,
     groups: Sequence[InstanceGroup],
     *,
-    stretch: float = 1.0,
     limit: str = "",
     source: str = "",
 ) -> Stage:
-    """Return the stage that processes samples at a rate; `stretch` multiplies its time, for interruptions."""
-    hours = samples / rate / 3600 * stretch
+    """Return the stage that processes samples at a rate."""
+    hours = samples / rate / 3600
     gpu_hours = hours * sum(group.gpus for group in groups)
     cost = hours * sum(group.per_hour for group in groups)
     return Stage(name, samples, rate, hours, gpu_hours, cost, tuple(groups), limit, source)
@@ -83,31 +82,3 @@ def stage(
 def encoders_needed(train: float, encode: float) -> int:
     """Return the number of encoders that keep trainers of this total speed from waiting."""
     return math.ceil(round(train / encode, 9))
-
-
-@dataclass(frozen=True, slots=True)
-class Interruptions:
-    """The frequency of interruptions, and the time that each costs besides the work since the last checkpoint."""
-
-    between_h: float
-    """Mean hours between interruptions, over all instances."""
-    checkpoint_h: float
-    restart_h: float
-
-
-def stretch(interval_h: float, interruptions: Interruptions) -> float:
-    """Return the factor by which a run takes longer with interruptions (Daly 2006, exponential times between them)."""
-    try:
-        lost = math.expm1((interval_h + interruptions.checkpoint_h) / interruptions.between_h)
-        return interruptions.between_h * math.exp(interruptions.restart_h / interruptions.between_h) * lost / interval_h
-    except OverflowError:
-        return math.inf
-
-
-def best_interval(interruptions: Interruptions) -> float:
-    """Return the hours between checkpoints that waste the least time: Young's square root with Daly's further terms."""
-    checkpoint_h, between_h = interruptions.checkpoint_h, interruptions.between_h
-    if checkpoint_h >= 2 * between_h:
-        return between_h
-    ratio = math.sqrt(checkpoint_h / (2 * between_h))
-    return math.sqrt(2 * checkpoint_h * between_h) * (1 + ratio / 3 + ratio**2 / 9) - checkpoint_h

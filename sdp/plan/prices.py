@@ -34,14 +34,10 @@ class Row(Section):
     """The date of the price."""
     source: Name = key(REQUIRED)
     """The source of the price: a key of `sources`, or text."""
-    interruptions_per_hour: float | None = key(None, ge=0)
-    """How often an instance is taken away (spot)."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.instance not in INSTANCES:
             yield self.problem("instance", f"one of {', '.join(INSTANCES)}")
-        if self.terms == "spot" and self.interruptions_per_hour is None:
-            yield self.problem("interruptions_per_hour", "a number while terms is spot", "0.05 a month is 0.00007")
 
 
 class StoragePrice(Section):
@@ -49,21 +45,10 @@ class StoragePrice(Section):
 
     per_gb_month: float = key(REQUIRED, ge=0)
     """The price of storing a gigabyte (1e9 bytes) for a month."""
-    egress_per_gb: float | None = key(None, ge=0)
-    """The price of a gigabyte that leaves the region; null if unknown."""
     as_of: date = key(REQUIRED)
     """The date of the price."""
     source: Name = key(REQUIRED)
     """The source of the price."""
-
-
-class Interruption(Section):
-    """The time an interruption costs, besides the work since the last checkpoint."""
-
-    checkpoint_s: float = key(30.0, gt=0)
-    """Seconds that training waits for a checkpoint."""
-    restart_s: float = key(600.0, ge=0)
-    """Seconds until a replacement trains."""
 
 
 class Prices(Section):
@@ -75,8 +60,6 @@ class Prices(Section):
     """The region whose prices are taken."""
     storage: StoragePrice = key(REQUIRED)
     """The object store."""
-    interruption: Interruption = key(Interruption)
-    """The time that an interruption costs."""
     sources: dict[str, str] = key({})
     """Sources by name."""
     instances: tuple[Row, ...] = key(REQUIRED)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sdp.config import JobConfig, TrainConfig
 from sdp.hardware import GPUS
 from sdp.plan.prices import reference
 
@@ -35,7 +36,7 @@ class Speeds:
         kind = self.strategy.removesuffix("+compile")
         table = reference()["training"]
         for candidate, strategy in ((gpu, self.strategy), (gpu, kind), ("A100-80G", self.strategy), ("A100-80G", kind)):
-            rows = [r for r in table if r["gpu"] == candidate and r.get("strategy", "") in (strategy, None)]
+            rows = [r for r in table if r["gpu"] == candidate and r.get("strategy") == strategy]
             if rows:
                 break
         named = [
@@ -73,14 +74,15 @@ def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) 
     return Figure(value, source)
 
 
+def speeds_of(config: JobConfig, gpu: str, measured: Mapping[int, Figure] | None) -> Speeds:
+    """Return the speeds to plan with: published ones, and those that a run has measured on this GPU, by resolution."""
+    strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
+    return Speeds(strategy, measured or {}, gpu)
+
+
 def unet_flops(resolution: int) -> float:
     """Return the operations of the U-Net's forward and backward pass for one image."""
     return _power(reference()["flops"]["unet"], resolution)
-
-
-def picture_flops(resolution: int, passes: int) -> float:
-    """Return the operations of drawing a picture: forward passes (a third of training each) and the VAE's decoder."""
-    return passes * unet_flops(resolution) / 3 + _power(reference()["flops"]["decoder"], resolution)
 
 
 def encoder_flops(resolution: int) -> float:

@@ -16,7 +16,6 @@ from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
 from sdp.report.inspect import TROUBLE, Run, describe_run
 from sdp.report.page import Bar, Block, Folded, PageSection, Strips, Svg, Table, Tile, listing
-from sdp.report.plan import plan_of_run
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder, samples_folder
 from sdp.train.timeline import SUMMARY, drawing
@@ -58,9 +57,8 @@ def run_sections(storage: Storage, pictures: int = 48) -> list[PageSection]:
     ended = bool(events) and events[-1]["event"] == "end"
     figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
-    plan = plan_of_run(storage, run.newest.config) if run.newest is not None else None
-    section = PageSection(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
-    return [section, *([plan] if plan is not None else [])]
+    verdict, good = _verdict(run), ended and not problems
+    return [PageSection(title, storage.uri, verdict, good, figures, blocks, _glance(figures))]
 
 
 def _mode(storage: Storage) -> str:

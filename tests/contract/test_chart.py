@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from scripts import chart_readme, chart_schema
-from sdp.cli import main
 from sdp.config import Range, draft, parse
 from sdp.hardware import GPUS
 from tests.contract.sdp_cluster import CHART, VALUES, Manifest, helm_template, one, parsed, pods
@@ -275,27 +274,6 @@ def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(re
     assert can_grow() == [True, True]
     assert can_grow(*STATIC) == [False, False]
     assert can_grow("jobs.train.scaling.can_grow=false") == [False, True]
-
-
-@NEEDS_HELM
-@pytest.mark.parametrize("argv", [[], ["--set", "data.mode=online"], ["--trainers", "2xp5.48xlarge"]])
-def test_the_values_that_sdp_plan_writes_render_into_its_groups_and_jobs(
-    argv: list[str], tmp_path: Path, tool: Callable[[str], Path]
-) -> None:
-    file = tmp_path / "values.yaml"
-    sizes = ["--set", "scaling.num_workers=16", "--set", "max_steps=1000"]
-    assert main(["plan", *sizes, *argv, "--values", str(file)]) == 0
-    done = helm_template(tool("helm"), "minimal", "model=s3://my-bucket/sd2-base", values=file)
-    assert done.returncode == 0, done.stderr
-    manifests = parsed(done.stdout)
-    groups = {group["groupName"]: group for group in one(manifests, "RayCluster")["spec"]["workerGroupSpecs"]}
-    assert {name: group["maxReplicas"] for name, group in groups.items() if name != "cpu"}["trainers"] == 2
-    assert "encoders" in groups
-    config = yaml.safe_load(one(manifests, "ConfigMap")["data"]["train.yaml"])
-    kind = "p5.48xlarge" if "2xp5.48xlarge" in argv else "p4de.24xlarge"
-    assert config["prices"]["trainer_instance"] == kind
-    assert config["scaling"]["num_workers"] == 16
-    assert parse("train", config)
 
 
 @NEEDS_HELM

@@ -74,12 +74,6 @@ def test_the_share_of_peak_agrees_with_the_references_figures() -> None:
     assert mfu(32 * 184.6 * 539e9, 1.0, GPUS["A100-80G"], count=32) == pytest.approx(reached)
 
 
-def test_fp8_is_twice_as_fast_where_tensor_cores_have_it() -> None:
-    assert {name for name, gpu in GPUS.items() if gpu.peak_fp8 == gpu.peak_flops} == {"A10G", "A100-40G", "A100-80G"}
-    for name, teraflops in {"L4": 242.5, "L40S": 733, "H100-SXM": 1979, "H100-PCIe": 1513, "H200": 1979}.items():
-        assert GPUS[name].peak_fp8 / 1e12 == pytest.approx(teraflops, rel=0.013)
-
-
 def test_an_unknown_gpu_has_no_share_of_peak() -> None:
     assert mfu(1e15, 1.0, gpu_by_product("NVIDIA GeForce RTX 4090")) is None
     assert mfu(1e15, 0.0, GPUS["H100-SXM"]) is None
@@ -106,10 +100,6 @@ def test_instances_have_gpus_of_the_catalogue_and_the_figures_of_the_ec2_guide()
         "p5.48xlarge": ("H100-SXM", 8, 192, 2048),
         "p6-b200.48xlarge": ("B200", 8, 192, 2048),
     }
-    assert {name: INSTANCES[name].network_gbps for name in (*guide, "g5.48xlarge", "g6e.48xlarge", "p5.4xlarge")} == {
-        "g5.2xlarge": 5, "p4d.24xlarge": 400, "p4de.24xlarge": 400, "p5.48xlarge": 3200, "p6-b200.48xlarge": 3200,
-        "g5.48xlarge": 100, "g6e.48xlarge": 400, "p5.4xlarge": 100,
-    }  # fmt: skip
     for name, (gpu, gpus, vcpus, gib) in guide.items():
         instance = INSTANCES[name]
         assert (instance.gpu, instance.gpus, instance.vcpus, instance.memory_bytes) == (gpu, gpus, vcpus, gib * GIB)

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,8 +27,6 @@ from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import page
 from sdp.report.data import _figures
-from sdp.report.page import Svg
-from sdp.report.plan import plan_of_run
 from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import list_source, open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
@@ -131,27 +128,6 @@ def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
     (section,) = gather([str(tmp_path / "run")])
     assert not section.good
     assert section.verdict.startswith("Not ended")
-
-
-def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measured(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    head = json.loads((tmp_path / "run/_run.json").read_text()) | {"identity": {"data.resolution": 256}}
-    (tmp_path / "run/_run.json").write_text(json.dumps(head))
-    metrics = tmp_path / "run/metrics.jsonl"
-    lines = [
-        json.loads(line) | {"step_seconds": 0.5, "memory_allocated": 10**9} for line in metrics.read_text().splitlines()
-    ]
-    metrics.write_text("\n".join(map(json.dumps, lines)))
-    config: dict[str, Any] = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
-    run = open_storage(str(tmp_path / "run"))
-    assert plan_of_run(run, config) is None, "no accelerator is named"
-    assert plan_of_run(run, {**config, "scaling": {"accelerator": "TPU-V4"}}) is None
-    section = plan_of_run(run, {**config, "scaling": {"accelerator": "A100", "num_workers": 8}})
-    assert section is not None
-    assert dict(section.figures)["speeds"] == "measured"
-    assert sum(isinstance(block, Svg) for block in section.blocks) == 2
-    # the median of the later half is 105.5 on 2 workers, which wait a fifth of 0.5 s for data
-    assert any("528 img/s: measured in" in str(block) for block in section.blocks)
 
 
 def test_a_run_shows_its_cost_and_a_running_one_its_expected_cost_and_end(tmp_path: Path) -> None:

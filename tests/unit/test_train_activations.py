@@ -27,7 +27,7 @@ from sdp.plan.memory import (
     known_activations,
 )
 from sdp.plan.prices import reference
-from sdp.train.activations import _Attention, _autocast, _counting, _default_dtype, activations
+from tests.activations import _Attention, _autocast, _counting, _default_dtype, activations
 
 # Fake CUDA tensors have autograd start threads for a device, after which no forked process can compute gradients.
 pytestmark = pytest.mark.own_process
