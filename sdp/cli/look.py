@@ -129,12 +129,15 @@ def inspect(args: Arguments) -> int:
     argument("--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`"),
     required=True,
 )
+@argument("--rewrite", "with --takedown: write the parts again without the content of all rows that are taken down")
 @JSON
 def audit(args: Arguments) -> None:
     """Trace one image through datasets and checkpoints, or take images down."""
     if args.takedown:
         _take_down(args)
         return
+    if args.rewrite:
+        raise UsageError("audit: --rewrite: expected a list of takedowns, got none; add --takedown FILE")
 
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
@@ -160,7 +163,15 @@ def _take_down(args: Arguments) -> None:
     takedowns = tombstones.parse_list(text, args.takedown)
     if not takedowns:
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
-    added = tombstones.add(open_storage(args.uri[0]), takedowns)
+    storage = open_storage(args.uri[0])
+    added = tombstones.add(storage, takedowns)
+    if args.rewrite:
+        from sdp.datasets.blanking import blank
+        from sdp.lease import Lease
+
+        with Lease.acquire(storage, "sdp audit --rewrite") as lease:
+            parts, blanked = blank(storage, lease.check)
+        say(f"{counted(blanked, 'row')} blank now, in {counted(parts, 'part')} that were written again")
     rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:
         unmatched = [asdict(takedown) for takedown in added.unmatched]

@@ -41,6 +41,8 @@ class PartInfo:
     """Failures of earlier attempts that this part supersedes, by their reason."""
     row_groups: tuple[tuple[int, int, int], ...]
     """(rows, offset, bytes) of each row group."""
+    replaced: tuple[tuple[int, str | None], ...] = ()
+    """(size, etag) of the files that had its place before rows were blanked."""
 
     @property
     def work(self) -> Work:
@@ -64,6 +66,7 @@ class _PartHead:
     attempt: Whole
     counts: StoredCounts
     retried: Mapping[str, Whole]
+    replaced: tuple[tuple[Whole, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ def serialise(
     *,
     layout: Layout,
     retried: Mapping[str, int] | None = None,
+    replaced: Sequence[tuple[int, str | None]] = (),
 ) -> pa.Buffer:
     """Return the bytes of a part; the same rows and account give the same bytes."""
     head = {
@@ -115,8 +119,11 @@ def serialise(
         "stop": work.unit.stop,
         "counts": count(account).to_json(),
         "retried": dict(sorted((retried or {}).items())),
+        **({"replaced": replaced} if replaced else {}),
     }
     sink = pa.BufferOutputStream()
+    kept = {key: value for key, value in (rows.schema.metadata or {}).items() if key not in (_PART_KEY, _ACCOUNT_KEY)}
+    rows = rows.replace_schema_metadata(kept)  # without the head and account of a part that it was read from
     with pq.ParquetWriter(
         sink,
         rows.schema,
@@ -161,6 +168,14 @@ def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None)
     file = _open(storage, path, verify=True)
     with reading(storage, path):
         return file.read(columns=None if columns is None else list(columns))
+
+
+def read_layout(storage: Storage, path: str) -> Layout:
+    """Read the layout of a part that has rows."""
+    group = _open(storage, path).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    codecs = {column.path_in_schema: column.compression.lower().replace("uncompressed", "none") for column in columns}
+    return Layout(group.num_rows, codecs, [column.path_in_schema for column in columns if column.has_dictionary_page])
 
 
 def iter_rows(storage: Storage, path: str, columns: Sequence[str] | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -265,6 +280,7 @@ def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo
             counts=head.counts,
             retried=head.retried,
             row_groups=tuple(_row_group(footer.row_group(i)) for i in range(footer.num_row_groups)),
+            replaced=head.replaced,
         )
         if head.format != FORMAT:
             raise DatasetError(

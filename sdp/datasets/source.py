@@ -16,6 +16,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
+from sdp.datasets.parts import read_info
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
@@ -118,7 +119,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     known = _known(index)
     for path, now in _versions_of(table).items():
         before = known.get(path, now)
-        if before[0] != now[0] or (before[1] != now[1] and None not in (before[1], now[1])):
+        if not _is(now, before) and not any(_is(was, before) for was in _replaced(upstream, path)):
             raise _changed_file_error(f"{upstream.storage.uri}/{path}", before, now)
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
@@ -134,6 +135,16 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     touches = pc.and_(pc.less(table["first_row"], extent.stop), pc.greater(stops, extent.start))
     retries = table.filter(pc.and_(touches, pc.greater(table["attempt"], 0)))
     return _append(output, Version(0, pa.concat_tables([base, retries]), extent))
+
+
+def _is(file: tuple[int, str | None], other: tuple[int, str | None]) -> bool:
+    """Return whether sizes and etags are of one file, as far as both are known."""
+    return file[0] == other[0] and (file[1] == other[1] or None in (file[1], other[1]))
+
+
+def _replaced(upstream: Dataset, path: str) -> tuple[tuple[int, str | None], ...]:
+    """Return the size and etag of the files that a part upstream has replaced."""
+    return read_info(upstream.storage, upstream.storage.stat(path)).replaced
 
 
 def order_retry(output: Output, dataset: Dataset) -> Output:

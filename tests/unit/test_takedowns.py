@@ -11,18 +11,28 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.cli import main
-from sdp.datasets import lookup, tombstones
+from sdp.datasets import blanking, lookup, repeated, tombstones
 from sdp.datasets.audit import audit
 from sdp.datasets.audit import summary as audit_summary
 from sdp.datasets.inspect import describe, summary
-from sdp.datasets.manifest import finish
+from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
-from sdp.datasets.parts import write_part
+from sdp.datasets.output import read_output
+from sdp.datasets.parts import read_account, read_rows, write_part
 from sdp.datasets.tombstones import Takedown, parse_list
 from sdp.errors import DatasetError, UserError
 from sdp.storage import Storage
 from sdp.train.data.weights import row_weights
-from tests.kit import LAYOUT, begin_images, image_rows, make_images, make_latents, write_images_part, write_source
+from tests.kit import (
+    LAYOUT,
+    begin_images,
+    begin_latents,
+    image_rows,
+    make_images,
+    make_latents,
+    write_images_part,
+    write_source,
+)
 
 
 def url(number: int) -> Takedown:
@@ -354,3 +364,74 @@ def test_a_stray_part_has_no_say_in_an_audit(tmp_path: Path) -> None:
     part.with_name("000000001.a001.parquet").write_bytes(part.read_bytes())
     (trace,) = audit([images.uri], row=12)
     assert trace.datasets[0]["outcome"] == WRITTEN
+
+
+# --- parts without the content of rows that are taken down -----------------------------------------------------------
+
+
+def rewrite(storage: Storage, tmp_path: Path, *lines: str) -> None:
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    assert main(["audit", storage.uri, "--takedown", str(tmp_path / "list.txt"), "--rewrite"]) == 0
+
+
+def test_rewritten_parts_hold_no_content_of_taken_down_rows_and_the_same_account(tmp_path: Path) -> None:
+    images, file = make_images(tmp_path).storage, tmp_path / "images/parts/000000001.parquet"
+    before, account = read_rows(images, "parts/000000001.parquet"), read_account(images, "parts/000000001.parquet")
+    assert b"image 12" in file.read_bytes()
+    rewrite(images, tmp_path, "url http://host/12")
+    assert b"image 12" not in file.read_bytes()
+    after = read_rows(images, "parts/000000001.parquet")
+    for row, now in zip(before.to_pylist(), after.to_pylist(), strict=True):
+        assert now == (row | {"image": bytes(8)} if row["row"] == 12 else row)
+    assert read_account(images, "parts/000000001.parquet").equals(account)
+    described = describe(images, verify=True)
+    assert (described.complete, described.problems, described.manifest_version) == (True, [], 2)
+    assert described.counts == open_dataset(images, version=1).manifest.counts
+    rewrite(images, tmp_path, "url http://host/12")
+    assert open_dataset(images).manifest.version == 2, "nothing was left to do"
+
+
+def test_a_blank_row_stays_out_even_if_its_list_is_withdrawn(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    rewrite(images, tmp_path, "url http://host/12")
+    (tmp_path / "images/_tombstones/000000.pq").unlink()
+    assert rows_of(images) == [12]
+
+
+def test_datasets_made_from_a_rewritten_one_go_on_and_can_be_rewritten_too(tmp_path: Path) -> None:
+    images, latents = make_images(tmp_path).storage, make_latents(tmp_path).storage
+    rewrite(images, tmp_path, "url http://host/12")
+    rewrite(images, tmp_path, "url http://host/13")
+    index = begin_latents(tmp_path).index
+    assert len(index.versions) == 1, "no part is new"
+    rewrite(latents, tmp_path, "row 14")
+    cells = {row["row"]: row["latents"] for row in read_rows(latents, "parts/000000000.parquet").to_pylist()}
+    assert {row for row, cell in cells.items() if cell == bytes(8)} == {12, 13, 14}
+    assert describe(latents, verify=True).complete
+    (tmp_path / "images/parts/000000001.parquet").write_bytes(b"another file")
+    with pytest.raises(DatasetError, match="corrupt part"):
+        begin_latents(tmp_path)
+
+
+def test_a_rewrite_that_ended_before_its_manifest_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = make_images(tmp_path).storage
+    with monkeypatch.context() as patch:
+        patch.setattr(blanking, "finish", lambda *_, **__: None)
+        rewrite(images, tmp_path, "url http://host/12")
+    assert not describe(images).complete
+    rewrite(images, tmp_path, "url http://host/12")
+    assert describe(images).complete
+
+
+def test_repeats_are_still_left_out_after_a_rewrite(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+
+    def find(_: object, digest: str) -> int:
+        return repeated.keep(images, digest, [np.array([13])])
+
+    finish(read_output(images), input={"uri": "src"}, find_repeated=find)
+    rewrite(images, tmp_path, "url http://host/12")
+    dataset = open_dataset(images)
+    assert (dataset.manifest.version, dataset.manifest.repeated) == (3, 1)
+    assert dataset.repeated_rows is not None
+    assert 13 in dataset.repeated_rows
