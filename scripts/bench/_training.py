@@ -41,7 +41,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
             "source": {"uri": "unused"},
             "output": {"uri": output},
             "model": {"source": str(model.source), "train_text_encoder": case.get("train_text_encoder", False)},
-            "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
+            "data": {"resolution": case["resolution"], "batch_size": case["batch"] // case.get("micro_batches", 1)},
             "objective": {"prediction": "epsilon"},
             "precision": "bf16",
             "max_steps": 10**9,

@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp full shard": {"kind": "fsdp", "shard": "full_shard"},
     "fsdp hybrid": {"kind": "fsdp", "shard": "hybrid"},
     "fsdp checkpointing": {"kind": "fsdp", "activation_checkpointing": True},
+    "fsdp accumulating": {"kind": "fsdp", "micro_batches": 2},
     "fsdp traced": {"kind": "fsdp", "compile": "eager"},
     "fsdp compiled": {"kind": "fsdp", "compile": "aot_eager"},
     "fsdp kernels": {"kind": "fsdp", "compile": KERNELS},

@@ -112,7 +112,10 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     trained = trained_parameters(config.lora, count, networks)
     all_bytes, trained_bytes = (_FP32 * number / (shards if sharded else 1) for number in (count, trained))
     moment = trained_bytes * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else trained_bytes
-    parts = {"weights": all_bytes, "gradients": trained_bytes, "optimizer": 2 * moment}
+    micro_batches, micro_batch = _micro_batches(config, place.workers)
+    # Until the last micro-batch, fsdp adds up whole gradients.
+    gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)
+    parts = {"weights": all_bytes, "gradients": gradients, "optimizer": 2 * moment}
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:
@@ -125,7 +128,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {use: amount for use, amount in parts.items() if amount}
-    return Memory(name, parts, per_sample, _micro_batch(config, place.workers), config.data.resolution, place.gpu)
+    return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
 
 
 def _text_size(family: Family) -> int:
@@ -133,11 +136,12 @@ def _text_size(family: Family) -> int:
     return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
 
 
-def _micro_batch(config: TrainConfig, workers: int) -> int:
-    """Return the samples that a trainer computes at once: its share of a step, in equal parts of at most batch_size."""
+def _micro_batches(config: TrainConfig, workers: int) -> tuple[int, int]:
+    """Return the number of equal parts of a trainer's share of a step, of at most batch_size, and a part's samples."""
     batch, global_batch = config.data.batch_size, config.data.global_batch_size
     share = -(-global_batch // workers) if global_batch is not None else batch
-    return -(-share // -(-share // batch))
+    count = -(-share // batch)
+    return count, -(-share // count)
 
 
 def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:

@@ -95,6 +95,7 @@ class Sharded(Strategy):
         shards = [fully_shard(block, **options) for block in list(model.blocks())]
         self._group = mesh["shard"].get_group()
         self._shard = fully_shard(model, **options)
+        self._keeps_gathered = sharding != "full_shard"
         for before, after in pairwise(shards):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
@@ -103,6 +104,8 @@ class Sharded(Strategy):
     @contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:
         self._shard.set_requires_gradient_sync(last)
+        if self._keeps_gathered:  # for the next micro-batch, which needs the same weights
+            self._shard.set_reshard_after_backward(last)
         yield
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:

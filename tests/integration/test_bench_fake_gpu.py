@@ -40,6 +40,7 @@ report("fsdp", kind="fsdp", compile="eager")
 report("both", kind="fsdp", train_text_encoder=True)
 report("two gpus", kind="ddp", train_text_encoder=True, gpus=2)
 report("full size", kind="ddp", train_text_encoder=True, gpus=2, tiny=False, steps=1)
+report("accumulating", kind="fsdp", micro_batches=2)
 report("full shard", kind="fsdp", shard="full_shard")
 report("hybrid", kind="fsdp", shard="hybrid")
 report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
@@ -119,6 +120,11 @@ def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(rep
         assert not [kind for kind, _ in backward if "allgather" in kind]
     assert sent(reports["hybrid"], "backward")["allreduce", 4] == pytest.approx(4 * count / 8, rel=0.02)
     assert sent(reports["full shard"], "backward")["allgather_base", 32] == pytest.approx(2 * count, rel=0.02)
+
+
+def test_micro_batches_share_one_gathering_and_one_reduction(reports: Reports) -> None:
+    for activity in ("forward", "backward"):
+        assert sent(reports["accumulating"], activity) == sent(reports["fsdp"], activity)
 
 
 def test_a_step_exchanges_nothing_else_but_a_few_figures(reports: Reports) -> None:

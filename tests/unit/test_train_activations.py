@@ -165,6 +165,13 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     assert full.parts["all-gathers"] < plain.parts["all-gathers"] / 4
 
 
+def test_micro_batches_add_up_whole_gradients_under_fsdp() -> None:
+    whole, share = 4 * SD2.parameters["unet"], ["data.batch_size=32", "data.global_batch_size=512"]
+    for kind, expected in (("ddp", whole), ("fsdp", whole / 8 + whole)):
+        assert rows("A100-40G", f"strategy.kind={kind}", *share)[0].parts["gradients"] == expected
+    assert rows("A100-40G", "strategy.kind=fsdp")[0].parts["gradients"] == whole / 8
+
+
 def test_embeddings_spare_the_text_encoder_and_lora_the_optimizer() -> None:
     ids, embeddings = (rows("A100-40G", embedded=embedded)[0] for embedded in (False, True))
     assert ids.total - embeddings.total == 2 * SD2.parameters["text_encoder"]
