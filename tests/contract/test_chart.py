@@ -592,6 +592,16 @@ def test_efa_brings_devices_pages_and_environment_and_only_where_asked(render: R
 
 
 @NEEDS_HELM
+def test_trainers_share_the_cpus_of_their_pod_to_compile(render: Render) -> None:
+    for cpu, threads in (("92", "11"), ("7500m", "1"), ("16.5", "2")):
+        templates = pods(one(render("minimal", "groups.a100.gpus=8", f"groups.a100.cpu={cpu}"), "RayCluster"))
+        (container,) = templates["a100"]["spec"]["containers"]
+        environment = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert environment["TORCHINDUCTOR_COMPILE_THREADS"] == threads
+        assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@NEEDS_HELM
 def test_trainers_hear_of_their_end_in_time_for_a_checkpoint(render: Render) -> None:
     templates = pods(one(render("minimal", "groups.a100.terminationGracePeriodSeconds=300"), "RayCluster"))
     for name, seconds in {"a100": "280", "a10g": "100"}.items():
@@ -924,7 +934,8 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         assert our_container["name"] == their_container["name"]
         assert our_container["volumeMounts"] == their_container["volumeMounts"]
         network = [
-            [v for v in c["env"] if v["name"].startswith(("FI_", "NCCL_"))] for c in (our_container, their_container)
+            {v["name"]: v["value"] for v in c["env"] if v["name"].startswith(("FI_", "NCCL_", "PYTORCH_", "TORCH"))}
+            for c in (our_container, their_container)
         ]
         assert network[0] == network[1]
         drains = {variable["name"] for variable in our_container["env"]} & {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}

@@ -267,7 +267,11 @@ AWS_ENDPOINT_URL: {{ . | quote }}
 AWS_REGION: {{ . | quote }}
 {{- end }}
 {{- if gt (int (default 0 $s.gpus)) 0 }}
+PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True # memory that is not fragmented
 TORCHINDUCTOR_CACHE_DIR: /tmp/torchinductor
+{{- $cpu := toString $s.cpu }}
+{{- $cpus := hasSuffix "m" $cpu | ternary (divf (trimSuffix "m" $cpu | float64) 1000) (float64 $cpu) }}
+TORCHINDUCTOR_COMPILE_THREADS: {{ div (int $cpus) (int $s.gpus) | max 1 | quote }} # each trainer compiles
 TORCH_NCCL_TRACE_BUFFER_SIZE: "20000"
 {{- end }}
 {{- if gt (int (default 0 $s.efaDevices)) 0 }}
