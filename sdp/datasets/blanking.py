@@ -35,7 +35,9 @@ def blank(storage: Storage, check: Callable[[], None]) -> tuple[int, int]:
     works, units = output.index.works_by_part(), output.index.units
     listed = dataset.parts if dataset is not None else PARTS_SCHEMA.empty_table()
     etags = dict(zip(listed["path"].to_pylist(), listed["etag"].to_pylist(), strict=True))
-    affected = set(units.of_rows(taken[(taken >= units.start) & (taken < units.stop)]).tolist())
+    taken = taken[(taken >= units.start) & (taken < units.stop)]
+    tombstones.add(storage, [Takedown("row", str(row)) for row in taken.tolist()])
+    affected = set(units.of_rows(taken).tolist())
     parts = rows = 0
     for file in storage.list(PARTS):
         part = parse_part_name(file.path)
@@ -48,7 +50,6 @@ def blank(storage: Storage, check: Callable[[], None]) -> tuple[int, int]:
         blanked = _blanked(table, mask)
         if blanked is table:
             continue
-        tombstones.add(storage, [Takedown("row", str(row)) for row in table["row"].filter(pa.array(mask)).to_pylist()])
         check()
         replaced = [*info.replaced, (file.size, etags.get(file.path, file.etag))]
         data = serialise(
