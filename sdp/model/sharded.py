@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -166,8 +167,12 @@ def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     """Return whole tensors on the CPU, read by this process alone."""
     index = read_tensor_index(storage)
-    stored = {name: index.tensors[name] for name in names}
-    tensors = {name: torch.empty(tensor.size, dtype=_dtype(tensor.dtype)) for name, tensor in stored.items()}
+    index = replace(index, tensors={name: index.tensors[name] for name in names})
+    sizes = {file.path: file.size for file in storage.list()}
+    for file, size in index.file_sizes().items():  # before their tensors get memory
+        if sizes.get(file, 0) < size:
+            raise DamagedCheckpoint(f"{storage.uri_of(file)}: {'too short' if file in sizes else 'missing'}")
+    tensors = {name: torch.empty(tensor.size, dtype=_dtype(tensor.dtype)) for name, tensor in index.tensors.items()}
     _load(storage, index, tensors, alone=True)
     return tensors
 
@@ -292,7 +297,7 @@ class _Stretch(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return self.chunk.count * self.dtype.itemsize
+        return self.chunk.values * self.dtype.itemsize
 
     def tensor(self, data: memoryview) -> Tensor:
         """Return the chunk that these bytes are."""

@@ -1,16 +1,20 @@
 """tensors.json, the index of a checkpoint's tensors. Reading it needs no torch."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
+from pydantic import Field
+
+from sdp.datasets.records import LARGEST, BadRecord, Whole, parse
 from sdp.errors import DatasetError, ModelError, NotFound, one_line
 from sdp.storage import Storage
 
 INDEX = "tensors.json"
 FORMAT = 1
+Sizes = Annotated[tuple[Whole, ...], Field(max_length=8)]
 _DTYPE = re.compile(r"bool|(?:float|bfloat|complex|u?int)(8|16|32|64|128)(?:_\w+)?", re.ASCII)
 
 
@@ -25,17 +29,16 @@ class DamagedCheckpoint(ModelError, DatasetError):
         return f"{self.what}; {self.hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorChunk:
-    """A block of a tensor, and the place of its bytes."""
+class TensorChunk(NamedTuple):
+    """Some rows of a tensor, and the place of their bytes."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: Sizes
+    sizes: Sizes
     file: str
-    start: int
+    start: Whole
 
     @property
-    def count(self) -> int:
+    def values(self) -> int:
         return math.prod(self.sizes)
 
 
@@ -45,7 +48,7 @@ class StoredTensor:
 
     dtype: str
     """Name without torch's prefix, such as `float32`."""
-    size: tuple[int, ...]
+    size: Sizes
     chunks: tuple[TensorChunk, ...]
 
     @property
@@ -58,13 +61,30 @@ class StoredTensor:
     def bytes(self) -> int:
         return math.prod(self.size) * self.itemsize
 
+    def checked(self) -> "StoredTensor":
+        """Return the tensor without empty chunks; raise ValueError unless the others hold each row once."""
+        if self.bytes > LARGEST:
+            raise ValueError(f"{self.bytes:,} bytes are too many")
+        rank, rows, row = len(self.size), math.prod(self.size[:1]), self.size[1:]  # a scalar is one row
+        at, zeros = 0, (0,) * len(row)
+        chunks = sorted(chunk for chunk in self.chunks if chunk.values)
+        for chunk in chunks:
+            is_rows = len(chunk.sizes) == rank and chunk.sizes[1:] == row
+            if not is_rows or chunk.offsets != (at, *zeros)[:rank]:
+                sizes, offsets = list(chunk.sizes), list(chunk.offsets)
+                raise ValueError(f"expected a chunk at row {at:,}, got {sizes} at {offsets}")
+            at += math.prod(chunk.sizes[:1])
+        if at != rows and self.bytes:
+            raise ValueError(f"{rows - at:,} of {rows:,} rows are missing")
+        return replace(self, chunks=tuple(chunks))
+
 
 @dataclass(frozen=True, slots=True)
 class TensorIndex:
     """All tensors of a checkpoint."""
 
     tensors: Mapping[str, StoredTensor]
-    has_checksums: bool
+    has_checksums: Annotated[bool, Field(alias="crc32")] = False
     """False for checkpoints of older versions."""
 
     def file_sizes(self) -> dict[str, int]:
@@ -72,30 +92,32 @@ class TensorIndex:
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             for chunk in tensor.chunks:
-                end = chunk.start + chunk.count * tensor.itemsize
+                end = chunk.start + chunk.values * tensor.itemsize
                 sizes[chunk.file] = max(sizes.get(chunk.file, 0), end)
         return sizes
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    format: int
+
+
 def read_tensor_index(folder: Storage) -> TensorIndex:
-    """Read the index; raise DamagedCheckpoint if it is missing or malformed."""
+    """Read the index; raise DamagedCheckpoint if it is missing, malformed or leaves out a part of a tensor."""
     where = folder.uri_of(INDEX)
     try:
-        data = json.loads(folder.read(INDEX))
-        if isinstance(data["format"], int) and data["format"] > FORMAT:
-            raise ModelError(f"{where}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp")
-        tensors = {
-            name: StoredTensor(
-                tensor["dtype"],
-                tuple(tensor["size"]),
-                tuple(TensorChunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
-            )
-            for name, tensor in data["tensors"].items()
-        }
-        index = TensorIndex(tensors, bool(data.get("crc32", False)))
-        index.file_sizes()  # raises if a dtype or a size is malformed
-        return index
+        data = folder.read(INDEX)
+        if (number := parse(_Head, data).format) > FORMAT:
+            raise ModelError(f"{where}: format {number}, this sdp reads {FORMAT}; use a newer sdp")
+        index = parse(TensorIndex, data)
     except NotFound as error:
         raise DamagedCheckpoint(f"{where}: missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except BadRecord as error:
         raise DamagedCheckpoint(f"{where}: not a tensor index ({one_line(error, 120)})") from error
+    tensors = {}
+    for name, tensor in index.tensors.items():
+        try:
+            tensors[name] = tensor.checked()
+        except ValueError as error:
+            raise DamagedCheckpoint(f"{where}: {one_line(f'{name}: {error}', 200)}") from error
+    return replace(index, tensors=tensors)

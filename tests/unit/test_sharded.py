@@ -108,6 +108,66 @@ def test_a_missing_file_is_named(folder: Storage, name: str) -> None:
     check_refused(folder, rf"{folder.uri}/{name}: missing")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chunks": []}, "w0: 4 of 4 rows are missing"),
+        ({"chunks": [[[0, 0], [2, 8], "worker-00000.000.bin", 0]]}, "w0: 2 of 4 rows are missing"),
+        (
+            {"chunks": [[[2, 0], [2, 8], "worker-00000.000.bin", 0]]},
+            r"w0: expected a chunk at row 0, got \[2, 8\] at \[2, 0\]",
+        ),
+        (
+            {"chunks": [[[0, 0], [4, 8], "worker-00000.000.bin", 0]] * 2},
+            r"w0: expected a chunk at row 4, got \[4, 8\] at \[0, 0\]",
+        ),
+        (
+            {"chunks": [[[0, 0], [4, 4], "worker-00000.000.bin", 0], [[0, 4], [4, 4], "worker-00000.000.bin", 0]]},
+            r"w0: expected a chunk at row 0, got \[4, 4\]",
+        ),
+        ({"chunks": [[[0], [4, 8], "worker-00000.000.bin", 0]]}, r"w0: expected a chunk at row 0, .* at \[0\]"),
+        ({"chunks": [[[0, 0], [4, 8], "worker-00000.000.bin", -4]]}, r"w0\.chunks\.0\.3: expected .*, got -4"),
+        ({"chunks": [[[0, 0], ["4", 8], "worker-00000.000.bin", 0]]}, r"w0\.chunks\.0\.1\.0: expected .*, got '4'"),
+        ({"size": [-4, 8]}, r"w0\.size\.0: expected .*, got -4"),
+        ({"size": [2**60, 8]}, r"w0\.size\.0: expected .*"),
+        ({"size": [2**40, 2**40]}, r"w0: 4,835,703,278,458,516,698,824,704 bytes are too many"),
+        ({"size": "48"}, r"w0\.size: expected a list, got '48'"),
+        ({"size": [1] * 40}, r"w0\.size: expected "),
+        ({"dtype": "float3"}, "w0: unknown dtype float3"),
+    ],
+)
+def test_an_index_that_does_not_cover_a_tensor_is_refused(
+    folder: Storage, change: dict[str, object], message: str
+) -> None:
+    index = json.loads(folder.read("tensors.json"))
+    index["tensors"]["w0"].update(change)
+    folder.publish("tensors.json", json.dumps(index).encode())
+    check_refused(folder, message)
+
+
+def test_a_tensor_larger_than_its_file_gets_no_memory(folder: Storage) -> None:
+    index = json.loads(folder.read("tensors.json"))
+    size = [2**46]
+    index["tensors"]["w0"].update(size=size, chunks=[[[0], size, "worker-00000.000.bin", 0]])
+    folder.publish("tensors.json", json.dumps(index).encode())
+    with pytest.raises(DamagedCheckpoint, match=r"worker-00000\.000\.bin: too short"):
+        sharded.read_tensors(folder, ["w0"])
+    assert sharded.read_tensors(folder, ["w1"])["w1"].shape == (4, 8)
+
+
+def test_empty_chunks_and_scalars_are_read(tmp_path: Path) -> None:
+    """As more workers than a tensor has rows save it."""
+    storage = open_storage(str(tmp_path))
+    staged = sharded.stage(storage, {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}, alone=True)
+    staged.copy()
+    staged.write()
+    index = json.loads(storage.read("tensors.json"))
+    (chunk,) = index["tensors"]["one"]["chunks"]
+    index["tensors"]["one"]["chunks"] = [[[0], [0], *chunk[2:]], chunk, [[1], [0], *chunk[2:]]]
+    storage.publish("tensors.json", json.dumps(index).encode())
+    assert sharded.read_tensors(storage, ["scalar", "one"]) == {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"crc32": 3}', b'{"crc32": {"worker-00000.000.bin": [1]}}'])
 def test_malformed_checksums_are_reported_in_one_line(folder: Storage, content: bytes) -> None:
     folder.publish("worker-00000.json", content)
