@@ -13,6 +13,7 @@ import numpy as np
 from sdp.errors import ModelError, StorageError, one_line
 from sdp.imaging import Pixels
 from sdp.model.family import TOKENS
+from sdp.model.layout import json_object
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import StorageOptions, open_source
 
@@ -53,7 +54,7 @@ def view_of(network: FeatureNetwork) -> View:
     """Return a CLIP model's view, from its processor's configuration."""
     where = network.path / "preprocessor_config.json"
     try:
-        settings = json.loads(where.read_bytes())
+        settings = json_object(where.read_bytes())
         size, crop = settings.get("size", 224), settings.get("crop_size", 224)
         shortest = size if isinstance(size, int) else size["shortest_edge"]
         side = crop if isinstance(crop, int) else crop["height"]
@@ -64,7 +65,7 @@ def view_of(network: FeatureNetwork) -> View:
             int(shortest), int(side), int(settings.get("resample", 3)), float(settings.get("rescale_factor", 1 / 255)),
             mean, deviation,
         )  # fmt: skip
-        text = json.loads((network.path / "config.json").read_bytes()).get("text_config") or {}
+        text = json_object((network.path / "config.json").read_bytes()).get("text_config") or {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         line = one_line(error, 120)
         raise ModelError(f"{where}: not the configuration of a CLIP processor ({line}); fetch it again") from error
@@ -83,10 +84,7 @@ def embedding(output: Any) -> "Tensor":
 
 def read_tensors(data: bytes, name: str) -> "dict[str, Tensor]":
     """Return the tensors of a file of weights; a file that holds anything else is refused."""
-    from pickle import UnpicklingError
-
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
@@ -97,7 +95,7 @@ def read_tensors(data: bytes, name: str) -> "dict[str, Tensor]":
         )
         if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
             raise ValueError("it holds more than tensors")
-    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
+    except Exception as error:  # whatever a forged pickle leads to
         line = one_line(error, 200)
         raise ModelError(f"{name}: not a readable file of weights ({line}); download it again") from error
     return tensors

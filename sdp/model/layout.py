@@ -98,11 +98,9 @@ def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | N
     configs: dict[str, dict[str, Any]] = {}
     for part in (part for part in parts if part in _WEIGHTS):
         try:
-            configs[part] = json.loads(read(f"{part}/config.json"))
-        except ValueError:
-            return f"{part}/config.json is not JSON"
-        if not isinstance(configs[part], dict):
-            return f"{part}/config.json is not a JSON object"
+            configs[part] = json_object(read(f"{part}/config.json"))
+        except ValueError as error:
+            return f"{part}/config.json is {error}"
     for path, expected in REQUIREMENTS:
         part, key = path.split(".")
         if part in configs and (value := configs[part].get(key)) != expected:
@@ -122,12 +120,23 @@ def damage(file: Path) -> str | None:
         if size < 8 or header_size > min(size - 8, _LONGEST_HEADER):
             return "is not a safetensors file"
         try:
-            header = json.loads(opened.read(header_size))
+            header = json_object(opened.read(header_size))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            expected = 8 + header_size + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, IndexError):
             return "is not a safetensors file"
-    expected = 8 + header_size + max(ends, default=0)
     return None if size == expected else f"has {size:,} bytes, but its header describes {expected:,}"
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; raise ValueError if the data is anything else."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
 
 
 def digest(folder: Path, names: Iterable[str]) -> str:

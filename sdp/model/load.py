@@ -5,7 +5,8 @@ leave it random with at most a log line.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,12 @@ def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "c
     import torch
 
     kind = unet_class()
-    unet = _diffusers(kind, path, "unet") if pretrained else kind.from_config(load_unet_config(path))
+    if pretrained:
+        unet = _diffusers(kind, path, "unet")
+    else:
+        config = load_unet_config(path)
+        with _explained(path / "unet"):
+            unet = kind.from_config(config)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
     ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, torch.float32).train()
     return ready
@@ -153,12 +159,8 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
 
 def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a network, whose file must have exactly its weights, in the right shapes."""
-    from safetensors import SafetensorError
-
-    try:
+    with _explained(folder):
         model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be loaded ({_line(error)}); compare it with the original") from error
     # Old files also hold the position ids, which are not weights.
     extra = [name for name in report["unexpected_keys"] if not name.endswith("position_ids")]
     for fault, names in (
@@ -172,6 +174,15 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
                 "belong to its config.json"
             )
     return model
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what the libraries raise for a damaged or odd network, which is of any class, into one line."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{folder}: cannot be loaded ({_line(error)}); compare it with the original") from error
 
 
 def _frozen(model: Any, device: "torch.device | str") -> Any:

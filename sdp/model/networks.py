@@ -10,7 +10,7 @@ Other files of a published repository are neither read nor downloaded, and are n
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sdp.errors import ModelError
 from sdp.model import cache, hub, layout, sources
@@ -111,10 +111,10 @@ def _fault(path: Path) -> str | None:
     names = present(path)
     if "config.json" in names:
         try:
-            kind = json.loads((path / "config.json").read_bytes()).get("model_type")
-        except (ValueError, AttributeError):
-            return "its config.json is not a JSON object; fetch it again"
-        if kind not in _NEEDED:
+            kind: Any = layout.json_object((path / "config.json").read_bytes()).get("model_type")
+        except ValueError as error:
+            return f"its config.json is {error}; fetch it again"
+        if str(kind) not in _NEEDED:
             return (
                 f"unknown network type {kind!r}: expected clip, dinov2, vit or Inception's weights; choose another one"
             )

@@ -9,7 +9,6 @@
 folder and its digest. A source pinned by `sha256` is refused when its content has changed.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,10 +136,9 @@ def _read_config(source: ModelSource | str, name: str, storage: StorageOptions |
     else:
         data = _files_of(source, storage)[1](name)
     try:
-        config: dict[str, Any] = {**json.loads(data)}
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"model source {source}: {name} is not a JSON object; fetch it again") from error
-    return config
+        return layout.json_object(data)
+    except ValueError as error:
+        raise ModelError(f"model source {source}: {name} is {error}; fetch it again") from error
 
 
 def present(folder: Path) -> list[str]:

@@ -67,6 +67,8 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (lose("model.safetensors"), "model.safetensors is missing; a clip network needs"),
         (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
         (write("config.json", "[]"), "its config.json is not a JSON object"),
+        (write("config.json", "[" * 100_000), "its config.json is not JSON"),
+        (write("config.json", '{"model_type": ["clip"]}'), "unknown network type ['clip']: expected clip"),
         (write("config.json", '{"model_type": "bert"}'), "unknown network type 'bert': expected clip, dinov2, vit"),
     ],
 )

@@ -182,6 +182,29 @@ def test_a_file_cut_short_is_an_error(copy: Path, part: str, file: str, loader: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("vae", "norm_num_groups", {}),
+        ("vae", "down_block_types", [1]),
+        ("text_encoder", "vocab_size", "many"),
+        ("unet", "norm_num_groups", 0),
+        ("unet", "block_out_channels", [2**70]),
+    ],
+)
+def test_an_odd_configuration_is_an_error_in_one_line(copy: Path, part: str, key: str, value: object) -> None:
+    set_key(copy / part / "config.json", key, value)
+    loaders = [loader for name, _, loader in NETWORKS if name == part]
+    if part == "unet":
+        loaders.append(lambda path: load.load_unet(path, pretrained=False))
+    for loader in loaders:
+        with pytest.raises(
+            ModelError, match=rf"/{part}: cannot be loaded \(.*\); compare it with the original"
+        ) as caught:
+            loader(copy)
+        assert "\n" not in str(caught.value)
+
+
 def test_a_broken_tokenizer_is_an_error(copy: Path) -> None:
     (copy / "tokenizer/vocab.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer"):

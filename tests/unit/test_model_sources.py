@@ -79,6 +79,8 @@ def refusal(call: Callable[[], object]) -> str:
         (lambda data: data[:0], "is not a safetensors file"),
         (lambda data: b"\xff" * 8 + data, "is not a safetensors file"),
         (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is not a safetensors file"),
+        (lambda _: (100_000).to_bytes(8, "little") + b"[" * 100_000, "is not a safetensors file"),
+        (lambda data: data.replace(b"[0, 11]", b'["",""]'), "is not a safetensors file"),
     ],
 )
 def test_weights_cut_short_or_damaged_are_named_by_a_look_at_their_header(
@@ -209,7 +211,7 @@ def test_parts_that_do_not_fit_are_refused(model: Path, part: str, key: str, val
     assert says in refusal(lambda: check(str(model)))
 
 
-@pytest.mark.parametrize("text", ["not json", "[1]"])
+@pytest.mark.parametrize("text", ["not json", "[1]", "[" * 100_000])
 def test_a_damaged_configuration_is_named(model: Path, text: str) -> None:
     (model / "vae/config.json").write_text(text)
     assert "vae/config.json is not" in refusal(lambda: check(str(model)))

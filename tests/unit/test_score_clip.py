@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -147,6 +148,10 @@ def test_a_file_that_is_no_predictor_of_this_model_is_refused(clip: FeatureNetwo
     assert "expected linear layers" in refused("gap.safetensors")
     torch.save(nn.Linear(12, 1), tmp_path / "pickled.pth")
     assert "not a readable file of weights" in refused("pickled.pth")
+    with ZipFile(tmp_path / "forged.pth", "w") as archive:
+        archive.writestr("archive/data.pkl", b"h\x05.")  # the sixth object, of none
+        archive.writestr("archive/version", "3")
+    assert "not a readable file of weights" in refused("forged.pth")
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     assert "not a readable file of weights" in refused("torn.safetensors")
 
