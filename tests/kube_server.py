@@ -1,24 +1,21 @@
 """Doubles on 127.0.0.1 for the commands on a cluster: an API server and a Ray dashboard, with faults on demand.
 
 The API server keeps objects by path and speaks what sdp.kube speaks: TLS, bearer tokens, lists in pages, watches,
-access reviews, port forwarding over WebSocket and the service proxy (which, as the real one, keeps Authorization).
+and port forwarding over WebSocket.
 """
 
 import base64
 import contextlib
 import hashlib
-import http.client
 import json
 import re
 import secrets
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -76,7 +73,6 @@ class KubeServer:
         self.requests: list[tuple[str, str]] = []
         self.page = 500
         self.dashboard_port = 0
-        self.clock_ahead_s = 0.0
         self.on_create: Callable[[str, Object], None] = lambda path, item: None  # noqa: ARG005
         self.changed = threading.Condition()
         self._version = 0
@@ -198,9 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         return
 
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return formatdate((timestamp or time.time()) + self.server_of_objects.clock_ahead_s, usegmt=True)
-
     def do_GET(self) -> None:
         self._serve("GET")
 
@@ -231,12 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if path.endswith("/portforward"):
             self._forward(path)
-        elif "/proxy/" in path:
-            self._proxy(method, path + (f"?{parts.query}" if parts.query else ""))
         elif path == "/version":
             self._reply({"gitVersion": "v1.34.1"})
-        elif path.endswith("/selfsubjectaccessreviews"):
-            self._review(json.loads(body))
         elif path in kube.groups:
             self._reply({"kind": "APIResourceList", "resources": [{"name": name} for name in kube.groups[path]]})
         elif method == "GET":
@@ -248,8 +237,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _denied(self, method: str, path: str, query: dict[str, str]) -> bool:
         kube = self.server_of_objects
-        if path.endswith("selfsubjectaccessreviews"):
-            return False
         parts = [
             part for part in re.sub(r"^(/api/v1|/apis/[^/]+/[^/]+)(/namespaces/[^/]+)?", "", path).split("/") if part
         ]
@@ -259,8 +246,6 @@ class _Handler(BaseHTTPRequestHandler):
         kind = parts[0] if parts else ""
         if path.endswith("/portforward"):
             verb, kind = "create", "pods/portforward"
-        elif "/proxy/" in path:
-            kind = "services/proxy"
         if (verb, kind) not in kube.denied:
             return False
         self._refuse(403, "Forbidden", f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}"')
@@ -299,14 +284,6 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server_of_objects.remove(path)
         self._reply({"kind": "Status", "status": "Success"})
-
-    def _review(self, review: Object) -> None:
-        asked = review["spec"]["resourceAttributes"]
-        kind = "/".join(part for part in (asked["resource"], asked.get("subresource")) if part)
-        allowed = (asked["verb"], kind) not in self.server_of_objects.denied
-        self._reply({**review, "status": {"allowed": allowed}}, 201)
-
-    # --- the way to the dashboard ---
 
     def _forward(self, path: str) -> None:
         kube = self.server_of_objects
@@ -378,21 +355,6 @@ class _Handler(BaseHTTPRequestHandler):
             if head[0] & 0x0F == 2:
                 return data
 
-    def _proxy(self, method: str, target: str) -> None:
-        inner = http.client.HTTPConnection("127.0.0.1", self.server_of_objects.dashboard_port, timeout=30)
-        kept = {"authorization", "host", "content-length"}
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in kept}
-        inner.request(method, target.partition("/proxy")[2], headers=headers)
-        answer = inner.getresponse()
-        self.send_response(answer.status)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            while data := answer.read1(65_536):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-                self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n")
-
     # --- answers ---
 
     def _reply(self, data: Any, status: int = 200) -> None:
@@ -455,6 +417,7 @@ class RayJob:
     start_time: int
     log: bytearray = field(default_factory=bytearray)
     stopped: bool = False
+    ended: bool = False
 
 
 class RayServer:
@@ -479,6 +442,11 @@ class RayServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def end(self, submission: str) -> None:
+        with self.changed:
+            self.jobs[submission].ended = True
+            self.changed.notify_all()
 
     def write(self, submission: str, text: bytes) -> None:
         with self.changed:
@@ -514,6 +482,8 @@ class _RayHandler(BaseHTTPRequestHandler):
         job = ray.jobs.get(name)
         if job is None:
             self._answer(404, f"Job {name} does not exist".encode())
+        elif parts.path.endswith("/logs/tail"):
+            self._tail(job)
         elif parts.path.endswith("/stop"):
             job.stopped = True
             ray.on_stop(name)
@@ -523,29 +493,39 @@ class _RayHandler(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(known).encode())
         elif query.get("node_id") != NODE_ID:  # Ray 2.60 requires it, although the submission would suffice
             self._answer(500, b"500 Internal Server Error\n\nServer got itself in trouble")
-        elif words[-1] == "file":
+        else:
             lines = int(query["lines"])
             text = bytes(job.log)
             self._answer(200, text if lines < 0 else b"".join(text.splitlines(keepends=True)[-lines:]))
-        else:
-            self._follow(job)
 
-    def _follow(self, job: RayJob) -> None:
+    def _tail(self, job: RayJob) -> None:
+        """Send the log over a WebSocket until the job has ended, as Ray does."""
         ray = self.ray_server
         ray.streams += 1
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
+        key = hashlib.sha1(f"{self.headers['Sec-WebSocket-Key']}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode())
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(key.digest()).decode())
         self.end_headers()
         at = 0
         with contextlib.suppress(OSError):
             while True:
                 with ray.changed:
-                    while len(job.log) <= at:
+                    while len(job.log) <= at and not job.ended:
                         ray.changed.wait(60)
-                    new = bytes(job.log[at:])
+                    new, over = bytes(job.log[at:]), job.ended
                 at += len(new)
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(new), new))
-                self.wfile.flush()
+                if new:
+                    self._frame(0x81, new)
+                elif over:
+                    self._frame(0x88, b"")
+                    return
+
+    def _frame(self, first: int, content: bytes) -> None:
+        length = bytes([len(content)]) if len(content) < 126 else b"\x7f" + len(content).to_bytes(8, "big")
+        self.wfile.write(bytes([first]) + length + content)
+        self.wfile.flush()
 
     def _answer(self, status: int, content: bytes) -> None:
         self.send_response(status)

@@ -64,8 +64,6 @@ class Timing:
     """Time without a byte after which a log's connection is replaced."""
     lost_s: float = 900.0
     """Time without a response from the API server after which following a job ends."""
-    closing_s: float = 60.0
-    """Time for the last lines of a job that has ended."""
 
     def pause(self, attempt: int) -> float:
         return backoff(attempt, self.first_pause_s, self.longest_pause_s)
@@ -164,7 +162,7 @@ class Api:
             _request_timeout=(self.timing.connect_s, quiet_s or self.timing.answer_s),
         )
 
-    def forward(self, pod: str, port: int) -> Any:
+    def forward(self, pod: str, port: int) -> "ForwardedPort":
         """Return a connection pool of urllib3 over a pod's port. Needs the right to create pods/portforward."""
         path = f"{self.path('pods', pod, '/api/v1')}/portforward"
         url = f"{self._settings.host}{path}?ports={port}".replace("http", "ws", 1)
@@ -208,8 +206,12 @@ class ForwardedPort(urllib3.HTTPConnectionPool):
 
     def _new_conn(self) -> Any:
         connection: Any = super()._new_conn()
-        connection.sock = self._tunnel.socket(self.port)
+        connection.sock = self.socket()
         return connection
+
+    def socket(self) -> Any:
+        """Return the connection itself."""
+        return self._tunnel.socket(self.port)
 
     def error(self) -> str:
         """Return the error that the API server or the pod's node reported; empty if there is none."""

@@ -1,26 +1,21 @@
-"""Ray's job API in the head, reached through the API server by port forwarding or by its service proxy.
-
-A forwarded port ends inside the pod, so no NetworkPolicy blocks it; the proxy is for users who may not forward ports.
-The cluster's token is sent as X-Ray-Authorization, since the API server consumes Authorization.
-"""
+"""Ray's job API in the head, through a port that the API server forwards, so that no NetworkPolicy blocks it."""
 
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from kubernetes.client.exceptions import ApiException
+import websocket
 from urllib3.exceptions import HTTPError
 
 from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
-from sdp.kube.api import Api, Forbidden, Missing, Unreachable, status_object
+from sdp.kube.api import Api, Forbidden, ForwardedPort, Missing, Unreachable
 from sdp.kube.clusters import token_secret
 
 PORT = 8265
-PORT_NAME = "dashboard"
 TOKEN_KEY = "auth_token"
 TOKEN_ENV = "RAY_AUTH_TOKEN"
 """Ray's name for the token's variable."""
@@ -39,7 +34,8 @@ class Dashboard:
 
     def __init__(self, api: Api, cluster: str, environ: Mapping[str, str] = os.environ) -> None:
         self._api, self.cluster, self._environ = api, cluster, environ
-        self._by_proxy = False
+        self.pod = ""
+        """The head's pod at the last connection."""
 
     def job(self, submission: str) -> Object | None:
         """Return Ray's record of a job; None if it has none."""
@@ -49,16 +45,26 @@ class Dashboard:
         """Tell a job to stop; return False if there is nothing to stop."""
         return bool((self._json("POST", f"/api/jobs/{quote(submission, safe='')}/stop") or {}).get("stopped"))
 
-    def log(self, submission: str, node: str, *, lines: int = -1, follow: bool = False) -> Any:
-        """Open a job's log, whole or its last lines, and return urllib3's response; a followed log does not end.
-
-        `node` is the job's driver_node_id.
-        """
+    def log(self, submission: str, node: str, *, lines: int = -1) -> Any:
+        """Open a job's log, whole or its last lines, and return urllib3's response; `node` is its driver_node_id."""
         query = {"node_id": node, "submission_id": submission, "lines": str(lines), "timeout": "30"}
-        if follow:
-            query["interval"] = "0.5"
-        path = f"/api/v0/logs/{'stream' if follow else 'file'}?{urlencode(query)}"
-        return self._open("GET", path, self._api.timing.quiet_s)
+        return self._open("GET", f"/api/v0/logs/file?{urlencode(query)}", self._api.timing.quiet_s)
+
+    def tail(self, submission: str) -> Iterator[bytes]:
+        """Yield a job's log from its beginning until the job ends."""
+        port, headers = self._connect()
+        path = f"/api/jobs/{quote(submission, safe='')}/logs/tail"
+        connection: Any = websocket.create_connection(
+            f"ws://localhost{path}",
+            socket=port.socket(),
+            header=[f"{name}: {value}" for name, value in headers.items()],
+            timeout=self._api.timing.quiet_s,
+        )
+        try:
+            while text := connection.recv():
+                yield text.encode() if isinstance(text, str) else text
+        finally:
+            connection.shutdown()
 
     def _json(self, method: str, path: str) -> Object | None:
         try:
@@ -76,26 +82,14 @@ class Dashboard:
             ) from None
         return data
 
+    def _connect(self) -> tuple[ForwardedPort, dict[str, str]]:
+        """Forward the head's port; return it with the headers that requests need."""
+        headers = self._token(self._api.get(self._api.path("rayclusters", self.cluster)))
+        self.pod = self._head_pod()
+        return self._api.forward(self.pod, PORT), headers
+
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
-        """Send a request through a forwarded port, or by the proxy if forwarding is forbidden."""
-        cluster = self._api.get(self._api.path("rayclusters", self.cluster))
-        headers = self._token(cluster)
-        if not self._by_proxy:
-            try:
-                port = self._api.forward(self._head_pod(), PORT)
-            except Forbidden:
-                self._by_proxy = True
-        if self._by_proxy:
-            head = (cluster.get("status") or {}).get("head") or {}
-            service = head.get("serviceName") or f"{self.cluster}-head-svc"
-            prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
-            with self._api.explained(method, prefix):
-                try:
-                    return self._api.response(method, prefix + path, headers=headers, quiet_s=quiet_s)
-                except ApiException as error:
-                    if not error.status:
-                        raise
-                    raise self._refusal(error.status, error.body) from error
+        port, headers = self._connect()
         try:
             response = port.urlopen(method, path, headers=headers, timeout=quiet_s, preload_content=False)
         except HTTPError as error:
@@ -105,12 +99,8 @@ class Dashboard:
                 raise self._refusal(response.status, response.data)
         return response
 
-    def _refusal(self, status: int, body: bytes | str | None) -> SdpError:
-        text = one_line(body.decode("utf-8", "replace") if isinstance(body, bytes) else body or "")
-        if status in (401, 403) and status_object(text):
-            return Forbidden(
-                "kubernetes: neither pods/portforward (create) nor services/proxy (get, create) is allowed; ask for one"
-            )
+    def _refusal(self, status: int, body: bytes) -> SdpError:
+        text = one_line(body.decode("utf-8", "replace"))
         if status in (401, 403):
             return UserError(
                 f"ray: the head of {self.cluster!r} refuses the token of its secret, or of {TOKEN_ENV} ({status}); "

@@ -60,6 +60,8 @@ class Lab:
         return submission
 
     def end(self, name: str, how: str = "SUCCEEDED", message: str = "") -> None:
+        if (submission := f"{name}-zz9zz") in self.ray.jobs:
+            self.ray.end(submission)
         self.kube.update_status(
             f"{RAY}/rayjobs/{name}",
             jobDeploymentStatus="Failed" if how == "FAILED" else "Complete",
@@ -178,6 +180,8 @@ def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(
         lab.ray.write(submission, b"of the first head\n")
         until(first_head_shown, "the log is shown")
         lab.ray.jobs[submission] = RayJob(1_800_000_999_000, bytearray(b"of the second\n"))
+        lab.kube.put(f"{CORE}/pods/sdp-head-fghij", lab.kube.objects[f"{CORE}/pods/sdp-head-abcde"])
+        lab.kube.remove(f"{CORE}/pods/sdp-head-abcde")
         lab.kube.cut_forwards()
         until(lambda: lab.ray.streams > 1, "the log is read again")
         lab.end(name)
@@ -412,8 +416,8 @@ def nothing(lab: Lab) -> None:
         ("logs x", no_secret, "ray: the cluster's token is in secret 'sdp', which cannot be read"),
         (
             "logs x",
-            lambda lab: (begun(lab), may_not(("create", "pods/portforward"), ("get", "services/proxy"))(lab))[0],
-            "neither pods/portforward (create) nor services/proxy (get, create) is allowed",
+            lambda lab: (begun(lab), may_not(("create", "pods/portforward"))(lab))[0],
+            'cannot create resource "pods/portforward"; ask for that right',
         ),
         (
             "logs x",
@@ -513,7 +517,7 @@ def test_status_of_a_running_job_has_the_newest_line_that_says_when_it_ends(
     assert "ETA 2:00" not in out
     assert main(["status"]) == 0
     assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in capfd.readouterr().out
-    lab.kube.denied.update({("create", "pods/portforward"), ("get", "services/proxy"), ("create", "services/proxy")})
+    lab.kube.denied.add(("create", "pods/portforward"))
     assert main(["status", "x"]) == 0
     assert "ETA" not in capfd.readouterr().out
 
@@ -526,17 +530,6 @@ def test_logs_are_printed_whole_or_the_last_lines(lab: Lab, capfd: pytest.Captur
     assert capfd.readouterr().out == text
     assert main(["logs", "x", "--lines", "2"]) == 0
     assert capfd.readouterr().out == "line 29998\nline 29999\n"
-
-
-def test_the_service_proxy_is_the_way_for_those_who_may_not_forward_ports(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
-    begun(lab)
-    lab.ray.write("x-zz9zz", b"hello\n")
-    lab.kube.denied.add(("create", "pods/portforward"))
-    assert main(["logs", "x"]) == 0
-    assert capfd.readouterr().out == "hello\n"
-    assert lab.kube.asked("GET", "/services/sdp-head-svc:dashboard/proxy/api/v0/logs/file") == 1
 
 
 def test_logs_show_a_finished_job_that_another_user_submitted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -842,7 +835,7 @@ def test_in_the_head_s_pod_missing_permissions_are_not_failures(lab: Lab, tmp_pa
     lab.kube.denied |= {(verb, "rayjobs") for verb in ("create", "get", "list", "delete", "watch")}
     lab.kube.denied |= {("list", kind) for kind in ("rayclusters", "nodes", "deployments", "events")}
     lab.kube.denied |= {("get", kind) for kind in ("configmaps", "secrets", "customresourcedefinitions")}
-    lab.kube.denied |= {("create", "pods/portforward"), ("get", "services/proxy")}
+    lab.kube.denied.add(("create", "pods/portforward"))
     mounted = tmp_path / "jobs"
     mounted.mkdir()
     (mounted / "generate.yaml").write_text("prompts: [a lake]\ncheckpoint: run\n")
