@@ -180,7 +180,9 @@ def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(
         lab.ray.write(submission, b"of the first head\n")
         until(first_head_shown, "the log is shown")
         lab.ray.jobs[submission] = RayJob(1_800_000_999_000, bytearray(b"of the second\n"))
-        lab.kube.put(f"{CORE}/pods/sdp-head-fghij", lab.kube.objects[f"{CORE}/pods/sdp-head-abcde"])
+        pod = lab.kube.objects[f"{CORE}/pods/sdp-head-abcde"]
+        labels = pod["metadata"]["labels"]
+        lab.kube.put(f"{CORE}/pods/sdp-head-fghij", {**pod, "metadata": {"labels": labels}})
         lab.kube.remove(f"{CORE}/pods/sdp-head-abcde")
         lab.kube.cut_forwards()
         until(lambda: lab.ray.streams > 1, "the log is read again")
