@@ -104,6 +104,25 @@ class Record:
         return f"{self.holder} on {self.owner.host}, pid {self.owner.pid}"
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation of a lease, for those of its job's processes that have no heartbeat."""
+
+    storage: Storage
+    number: int
+
+    def check(self) -> None:
+        """Raise LeaseLost if another job has taken over. Makes a request."""
+        if self.storage.exists(_path(self.number + 1)):
+            raise self.lost(f"generation {self.number + 1} has taken over")
+
+    def lost(self, reason: str) -> LeaseLost:
+        return LeaseLost(
+            f"{self.storage.uri}: generation {self.number} of the lease is lost: {reason}; this job stops writing, run "
+            "it again to continue"
+        )
+
+
 class Lease:
     """A lease that is held until it is released or lost, or the process ends. Call `check()` before each write."""
 
@@ -159,10 +178,7 @@ class Lease:
         reason = self._lost or self._expired()
         if reason:
             self._lost = reason  # lost for good: another job may already have taken over
-            raise LeaseLost(
-                f"{self._storage.uri}: generation {self.generation} of the lease is lost: {reason}; "
-                "this job stops writing, run it again to continue"
-            )
+            raise Generation(self._storage, self.generation).lost(reason)
 
     def release(self) -> None:
         """Let the next job begin at once. May be called more than once."""

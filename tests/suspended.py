@@ -1,7 +1,7 @@
 """A job that is suspended at one of its storage operations, while another job takes its lease over.
 
 The suspended job runs in a thread of the test. It reaches its folder through a link, by which its operations are known:
-all of them wait, the heartbeat's too, from the n-th one of its thread until it goes on.
+all of them wait, the heartbeat's too, from the n-th one until it goes on.
 """
 
 import threading
@@ -66,7 +66,7 @@ class Suspension:
         """Suspend the job, if this is its operation."""
         if not uri.startswith(str(self._root)):
             return
-        if threading.current_thread() is self._thread and next(self._turns) == self._number:
+        if next(self._turns) == self._number:
             self.at = f"{operation} {uri.removeprefix(str(self._root))}"
             self._stopped.set()
         if self._stopped.is_set():

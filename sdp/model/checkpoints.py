@@ -149,13 +149,15 @@ def checkpoint_name(step: int) -> str:
 
 
 def steps_in(run: Storage) -> dict[int, bool]:
-    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete."""
-    steps: dict[int, bool] = {}
+    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete.
+
+    A marker alone does not count: a job that was suspended has written it after another one had deleted the checkpoint.
+    """
+    files: dict[int, set[str]] = {}
     for name in run.names(FOLDER):
         if match := _STEP.match(name):
-            step = int(match[1])
-            steps[step] = steps.get(step, False) or name == f"{checkpoint_name(step)}/{COMPLETE}"
-    return dict(sorted(steps.items()))
+            files.setdefault(int(match[1]), set()).add(name[match.end() :])
+    return {step: COMPLETE in files[step] and len(files[step]) > 1 for step in sorted(files)}
 
 
 def run_of(uri: str) -> str:

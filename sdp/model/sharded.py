@@ -38,7 +38,7 @@ from sdp.model.tensor_index import (
     TensorIndex,
     read_tensor_index,
 )
-from sdp.storage import Storage
+from sdp.storage import Data, Storage
 
 FILE_BYTES = 256_000_000
 """Approximate size of a file. Each is sent whole."""
@@ -53,8 +53,15 @@ class Staged:
     Both may run in another thread as long as training only reads the tensors.
     """
 
-    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], plan: "_Writer", host: "HostMemory") -> None:
-        self._storage, self._host, self._index = storage, host, plan.index
+    def __init__(
+        self,
+        storage: Storage,
+        tensors: Mapping[str, Tensor],
+        plan: "_Writer",
+        host: "HostMemory",
+        etags: Mapping[str, str | None],
+    ) -> None:
+        self._storage, self._host, self._index, self._etags = storage, host, plan.index, etags
         self._shards = {file: [_local(tensors[name]) for name in names] for file, names in plan.files}
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
         on_gpu = self._device.type == "cuda"
@@ -99,9 +106,12 @@ class Staged:
         with thread_pool(self._device, _THREADS, "sdp-save") as pool:
             checksums = dict(pool.map(self._write_file, self._copies))
         for name in {_checksum_file(file) for file in checksums}:  # a single name, since all files are this worker's
-            self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": checksums}).encode())
+            self._publish(name, json.dumps({"format": FORMAT, "crc32": checksums}).encode())
         if self._index is not None:
-            self._storage.publish(INDEX, self._index)
+            self._publish(INDEX, self._index)
+
+    def _publish(self, name: str, content: Data) -> None:
+        self._storage.swap(name, content, self._etags.get(name))
 
     def _write_file(self, name: str) -> tuple[str, list[tuple[int, int]]]:
         """Write a file; return its name, and the start and checksum of each of its chunks."""
@@ -110,7 +120,7 @@ class Staged:
         for shard in self._shards[name]:
             checksums.append((at, zlib.crc32(content[at : at + shard.nbytes])))
             at += shard.nbytes
-        self._storage.publish(name, content)
+        self._publish(name, content)
         return name, checksums
 
 
@@ -138,11 +148,17 @@ class HostMemory:
 
 
 def stage(
-    storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: HostMemory | None = None
+    storage: Storage,
+    tensors: dict[str, Tensor],
+    *,
+    alone: bool = False,
+    host: HostMemory | None = None,
+    etags: Mapping[str, str | None] | None = None,
 ) -> Staged:
     """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
 
-    Every worker calls it, since they agree on who writes what; `alone` is for one process by itself.
+    Every worker calls it, since they agree on who writes what; `alone` is for one process by itself. Of the files that
+    the folder has, only those with these `etags` are written over.
     """
     host = host or HostMemory()
     kinds = [
@@ -154,7 +170,7 @@ def stage(
         with _explained(f"{storage.uri}: cannot save"):
             save_state(tensors, storage_writer=writer, no_dist=alone)
         host.plan = kinds, writer
-    return Staged(storage, tensors, host.plan[1], host)
+    return Staged(storage, tensors, host.plan[1], host, etags or {})
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:

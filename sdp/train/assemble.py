@@ -52,8 +52,12 @@ def assemble(
     submit: Submit | None = None,
     callbacks: Sequence[Callback] = (),
     stop: StopRequest | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Trainer:
-    """Return the trainer of this worker; `submit`, for mode online, submits slices to encoders elsewhere."""
+    """Return the trainer of this worker.
+
+    `submit`, for mode online, submits slices to encoders elsewhere; `check` raises if the run's lease is lost.
+    """
     config = with_prediction(config)
     configure_torch(fixed_shapes=True)
     options = config.storage.options()
@@ -72,7 +76,7 @@ def assemble(
             conditioning=make_conditioning(config, model, world, empty),
             reader=reader,
             checkpointer=Checkpointer(
-                RunFolder(open_storage(config.output.uri, options)),
+                RunFolder(open_storage(config.output.uri, options), check),
                 world,
                 config.model_dump(mode="json"),
                 config.checkpoint,

@@ -60,14 +60,15 @@ class Checkpointer:
 
         `consumed` and `bad` are this worker's rows since the previous checkpoint.
         """
-        folder = self.run.checkpoint(state.step)
+        folder, etags = self.run.checkpoint(state.step), dict[str, str | None]()
         if self.world.is_main:
             if self._left_over is None:
                 self._left_over = set(self.run.steps())
             if state.step in self._left_over:  # of an attempt that failed
-                self.run.delete_checkpoint(state.step)
-        self.world.broadcast(None)  # so that nobody writes before it is deleted
-        staged = sharded.stage(folder, tensors, alone=self.world.size == 1, host=self._host)
+                etags = {file.path: file.etag for file in folder.list()}
+            self.run.check()
+        etags = self.world.broadcast(etags)
+        staged = sharded.stage(folder, tensors, alone=self.world.size == 1, host=self._host, etags=etags)
         gathered = self.world.gather((consumed.to_bytes(), list(bad)))
         ledger = b""
         if self.world.is_main:
@@ -77,14 +78,14 @@ class Checkpointer:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        return Saving(folder, replace(state), ledger, rows, outcomes, copied, written)
+        return Saving(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
 
     def commit(self, saving: "Saving") -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""
         folder, state = saving.folder, saving.state
         self.run.record_bad_rows(state.step, saving.bad)
-        folder.publish(LEDGER, saving.ledger)
-        folder.publish(CONFIG, json.dumps(self.config, indent=1).encode())
+        folder.swap(LEDGER, saving.ledger, saving.etags.get(LEDGER))
+        folder.swap(CONFIG, json.dumps(self.config, indent=1).encode(), saving.etags.get(CONFIG))
         stored = read_tensor_index(folder).tensors
         marker = {
             "format": FORMAT,
@@ -97,7 +98,8 @@ class Checkpointer:
             "epoch_start": asdict(state.start),
             **self.metadata,
         }
-        folder.publish(COMPLETE, json.dumps(marker, indent=1).encode())
+        self.run.check()
+        folder.create(COMPLETE, json.dumps(marker, indent=1).encode())
         self._prune(state.step)
 
     def commit_later(self, saving: "Saving") -> "Future[None]":
@@ -166,6 +168,8 @@ class Saving:
     """On the main worker, the ledger of all epochs and workers."""
     ledger_rows: int
     bad: list[Outcome]
+    etags: Mapping[str, str | None]
+    """Etags of files that a failed attempt has left. Only these are written over, and nothing of another job."""
     copied: "Future[None]"
     """Done when the tensors may change."""
     written: "Future[None]"

@@ -102,10 +102,11 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
             cluster.require_gpu_setting("encode", config.encode)
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
+        folder = RunFolder(folder.storage, lease.check)
         folder.claim(head)
         if (folder.latest() or 0) != plan.state.step:  # another job continued the run until its lease ended
             plan = make_plan(config, begun=begun)
-        _pin_sources(config, newest=plan.state.position == 0)
+        _pin_sources(config, lease, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
@@ -124,12 +125,12 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
     return summary
 
 
-def _pin_sources(config: TrainConfig, *, newest: bool) -> None:
+def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
     """Pin the versions of the datasets once for all trainers, which share an epoch's order."""
     if config.data.mode == "offline":
-        open_sources(config, write=True, newest=newest)
+        open_sources(config, newest=newest, write=lease.check)
     else:
-        open_pinned(config, 0, config.source.uri, "images", newest=newest, write=True)
+        open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.check)
 
 
 def _train_here(
@@ -148,7 +149,7 @@ def _train_here(
         emit = EmitMetrics(telemetry.begin(config.output.uri))
         callbacks = [*make_callbacks(config, world, emit, show, others), CheckLease(lease)]
         try:
-            trainer = assemble(config, world, callbacks=callbacks, stop=stop)
+            trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.check)
             with on_signals(lambda name: setattr(stop, "reason", name)):
                 reason = trainer.train()
         except Exception as error:

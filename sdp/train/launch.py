@@ -27,7 +27,7 @@ from sdp.config import TrainConfig, parse_into
 from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
-from sdp.lease import Lease
+from sdp.lease import Generation, Lease
 from sdp.model.sources import resolve
 from sdp.train import online
 from sdp.train.board import RESIZE, Board, WorkerReport
@@ -88,7 +88,8 @@ def train_on_ray(
     # On this driver's node, so that the loss of another node does not end the job.
     board = cluster.start_beside_driver(Board)
     pool: Any = None
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "others": others}
+    held = Generation(folder.storage, lease.generation)
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "others": others, "held": held}
     failures = 0
     try:
         while True:
@@ -153,7 +154,8 @@ def train_worker(loop_config: dict[str, Any]) -> None:
         if (pool := loop_config["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
             submit = online.submitter(pool)
-        reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop).train()
+        check = loop_config["held"].check
+        reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop, check=check).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, failure_line(error), fatal))

@@ -1,7 +1,7 @@
 """Writes a run's metrics in a thread, so that training neither waits nor ends because of the storage."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +26,12 @@ class _File:
 class MetricsLog:
     """The lines since this process began at a step. Lines that the storage refuses are kept and written next time."""
 
-    def __init__(self, run: Storage, step: int) -> None:
-        self._run = run
+    def __init__(self, run: Storage, step: int, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises if the job has lost the run's lease."""
+        self._run, self._check = run, check
         self._files = [_File(step)]
         """Files that are not full, or not written yet, the oldest first."""
         self._step = step
-        self._number: int | None = None
-        """The number of the newest file; the thread lists files before it writes the first one."""
         self._thread = ThreadPoolExecutor(1, "sdp-metrics")
         self._last: Future[None] | None = None
 
@@ -67,10 +66,14 @@ class MetricsLog:
             for file in self._files:
                 if (count := len(file.lines)) == file.written:
                     continue
+                content = b"".join(file.lines[:count])
                 if file.name is None:
-                    self._number = (metrics_files(self._run)[-1][0] if self._number is None else self._number) + 1
-                    file.name = metrics_file(self._number, file.after)
-                self._run.publish(file.name, b"".join(file.lines[:count]))
+                    name = metrics_file(metrics_files(self._run)[-1][0] + 1, file.after)
+                    self._check()
+                    self._run.create(name, content)
+                    file.name = name
+                else:  # it is ours: what it gets late is void, since another job has begun a new one
+                    self._run.publish(file.name, content)
                 file.written = count
         except SdpError as error:
             log.warning("could not write metrics, will try again: %s", error)

@@ -35,7 +35,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
-from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
+from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound, UserError
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
 from sdp.plan.speeds import Figure
 from sdp.storage import Storage
@@ -50,6 +50,9 @@ FILE_LINES = 1000
 """Lines of a full file of metrics, which has about 800 kB."""
 
 _METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
+
+_APPENDS = 5
+"""Attempts to append a line."""
 
 LogLine = dict[str, Any]
 
@@ -82,6 +85,8 @@ class RunFolder:
     """The folder of one run."""
 
     storage: Storage
+    check: Callable[[], None] = lambda: None
+    """Raises if the job has lost the run's lease."""
 
     def claim(self, head: Mapping[str, Any]) -> None:
         """Write the run's identity; if it exists, refuse a different one. Moved datasets are updated."""
@@ -91,7 +96,8 @@ class RunFolder:
             self.refuse_another(head)
             stored = read_json(self.storage, RUN)
             if stored.get("datasets") != head.get("datasets"):
-                self.storage.publish(RUN, json_line({**stored, "datasets": head.get("datasets")}, indent=1))
+                moved = json_line({**stored, "datasets": head.get("datasets")}, indent=1)
+                self.storage.publish_held(RUN, moved, self.check)
 
     def refuse_another(self, head: Mapping[str, Any]) -> None:
         """Raise a DatasetError if the folder holds a run of another identity; write nothing."""
@@ -211,9 +217,16 @@ class RunFolder:
         return {picture: prompt for picture, prompt in prompts.items() if _PICTURE.fullmatch(picture)}
 
     def _append(self, path: str, line: bytes) -> None:
-        content = self._content(path)
-        newline = b"\n" if content and not content.endswith(b"\n") else b""  # or a torn line would damage this one too
-        self.storage.publish(path, content + newline + line)
+        """Append a line, and keep those that another job adds meanwhile."""
+        for left in reversed(range(_APPENDS)):
+            etag, content = self.storage.etag(path), self._content(path)
+            newline = b"\n" if content and not content.endswith(b"\n") else b""  # or a torn line would damage this one
+            try:
+                self.storage.swap(path, content + newline + line, etag)
+                return
+            except Conflict:
+                if not left:
+                    raise
 
     def _content(self, path: str) -> bytes:
         try:

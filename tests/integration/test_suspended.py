@@ -2,12 +2,22 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from sdp.config.train import CheckpointConfig
+from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import MANIFEST, Dataset, finish, open_dataset
 from sdp.lease import Lease
+from sdp.model.checkpoints import TrainState
+from sdp.model.sharded import read_tensors
 from sdp.storage import open_storage
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.metrics_log import MetricsLog
+from sdp.train.run_folder import RunFolder
+from sdp.train.world import World
 from tests.kit import accounted, begin_images, write_images_part, write_source
 from tests.suspended import Clock, suspensions, take_over
 
@@ -52,3 +62,68 @@ def test_a_suspended_job_leaves_the_dataset_that_another_one_has_completed(
         run(root, Clock(), limit=None)
         assert open_dataset(storage).digest == dataset.digest, suspended.at
     assert f"{'replace' if before else 'create'} /images/{MANIFEST}" in at
+
+
+def save(root: Path, lease: Lease, last: int, written: float) -> None:
+    """Do what a run does with its folder: continue from the newest checkpoint, and save one at each step."""
+    run = RunFolder(open_storage(str(root / "run")), lease.check)
+    run.claim({"datasets": [], "identity": {}})
+    run.record("start", by=written)
+    saver = Checkpointer(run, World(), {}, CheckpointConfig(keep_last=1))
+    tensors = {"model.a": torch.zeros(3), "model.b": torch.zeros(2, 2)}
+    state = saver.restore(tensors) or TrainState(0)
+    metrics = MetricsLog(run.storage, state.step, run.check)
+    for step in range(state.step + 1, last + 1):
+        figures = ("samples", "epoch", "workers", "epoch_done", "samples_per_s", "seconds")
+        metrics.add({**dict.fromkeys(figures, int(written)), "step": step})
+        metrics.finish()
+        for tensor in tensors.values():
+            tensor.fill_(written + step)
+        saving = saver.stage(tensors, TrainState(step), Ledger())
+        saving.written.result()
+        saver.commit(saving)
+    saver.close()
+    metrics.close()
+
+
+def state_of(run: RunFolder, step: int) -> tuple[dict[str, str | None], list[dict[str, Any]]]:
+    """Return the etags of a checkpoint's files, and the metrics of the second job."""
+    etags = {file.path: file.etag for file in run.checkpoint(step).list()}
+    return etags, [line for line in run.metrics() if line["samples"] == 200]
+
+
+@pytest.mark.parametrize(("left_over", "last"), [(False, 2), (False, 3), (True, 2)])
+def test_a_suspended_trainer_leaves_the_checkpoints_that_another_job_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, *, left_over: bool
+) -> None:
+    def fresh(number: int) -> Path:
+        root = tmp_path / str(number)
+        root.mkdir()
+        if left_over:  # a job was killed before it completed its second checkpoint
+            with Lease.acquire(open_storage(str(root / "run"))) as lease:
+                save(root, lease, 2, 50.0)
+            (root / "run/checkpoints/step-000000002/complete.json").unlink()
+        return root
+
+    def run(root: Path, clock: Clock) -> None:
+        with Lease.acquire(open_storage(str(root / "run")), clock=clock) as lease:
+            save(root, lease, 2, 100.0)
+
+    at = []
+    for root, suspended in suspensions(monkeypatch, fresh, run):
+        folder = RunFolder(open_storage(str(root / "run")))
+        with take_over(folder.storage) as lease:
+            save(root, lease, last, 200.0)
+        before = state_of(folder, last)
+        suspended.go_on()
+        at.append(suspended.at)
+        assert [step for step, is_complete in folder.steps().items() if is_complete] == [last], suspended.at
+        assert state_of(folder, last) == before, suspended.at
+        values = {
+            value
+            for tensor in read_tensors(folder.checkpoint(last), ["model.a", "model.b"]).values()
+            for value in tensor.flatten().tolist()
+        }
+        assert values in ({100.0 + last}, {200.0 + last}), suspended.at
+        assert 200.0 in [event["by"] for event in folder.events()], suspended.at
+    assert "create /run/checkpoints/step-000000002/complete.json" in at

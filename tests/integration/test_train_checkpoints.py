@@ -252,14 +252,14 @@ def metrics_of(root: Path) -> str:
 def test_a_storage_that_refuses_metrics_ends_no_run(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish = LocalStorage.publish
+    create = LocalStorage.create
 
     def refuse(self: LocalStorage, path: str, data: Any) -> Any:
         if path.startswith("metrics"):
             raise Unavailable(f"{self.uri_of(path)}: away")
-        return publish(self, path, data)
+        return create(self, path, data)
 
-    monkeypatch.setattr(LocalStorage, "publish", refuse)
+    monkeypatch.setattr(LocalStorage, "create", refuse)
     trainer = train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2), RecordMetrics(1)])
     assert trainer.state.step == 4
     assert "could not write metrics" in caplog.text

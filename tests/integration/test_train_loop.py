@@ -264,14 +264,14 @@ def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(
     root: Path, fails_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = type(open_storage(str(root)))
-    publish = storage.publish
+    create = storage.create
 
     def failing(self: Any, path: str, data: Any) -> Any:
         if path.endswith(fails_at) and "step-000000004" in self.uri:
             raise Crash
-        return publish(self, path, data)
+        return create(self, path, data)
 
-    monkeypatch.setattr(storage, "publish", failing)
+    monkeypatch.setattr(storage, "create", failing)
     with pytest.raises((Crash, StorageError)):
         train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])
     monkeypatch.undo()

@@ -68,16 +68,19 @@ class Dies(Callback):
 
 def dying_storage(folder: RunFolder, after: int) -> None:
     """Make a write of this process its last."""
-    storage = type(folder.storage)
-    publish, left = storage.publish, [after]
+    storage, left = type(folder.storage), [after]
 
-    def last(self: Any, path: str, data: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os._exit(9)
-        return publish(self, path, data)
+    def counted(write: Any) -> Any:
+        def last(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return write(*arguments)
 
-    storage.publish = last  # type: ignore[method-assign]  # this process is a fork
+        return last
+
+    for name in ("publish", "create", "replace"):
+        setattr(storage, name, counted(getattr(storage, name)))  # this process is a fork
 
 
 def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) -> None:

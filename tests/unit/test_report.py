@@ -419,6 +419,7 @@ def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_r
 def test_a_damaged_file_of_a_run_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
     make_run(tmp_path)
     run = open_storage(str(tmp_path / "run"))
+    run.publish("checkpoints/step-000000010/tensors.json", b"")
     run.publish(name, content)
     (section,) = gather([run.uri])
     assert not section.good

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def complete(run: RunFolder, *steps: int) -> None:
     for step in steps:
         marker = {"format": 1, "created": "2026-01-01T00:00:00+00:00", "state": {"step": step, "loss": 0.5}}
         run.checkpoint(step).publish("complete.json", json.dumps(marker).encode())
+        run.checkpoint(step).publish("tensors.json", b"")
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -77,13 +79,16 @@ def test_metrics_go_to_files_that_are_not_touched_again_when_they_are_full(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[str, int]] = []
-    real = LocalStorage.publish
 
-    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
-        sent.append((path, bytes(data).count(b"\n")))
-        return real(self, path, data)
+    def recorded(real: Callable[..., FileInfo]) -> Callable[..., FileInfo]:
+        def write(self: LocalStorage, path: str, data: Data) -> FileInfo:
+            sent.append((path, bytes(data).count(b"\n")))
+            return real(self, path, data)
 
-    monkeypatch.setattr(LocalStorage, "publish", publish)
+        return write
+
+    for name in ("create", "publish"):
+        monkeypatch.setattr(LocalStorage, name, recorded(getattr(LocalStorage, name)))
     metrics = MetricsLog(run.storage, 0)
     for step in range(1, 2 * FILE_LINES + 11):
         metrics.add(line(step))
@@ -129,6 +134,7 @@ def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
 
     metrics = MetricsLog(run.storage, 0)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(LocalStorage, "create", refuse)
         patch.setattr(LocalStorage, "publish", refuse)
         for step in range(1, FILE_LINES + 3):
             metrics.add(line(step))
@@ -144,14 +150,18 @@ def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
 def test_nobody_waits_for_a_storage_that_takes_its_time_with_metrics(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, back, asked = LocalStorage.publish, threading.Event(), list[int]()
+    back, asked = threading.Event(), list[int]()
 
-    def slow(self: LocalStorage, path: str, data: Data) -> FileInfo:
-        assert back.wait(60)
-        asked.append(bytes(data).count(b"\n"))
-        return real(self, path, data)
+    def slowed(real: Callable[..., FileInfo]) -> Callable[..., FileInfo]:
+        def write(self: LocalStorage, path: str, data: Data) -> FileInfo:
+            assert back.wait(60)
+            asked.append(bytes(data).count(b"\n"))
+            return real(self, path, data)
 
-    monkeypatch.setattr(LocalStorage, "publish", slow)
+        return write
+
+    for name in ("create", "publish"):
+        monkeypatch.setattr(LocalStorage, name, slowed(getattr(LocalStorage, name)))
     metrics = MetricsLog(run.storage, 0)
     for step in range(1, 21):
         metrics.add(line(step))
@@ -218,6 +228,7 @@ def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
 def test_a_damaged_newest_checkpoint_is_reported_with_the_remedy(run: RunFolder, content: bytes, message: str) -> None:
     complete(run, 10)
     run.checkpoint(20).publish("complete.json", content)
+    run.checkpoint(20).publish("tensors.json", b"")
     run.checkpoint(15).publish("tensors.json", b"left over")
     folder = f"{run.storage.uri}/checkpoints/step-000000020"
     with pytest.raises(DamagedCheckpoint, match=message) as caught:

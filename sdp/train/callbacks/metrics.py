@@ -63,7 +63,8 @@ class RecordMetrics(Callback):
     def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
             # Steps after the checkpoint are repeated, and their lines replace the earlier ones.
-            self._log = MetricsLog(trainer.checkpointer.run.storage, trainer.state.step)
+            run = trainer.checkpointer.run
+            self._log = MetricsLog(run.storage, trainer.state.step, run.check)
             self._written_at = time.monotonic()
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:

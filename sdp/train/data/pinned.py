@@ -6,6 +6,7 @@ is checked by its digest, so another dataset at the same URI is refused.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from sdp.config import TrainConfig
@@ -26,11 +27,17 @@ class Pin:
 
 
 def open_pinned(
-    config: TrainConfig, number: int, uri: str, kind: str, *, newest: bool = False, write: bool = False
+    config: TrainConfig,
+    number: int,
+    uri: str,
+    kind: str,
+    *,
+    newest: bool = False,
+    write: Callable[[], None] | None = None,
 ) -> Dataset:
     """Open the run's `number`-th dataset in the pinned version, or in the `newest`.
 
-    If no version is pinned, the newest is opened. The driver, which has the run's lease, pins it with `write`.
+    If no version is pinned, the newest is opened. The driver pins it: `write` is the check of the run's lease.
     """
     options = config.storage.options()
     run, storage = open_storage(config.output.uri, options), open_storage(uri, options)
@@ -40,9 +47,9 @@ def open_pinned(
         if not newest:
             return pinned
     dataset = open_dataset(storage, kind)
-    if write:
+    if write is not None:
         pin = Pin(storage.uri, dataset.manifest.version, dataset.digest)
-        run.publish(_name(number), json.dumps(asdict(pin), indent=1).encode())
+        run.publish_held(_name(number), json.dumps(asdict(pin), indent=1).encode(), write)
     return dataset
 
 

@@ -62,7 +62,7 @@ def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, writ
         sink = pa.BufferOutputStream()
         below = [path.removeprefix(f"{root}/") if root else path for path in table["uri"].to_pylist()]
         pq.write_table(table.set_column(0, _SCHEMA.field(0), pa.array(below, pa.string())), sink)
-        run.publish(name, sink.getvalue())
+        run.create(name, sink.getvalue())
     return table
 
 

@@ -55,11 +55,11 @@ class Sources:
         return {"dataset": first, **({"datasets": others} if others else {})}
 
 
-def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = False) -> Sources:
+def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None, newest: bool = False) -> Sources:
     """Open the run's datasets, in the pinned versions or in the `newest`.
 
-    With `write`, which is for the driver, the run's folder keeps what it reads: the versions of datasets, the list of
-    plain files, and the counts of shapes.
+    With `write`, which is the lease's check of the driver, the run's folder keeps what it reads: the versions of
+    datasets, the list of plain files, and the counts of shapes.
     """
     sources = Sources(tuple(_open_sources(config, write=write, newest=newest)))
     for source, uri in zip(sources.all, uris_of(config), strict=True):
@@ -74,7 +74,7 @@ def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = Fal
             "all datasets with square crops, or train on one"
         )
     run = open_storage(config.output.uri, config.storage.options())
-    return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write))
+    return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write is not None))
 
 
 def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
@@ -99,7 +99,7 @@ def uris_of(config: TrainConfig) -> list[str]:
     return [config.source.uri, *(other.uri for other in config.source.also)]
 
 
-def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[WeightedDataset]:
+def _open_sources(config: TrainConfig, *, write: Callable[[], None] | None, newest: bool) -> Iterator[WeightedDataset]:
     run = open_storage(config.output.uri, config.storage.options())
     options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
     configured: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
@@ -112,7 +112,7 @@ def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator
             load_weights: Callable[[], Weigh] = partial(row_weights, dataset.storage, holdout, limit)
             yield WeightedDataset(latents, weight, load_weights, dataset.lineage, dataset)
         else:
-            listing = freeze(run, number, uri, options, write=write)
+            listing = freeze(run, number, uri, options, write=write is not None)
             latents = open_plain(listing, uri, options, resolution, columns, limit)
             digest = hashlib.sha256(repr(listing.to_pylist()).encode()).hexdigest()
             lineage = {"uri": uri, "files": listing.num_rows, "files_digest": digest}
