@@ -56,7 +56,7 @@ def blank(storage: Storage, check: Callable[[], None]) -> tuple[int, int]:
             info.kind, info.work, blanked, account,
             layout=read_layout(storage, file.path), retried=info.retried, replaced=replaced,
         )  # fmt: skip
-        storage.publish(file.path, data)
+        storage.swap(file.path, data, file.etag)
         parts, rows = parts + 1, rows + int(mask.sum())
     if dataset is not None and affected:  # also where an earlier call ended before the manifest
         before = dataset.manifest

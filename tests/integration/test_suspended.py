@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from sdp.config.train import CheckpointConfig
+from sdp.datasets import tombstones
+from sdp.datasets.blanking import blank
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import MANIFEST, Dataset, finish, open_dataset
+from sdp.datasets.parts import iter_rows
+from sdp.datasets.tombstones import Takedown
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
 from sdp.model.sharded import read_tensors
@@ -18,7 +22,7 @@ from sdp.train.checkpoint import Checkpointer
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
-from tests.kit import accounted, begin_images, write_images_part, write_source
+from tests.kit import accounted, begin_images, make_images, write_images_part, write_source
 from tests.suspended import Clock, suspensions, take_over
 
 UNIT_ROWS = 21
@@ -62,6 +66,30 @@ def test_a_suspended_job_leaves_the_dataset_that_another_one_has_completed(
         run(root, Clock(), limit=None)
         assert open_dataset(storage).digest == dataset.digest, suspended.at
     assert f"{'replace' if before else 'create'} /images/{MANIFEST}" in at
+
+
+def test_a_suspended_audit_leaves_the_parts_that_another_one_has_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh(number: int) -> Path:
+        root = tmp_path / str(number)
+        begin_images(root, files=[("a.parquet", 5)])
+        tombstones.add(make_images(root).storage, [Takedown("row", "1")])
+        return root
+
+    def rewrite(root: Path, clock: Clock) -> None:
+        storage = open_storage(str(root / "images"))
+        with Lease.acquire(storage, clock=clock) as lease:
+            blank(storage, lease.check)
+
+    for root, suspended in suspensions(monkeypatch, fresh, rewrite):
+        storage = open_storage(str(root / "images"))
+        tombstones.add(storage, [Takedown("row", "2")])
+        with take_over(storage) as lease:
+            blank(storage, lease.check)
+        suspended.go_on()
+        (rows,) = iter_rows(storage, "parts/000000000.parquet", ["image"], 9)
+        assert [set(image) == {0} for image in rows["image"].to_pylist()] == [False, True, True, False], suspended.at
 
 
 def save(root: Path, lease: Lease, last: int, written: float) -> None:
