@@ -25,6 +25,7 @@ import pycurl
 
 from sdp.backoff import backoff
 from sdp.config.download import FetchConfig, HostsConfig
+from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
 from sdp.download.budgets import HostBudgets
 from sdp.download.robots import Robots, site_of
@@ -84,9 +85,14 @@ class Fetcher(Generic[Token]):
         buffer: Buffer,
         deliver: Callable[[Request[Token]], None],
         gate: SharedGate | None = None,
+        block_reason: Callable[[Url], str | None] = lambda _: None,
     ) -> None:
-        """Start the thread; without a shared gate, the hosts' budgets are this fetcher's own."""
+        """Start the thread; without a shared gate, the hosts' budgets are this fetcher's own.
+
+        `block_reason` returns the reason not to follow a redirect to a URL, if there is one.
+        """
         self._fetch, self._hosts, self._deliver, self._gate = options, hosts, deliver, gate
+        self._block_reason = block_reason
         self._buffer = buffer
         self._buffer.on_release = self.wake
         self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
@@ -360,10 +366,14 @@ class Fetcher(Generic[Token]):
             self._fail(request, Failure("redirects", f"more than {self._fetch.max_redirects}"))
             return
         try:
-            request.url = redirected(request.url, location)
+            url = redirected(request.url, location)
         except BadUrl as error:
             self._fail(request, Failure("redirects", str(error)))
             return
+        if (reason := self._block_reason(url)) is not None:
+            self._fail(request, Failure(reason, f"redirect to {url.text}", FILTERED))
+            return
+        request.url = url
         request.hops += 1
         request.following = True
         self._queue(request, now, first=True)

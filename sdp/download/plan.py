@@ -45,6 +45,18 @@ class Rules:
         filtered = [*_side_columns(self.filters), *(score.column for score in _scores(self.filters))]
         return list(dict.fromkeys([source.url_column, source.caption_column, *filtered, *source.columns]))
 
+    def block_reason(self, url: Url) -> str | None:
+        """Return the reason not to request a URL; None if it may be requested."""
+        if self.blocklists.has_host(url.host):
+            return "blocked_domain"
+        if len(self.blocklists.urls) or len(self.taken_down.urls):
+            key = key64(url.text)
+            if self.taken_down.has_url(key):
+                return "tombstone"
+            if self.blocklists.has_url(key):
+                return "blocked_url"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class RowToFetch:
@@ -81,7 +93,7 @@ def plan(
             return Outcome(row, FAILED, "bad_url", str(error), attempts=0)
         if (caption := normalised(captions[at])) is None:
             return Outcome(row, FAILED, "no_caption", attempts=0)
-        if (reason := _block_reason(url, rules)) is not None:
+        if (reason := rules.block_reason(url)) is not None:
             return Outcome(row, FILTERED, reason, attempts=0)
         if duplicates is not None and row in duplicates:
             return Outcome(row, FILTERED, "duplicate_url", attempts=0)
@@ -138,18 +150,6 @@ def _too_long(table: pa.Table, columns: Sequence[str]) -> dict[int, str]:
         if kind_of(table[name].type) in ("text", "bytes")
         for at in np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(table[name]), LARGEST_CELL), False)).tolist()
     }
-
-
-def _block_reason(url: Url, rules: Rules) -> str | None:
-    if rules.blocklists.has_host(url.host):
-        return "blocked_domain"
-    if len(rules.blocklists.urls) or len(rules.taken_down.urls):
-        key = key64(url.text)
-        if rules.taken_down.has_url(key):
-            return "tombstone"
-        if rules.blocklists.has_url(key):
-            return "blocked_url"
-    return None
 
 
 def _cells(table: pa.Table, column: str) -> Sequence[object]:

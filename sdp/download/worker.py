@@ -59,7 +59,9 @@ class DownloadWorker:
         decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
         self._decoders = Decoders(decoder_settings, settings.cpus)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
-        self._fetcher: Fetcher[_Token] = Fetcher(config.fetch, config.hosts, self._buffer, self._on_fetched, gate)
+        self._fetcher: Fetcher[_Token] = Fetcher(
+            config.fetch, config.hosts, self._buffer, self._on_fetched, gate, settings.rules.block_reason
+        )
 
     def make(self, task: UnitTask) -> PartInfo:
         """Fetch, check and write one unit, unless its part exists."""

@@ -12,8 +12,9 @@ from PIL import Image
 
 from scripts.demo import shapes
 from sdp.config import parse
-from sdp.datasets import runs
+from sdp.datasets import runs, tombstones
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.tombstones import Takedown
 from sdp.download import job, survey
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage
@@ -81,6 +82,23 @@ def test_a_body_in_tiny_pieces_holds_up_no_other_row(server: ImageServer, tmp_pa
     assert time.monotonic() - began < 40  # a millionth of a second a piece, where a queue of pieces took 90 s
     assert summary is not None
     assert len(check_exactly_once(summary.dataset, range(61))) == 61
+
+
+def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer, tmp_path: Path) -> None:
+    other_host = server.image_url(1).replace("127.0.0.1", "localhost")
+    targets = [server.image_url(0), other_host, server.image_url(2), server.image_url(3)]
+    for name, entry in (("domains", "localhost"), ("urls", targets[2])):
+        (tmp_path / name).write_text(entry)
+    urls = [server.image_url(row, "redirect", to=target) for row, target in enumerate(targets)]
+    lists = {name: [str(tmp_path / name)] for name in ("domains", "urls")}
+    config = config_for(write_urls(tmp_path / "meta", urls), tmp_path / "out", blocklists=lists)
+    job.run(config.model_copy(update={"limit": 1}))
+    tombstones.add(open_storage(config.output.uri), [Takedown("url", targets[3])])
+    summary = job.run(config)
+    assert summary is not None
+    reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
+    assert reasons == {0: None, 1: "blocked_domain", 2: "blocked_url", 3: "tombstone"}
+    assert server.stats.requests == 5, "four redirects and the one that was followed"
 
 
 def test_a_retry_requests_only_failed_rows(
