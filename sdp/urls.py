@@ -15,6 +15,8 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-
 _UNSAFE = re.compile(r"[^A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]")
 _BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _INSIDE = re.compile(r"[\t\r\n]")
+_LONG_HOST = re.compile(r"(?:[^/?#]*:)?//[^/?#]{301}")
+"""A host whose normal form (NFKC) urllib would compute, in a time that grows with the square of its length."""
 
 
 class BadUrl(ValueError):
@@ -35,11 +37,9 @@ def parse(text: object) -> Url:
     """Parse a table's cell; raise BadUrl if it holds no URL that can be fetched."""
     if not isinstance(text, str):
         raise BadUrl("no URL" if text is None else f"not text but {type(text).__name__}")
-    text = _INSIDE.sub("", text.strip(_EDGES))
+    text = _trimmed(text)
     if not text:
         raise BadUrl("no URL")
-    if len(text) > MAX_LENGTH:
-        raise BadUrl(f"{len(text)} characters, more than {MAX_LENGTH}")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -62,7 +62,7 @@ def parse(text: object) -> Url:
 def redirected(url: Url, location: str) -> Url:
     """Return the URL that a redirect leads to."""
     try:
-        return parse(urljoin(url.text, location.strip(_EDGES)))
+        return parse(urljoin(url.text, _trimmed(location)))
     except ValueError as error:
         raise BadUrl(f"redirect to {location[:80]!r}: {error}") from None
 
@@ -76,6 +76,17 @@ def parents(host: str) -> list[str]:
     """Return a host and the domains above it: a.b.example.org, b.example.org, example.org, org."""
     labels = host.split(".")
     return [".".join(labels[at:]) for at in range(len(labels))]
+
+
+def _trimmed(text: str) -> str:
+    """Return a URL or a part of one without stray blanks; refuse one that is too long."""
+    text = text.strip(_EDGES)
+    if len(text) > MAX_LENGTH:
+        raise BadUrl(f"{len(text)} characters, more than {MAX_LENGTH}")
+    text = _INSIDE.sub("", text)
+    if _LONG_HOST.match(text):
+        raise BadUrl("a host of more than 300 characters is not a domain name")
+    return text
 
 
 def _host(name: str) -> str:

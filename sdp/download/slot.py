@@ -38,7 +38,7 @@ _TRANSLATED = ip_network("64:ff9b::/96")
 """IPv6 addresses that embed an IPv4 address in their last 32 bits."""
 _SPECIAL = [
     # Python versions disagree on whether these are global.
-    *map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23")),
+    *map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23", "3fff::/20")),
     ip_network("64:ff9b:1::/48"),  # local translation to IPv4 (RFC 8215), which varies by network
     ip_network("168.63.129.16/32"),  # the host of each of Azure's virtual machines
 ]

@@ -56,6 +56,7 @@ def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
         ("http://[::1/", "nvalid"),
         ("http://[fe80::1%25eth0]/", "zone"),
         ("http://" + "a" * 300 + ".org/", "not a domain name"),
+        ("http://" + "a" * 290 + ".org/", "not a domain name"),
         ("http://example.org/" + "a" * 9000, "characters"),
     ],
 )
@@ -81,7 +82,8 @@ def test_a_redirect_is_taken_from_where_it_is_and_held_to_the_same_rules() -> No
     assert redirected(here, "d.jpg").text == "http://example.org/a/d.jpg"
     assert redirected(here, "//other.org/x").text == "http://other.org/x"
     assert redirected(here, "https://other.org").host == "other.org"
-    for bad in ("ftp://x/", "file:///etc/passwd", "http://user@x/", "gopher://x"):
+    assert redirected(here, "/d?" + "a=http://x.org&" * 40).text == "http://example.org/d?" + "a=http://x.org&" * 40
+    for bad in ("ftp://x/", "file:///etc/passwd", "http://user@x/", "gopher://x", "/" * 9000, "//" + "a" * 301):
         with pytest.raises(BadUrl, match="redirect to"):
             redirected(here, bad)
 
@@ -99,11 +101,13 @@ PRIVATE = [
     "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.0.9", "169.254.169.254", "172.16.0.1", "192.168.1.1",
     "192.0.0.8", "192.0.2.1", "192.88.99.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255",
     "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1",
+    "3fff::1", "3fff:fff:ffff::1",
     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1",
     "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a9fe:a9fe::1",
     "168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "64:ff9b:1::808:808", "64:ff9b:1:808:8:800::",
 ]  # fmt: skip
-PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1",
+          "3fff:1000::1"]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", PRIVATE)
