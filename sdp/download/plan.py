@@ -1,8 +1,9 @@
 """The rows of the source that are fetched, and the outcomes of the others."""
 
+import codecs
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,11 +19,13 @@ from sdp.datasets.units import Addresses
 from sdp.download.blocklists import Blocklists
 from sdp.urls import BadUrl, Url, key64, parse
 
+_MARKS = 30
+"""Combining marks that a character keeps (Unicode's stream-safe limit): sorting n of them takes n² steps."""
 _KEPT = frozenset("\u200c\u200d")
 """Invisible characters with a meaning: the joiners of scripts and emoji."""
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, moves
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d]*(?:\x07|\x1b\\|\x9c)"  # titles, links
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
 """Escape sequences of terminals, whose later characters look like text."""
@@ -67,6 +70,8 @@ class RowToFetch:
     """Position in the table."""
     url: Url
     caption: str
+    note: str | None = None
+    """The detail of the outcome if the row is written."""
 
 
 def plan(
@@ -79,6 +84,7 @@ def plan(
     filtered, too_long = _filtered(table, rules.filters), _too_long(table, rules.source.columns)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
+    long_captions = _too_long(table, [rules.source.caption_column])
 
     def decide(at: int, row: int) -> RowToFetch | Outcome:
         if row in rules.taken_down_rows:
@@ -97,7 +103,7 @@ def plan(
             return Outcome(row, FILTERED, reason, attempts=0)
         if duplicates is not None and row in duplicates:
             return Outcome(row, FILTERED, "duplicate_url", attempts=0)
-        return RowToFetch(row, at, url, caption)
+        return RowToFetch(row, at, url, caption, f"{long_captions[at]}, cut" if at in long_captions else None)
 
     decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
     return (
@@ -143,7 +149,7 @@ def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
 
 
 def _too_long(table: pa.Table, columns: Sequence[str]) -> dict[int, str]:
-    """Return the positions of rows with a cell of the carried columns that was cut, and the reason to fail them."""
+    """Return the positions of rows with a cell of these columns that was cut, and what was wrong with it."""
     return {
         at: f"column {name}: more than {LARGEST_CELL:,} bytes"
         for name in columns
@@ -175,22 +181,28 @@ def as_text(cell: object) -> object:
 def normalised(caption: object) -> str | None:
     """Return a caption as one line of valid, composed (NFC) text; None if nothing is left.
 
-    Bytes are decoded as UTF-8 with U+FFFD for invalid ones. Terminals' escape sequences are removed, and other control
-    characters and runs of blanks become one blank.
+    A caption longer than LARGEST_CELL is cut. Bytes are decoded as UTF-8 with U+FFFD for invalid ones. Terminals'
+    escape sequences and surplus marks are removed, and other control characters and runs of blanks become one blank.
     """
-    if isinstance(caption, bytes):
-        caption = caption.decode("utf-8", "replace")
-    if not isinstance(caption, str):
+    if not isinstance(caption, str | bytes):
         return None
+    whole, caption = len(caption) <= LARGEST_CELL, caption[:LARGEST_CELL]
+    if isinstance(caption, bytes):
+        caption, _ = codecs.utf_8_decode(caption, "replace", whole)  # else without a character that the cut divides
     if caption.isascii() and caption.isprintable():
         return " ".join(caption.split()) or None
     text = caption.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    text = unicodedata.normalize("NFC", _ESCAPES.sub("", text))
-    text = "".join(" " if _is_control(letter) else letter for letter in text)
+    text = unicodedata.normalize("NFC", "".join(_harmless(_ESCAPES.sub("", text))))
     text = " ".join(text.split())
     return text if any(letter != "\ufffd" and letter not in _KEPT for letter in text) else None
 
 
-def _is_control(letter: str) -> bool:
-    # Cc: control, Cs: lone surrogate, Cf: format marks such as a byte-order mark.
-    return unicodedata.category(letter) in ("Cc", "Cs", "Cf") and letter not in _KEPT
+def _harmless(text: str) -> Iterator[str]:
+    """Yield the characters of a text without surplus marks, and with blanks for control characters."""
+    marks = 0
+    for letter in text:
+        category = unicodedata.category(letter)
+        marks = marks + 1 if category[0] == "M" else 0
+        if marks <= _MARKS:
+            # Cc: control, Cs: lone surrogate, Cf: format marks such as a byte-order mark.
+            yield " " if category in ("Cc", "Cs", "Cf") and letter not in _KEPT else letter

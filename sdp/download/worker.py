@@ -116,7 +116,7 @@ class DownloadWorker:
         (unit, wanted), attempts = request.token, request.attempts
         checked = examined(reply, image)
         self._buffer.release(request.size)
-        outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
+        outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail or wanted.note, attempts)
         if checked.outcome != WRITTEN:
             self._settle(unit, outcome)
             return

@@ -1,8 +1,6 @@
 """Bodies, captions, URLs and robots.txt."""
 
 import contextlib
-import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +8,8 @@ from pathlib import Path
 from sdp import urls
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Request
+from sdp.download.plan import normalised
 from sdp.download.slot import Buffer, Networks, Slot
-from sdp.sandbox.child import send
 from tests.growth import Case
 
 
@@ -25,6 +23,20 @@ def _url(pieces: int, _: Path) -> Callable[[], object]:
     return read
 
 
+def _host(pieces: int, _: Path) -> Callable[[], object]:
+    here, location = urls.parse("http://example.org/"), "//a" + "\u0315\u0300" * pieces
+
+    def read() -> None:
+        with contextlib.suppress(urls.BadUrl):
+            urls.redirected(here, location)
+
+    return read
+
+
+def _caption(text: str) -> Callable[[int, Path], Callable[[], object]]:
+    return lambda pieces, _: lambda: normalised("a" + text * pieces)
+
+
 def _body(pieces: int, _: Path) -> Callable[[], object]:
     request = Request(None, urls.parse("http://example.org/a.jpg"))
     slot = Slot(FetchConfig(), Networks(), Buffer(1 << 30), deque(), None, request, 0.0, status=200)
@@ -32,32 +44,16 @@ def _body(pieces: int, _: Path) -> Callable[[], object]:
     def read() -> None:
         for _ in range(pieces):
             assert slot.write(b"ab") is None
-        _pass_on(slot.pieces)
+        b"".join(slot.pieces)
 
     return read
 
 
-def _message(pieces: int, _: Path) -> Callable[[], object]:
-    return lambda: _pass_on([b"ab"] * pieces)
-
-
-def _pass_on(pieces: list[bytes] | list[bytearray]) -> None:
-    """Send a message to a thread that reads it."""
-    source, sink = os.pipe()
-
-    def read() -> None:
-        while os.read(source, 1 << 16):
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    send(sink, pieces)
-    os.close(sink)
-    reader.join()
-
-
 CASES: tuple[Case, ...] = (
     Case("URL of escapes and dots", 20_000, _url),
+    Case("redirect to a host of combining marks", 4_000, _host),
+    Case("caption of combining marks", 20_000, _caption("\u0315\u0300")),
+    Case("caption of precomposed marks", 20_000, _caption("\u0344\u0f73")),
+    Case("caption of unfinished escape sequences", 20_000, _caption("\x9d")),
     Case("body in pieces", 150_000, _body),
-    Case("message to a decoder in pieces", 50_000, _message),
 )

@@ -13,7 +13,9 @@ from PIL import Image
 from scripts.demo import shapes
 from sdp.config import parse
 from sdp.datasets import runs, tombstones
+from sdp.datasets.manifest import part_infos
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.parts import read_account
 from sdp.datasets.tombstones import Takedown
 from sdp.download import job, survey
 from sdp.errors import DatasetError, SdpError
@@ -99,6 +101,18 @@ def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer
     reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
     assert reasons == {0: None, 1: "blocked_domain", 2: "blocked_url", 3: "tombstone"}
     assert server.stats.requests == 5, "four redirects and the one that was followed"
+
+
+def test_a_caption_that_is_cut_holds_nothing_up_and_its_row_says_so(server: ImageServer, tmp_path: Path) -> None:
+    captions = ["a" + "\u0315\u0300" * 750_000, *(f"caption {row}" for row in range(1, 20))]
+    source = write_urls(tmp_path / "meta", plain_urls(server, 20), caption=captions)
+    summary = job.run(config_for(source, tmp_path / "out"))
+    assert summary is not None
+    rows = check_exactly_once(summary.dataset, range(20))
+    assert rows[0]["caption"] == "à" + "\u0300" * 14 + "\u0315" * 15
+    (info,) = part_infos(summary.dataset.storage)
+    details = read_account(summary.dataset.storage, info.path)["detail"].to_pylist()
+    assert details == ["column caption: more than 65,536 bytes, cut", *[None] * 19]
 
 
 def test_a_retry_requests_only_failed_rows(

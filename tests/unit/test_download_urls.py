@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdp.datasets.columns import LARGEST_CELL
 from sdp.download.plan import normalised
 from sdp.download.robots import opt_out
 from sdp.download.slot import Networks
@@ -165,6 +166,17 @@ def test_an_ipv4_address_is_judged_alike_however_ipv6_wraps_it(address: ipaddres
 )
 def test_a_caption_is_one_line_of_valid_text_or_missing(caption: object, expected: str | None) -> None:
     assert normalised(caption) == expected
+
+
+def test_a_character_keeps_thirty_marks() -> None:
+    assert normalised("cafe\u0301" + "\u0323" * 40) == "caf\u1eb9" + "\u0323" * 28 + "\u0301"
+
+
+def test_a_long_caption_is_cut_between_characters() -> None:
+    assert normalised("é" + "a" * LARGEST_CELL) == "é" + "a" * (LARGEST_CELL - 1)
+    assert normalised(b"\xffa" + "é".encode() * LARGEST_CELL) == "\ufffda" + "é" * (LARGEST_CELL // 2 - 1)
+    assert normalised(b"a\xff" + b"a" * (LARGEST_CELL - 3) + "é".encode()) == "a\ufffd" + "a" * (LARGEST_CELL - 3)
+    assert normalised(b"a\xff") == "a\ufffd"
 
 
 @given(st.text(alphabet=st.characters()) | st.binary())
