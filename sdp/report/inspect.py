@@ -38,8 +38,7 @@ from sdp.model.checkpoints import (
 )
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
-from sdp.train.run_folder import RunFolder
-from sdp.train.timeline import SUMMARY
+from sdp.train.run_folder import PROFILE, RunFolder
 
 SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
 
@@ -247,7 +246,7 @@ def describe_run(storage: Storage) -> Run:
         history=dict(Counter(event["event"] for event in events)),
         trouble=_trouble(events),
         bad_rows=dict(Counter(line["reason"] for line in bad_rows).most_common()),
-        profile=storage.uri_of(SUMMARY) if storage.exists(SUMMARY) else None,
+        profile=storage.uri_of(PROFILE) if storage.exists(PROFILE) else None,
         newest=newest,
         damaged=problems,
         metrics=metrics,

@@ -12,13 +12,11 @@ from sdp.config.train import PHASES
 from sdp.console import clock, counted, duration, size
 from sdp.datasets.audit import RUN
 from sdp.datasets.output import read_json
-from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
 from sdp.report.inspect import TROUBLE, Run, describe_run
 from sdp.report.page import Bar, Block, Folded, PageSection, Strips, Svg, Table, Tile, listing
 from sdp.storage import Storage
-from sdp.train.run_folder import RunFolder, samples_folder
-from sdp.train.timeline import SUMMARY, drawing
+from sdp.train.run_folder import PROFILE, RunFolder, samples_folder
 
 _EVENTS = 30
 """Limit on the rows of the history. Ordinary checkpoints are omitted if there are more events."""
@@ -45,7 +43,8 @@ def run_sections(storage: Storage, pictures: int = 48) -> list[PageSection]:
     blocks: list[Block] = _curves(metrics) if metrics else []
     if pictures:
         blocks += _samples(RunFolder(storage), pictures, problems)
-    blocks += _profile(storage, problems)
+    if run.profile is not None:
+        blocks.append(Folded("Profile: where a step's time and memory go", storage.read(PROFILE).decode()))
     if run.checkpoints:
         rows = [(c["step"], c["samples"], c["loss"] or 0.0, size(c["bytes"]), c["created"]) for c in run.checkpoints]
         blocks.append(Table("Checkpoints", ("step", "samples", "loss", "size", "written"), rows))
@@ -207,18 +206,6 @@ def _tile(run: RunFolder, step: int, name: str, prompt: str) -> Tile:
     except NotFound:  # deleted since
         data = None
     return Tile(data, prompt, f"step {step:,}")
-
-
-def _profile(run: Storage, problems: list[str]) -> list[Block]:
-    if not run.exists(SUMMARY):
-        return []
-    try:
-        profile = read_json(run, SUMMARY)
-        with reading(run.uri_of(SUMMARY), "delete it"):
-            return [Svg(f"Where a step's time and memory go, step {profile['last_step']:,}", drawing(profile))]
-    except DatasetError as error:
-        problems.append(str(error))
-        return []
 
 
 def _history(events: Sequence[Mapping[str, Any]]) -> Block:

@@ -41,6 +41,7 @@ from sdp.plan.speeds import Figure
 from sdp.storage import Storage
 
 EVENTS = "events.jsonl"
+PROFILE = "profile/summary.txt"
 FORMAT = 1
 SAMPLES, PROMPTS = "samples/", "prompts.json"
 """The pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""

@@ -1,8 +1,9 @@
 """The time of a step by activity."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import record_function
@@ -11,6 +12,17 @@ from sdp.device import record
 
 ANNOTATION = "sdp."
 """The prefix of activities' names in a profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpan:
+    """One activity of a step that is profiled."""
+
+    activity: str
+    seconds: Callable[[], float]
+    """Returns its time; on a GPU once the device is synchronised."""
+    peak_bytes: int
+    """The most memory that was allocated on the GPU; 0 on a CPU."""
 
 
 class Stopwatch:
@@ -25,22 +37,37 @@ class Stopwatch:
         self._device = device
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self.annotate = False
-        """True while the job is profiled: activities are named in the profile."""
+        self.spans: list[MeasuredSpan] | None = None
+        """The activities while the job is profiled, when they are also named in the profile; else None."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
         """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
-        with record_function(ANNOTATION + activity) if self.annotate else nullcontext():
-            if self._device.type == "cuda" and not host:
+        spans, cuda = self.spans, self._device.type == "cuda"
+        if spans is not None and cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        with record_function(ANNOTATION + activity) if spans is not None else nullcontext():
+            if cuda and not host:
                 stream = torch.cuda.current_stream(self._device)
                 began = record(stream, timing=True)
                 yield
-                self._events.append((activity, began, record(stream, timing=True)))
+                ended = record(stream, timing=True)
+                self._events.append((activity, began, ended))
+
+                def seconds() -> float:
+                    return float(began.elapsed_time(ended)) / 1000
             else:
                 start = time.perf_counter()
                 yield
-                self._add(activity, time.perf_counter() - start)
+                taken = time.perf_counter() - start
+                self._add(activity, taken)
+
+                def seconds() -> float:
+                    return taken
+
+        if spans is not None:
+            peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
+            spans.append(MeasuredSpan(activity, seconds, peak))
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap; work that the GPU has not finished counts in the next lap."""

@@ -1,7 +1,6 @@
-"""Profiles a few steps: OUTPUT/profile/trace.json.gz, summary.json and timeline.svg."""
+"""Profiles a few steps: OUTPUT/profile/ has a summary, torch's trace and, of a GPU, the history of its memory."""
 
 import gzip
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,19 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from sdp.console import counted
+from sdp.console import counted, size, table
 from sdp.model.checkpoints import kind_of
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.optimizer import shard
-from sdp.train.profile import summarize
-from sdp.train.timeline import PICTURE, SUMMARY, drawing
+from sdp.train.run_folder import PROFILE
+from sdp.train.stopwatch import MeasuredSpan
 from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-TRACE = "profile/trace.json.gz"
+TRACE, MEMORY = "profile/trace.json.gz", "profile/memory.pickle"
+_OPERATIONS = 25
+"""Operations in the summary, the longest first."""
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Profile(Callback):
                 self._profiler.step()
         elif self._seen == self.start - 1:
             self._begin(trainer)
+        if self._profiler is not None and self._seen == self.start:  # its warm-up is over
+            trainer.stopwatch.spans = []
 
     def on_end(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
@@ -75,8 +78,9 @@ class Profile(Callback):
             schedule=schedule(wait=0, warmup=1, active=self.steps, repeat=1),
             profile_memory=True,
         )
+        if trainer.world.device.type == "cuda":
+            torch.cuda.memory._record_memory_history()
         self._profiler.start()
-        trainer.stopwatch.annotate = True
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
@@ -85,23 +89,45 @@ class Profile(Callback):
         return profiler
 
     def _end(self, trainer: Trainer) -> None:
-        trainer.stopwatch.annotate = False
-        cuda = trainer.world.device.type == "cuda"
+        spans, trainer.stopwatch.spans = trainer.stopwatch.spans or [], None
+        run, cuda, steps = trainer.checkpointer.run, trainer.world.device.type == "cuda", self._seen - self.start
         if cuda:
             torch.cuda.synchronize()
         profiler = self._stop()
         with TemporaryDirectory(prefix="sdp-profile-") as scratch:
             file = Path(scratch) / "trace.json"
             profiler.export_chrome_trace(str(file))
-            content = file.read_bytes()
-        summary = summarize(json.loads(content), torch.cuda.get_device_name() if cuda else "CPU")
-        summary |= {"last_step": trainer.state.step, "workers": trainer.world.size, "state_bytes": state_bytes(trainer)}
-        run = trainer.checkpointer.run
-        run.storage.publish(TRACE, gzip.compress(content, 3))
-        run.storage.publish(PICTURE, drawing(summary, alone=True).encode())
-        run.storage.publish(SUMMARY, json.dumps(summary, indent=1).encode())
-        run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(SUMMARY))
-        log.info("profiled %d steps: %s", summary["steps"], run.storage.uri_of(PICTURE))
+            run.storage.publish(TRACE, gzip.compress(file.read_bytes(), 3))
+            if cuda:
+                torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+                torch.cuda.memory._record_memory_history(enabled=None)
+                run.storage.publish(MEMORY, file.read_bytes())
+        order = "self_device_time_total" if cuda else "self_cpu_time_total"
+        parts = [
+            f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}, "
+            + ", ".join(f"{kind} {size(count)}" for kind, count in state_bytes(trainer).items()),
+            phases(spans, steps),
+            profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
+        ]
+        run.storage.publish(PROFILE, "\n\n".join(parts).encode())
+        run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(PROFILE))
+        log.info("profiled %d steps: %s", steps, run.storage.uri_of(PROFILE))
+
+
+def phases(spans: "list[MeasuredSpan]", steps: int) -> str:
+    """Return a table of a step's activities: their mean time, and the most memory that was allocated in them."""
+    seconds: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    for span in spans:
+        seconds[span.activity] = seconds.get(span.activity, 0.0) + span.seconds()
+        peaks[span.activity] = max(peaks.get(span.activity, 0), span.peak_bytes)
+    whole = sum(seconds.values()) or 1.0
+    rows = [
+        (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if peaks[name] else "")
+        for name, spent in seconds.items()
+    ]
+    rows.append(("all", f"{1e3 * whole / steps:,.2f}", "", ""))
+    return table(rows, ("phase", "ms a step", "share", "peak memory"))
 
 
 def state_bytes(trainer: Trainer) -> dict[str, int]:
