@@ -104,7 +104,8 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = 
     """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
     output = (open_output if write else peek_output)(prepared.spec.output, prepared.head)
     if only_failed:
-        return order_retry(output, open_dataset(prepared.spec.output, prepared.head.kind))
+        dataset = open_dataset(prepared.spec.output, prepared.head.kind)
+        return order_retry(output, dataset, prepared.pictures.files, prepared.spec.storage)
     return prepared.pictures.freeze(output, prepared.config.limit, prepared.spec.storage)
 
 
@@ -131,7 +132,7 @@ def retry_of(output: Output, work: Work) -> Retry | None:
     if not work.attempt:
         return None
     version = next(v for v in output.index.versions if v.attempt == work.attempt)
-    if version.files.num_rows:
+    if version.files.num_rows and output.head.derived:  # else they are files that were replaced
         return None
     return Retry(*failed_before(output.storage, work))
 
