@@ -24,7 +24,7 @@ from pydantic import Field
 
 from sdp.console import duration, say
 from sdp.datasets.records import LARGEST, Whole, dump, parse
-from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
+from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError, UserError
 from sdp.leaving import cleanups
 from sdp.storage import Storage
 
@@ -170,6 +170,7 @@ class Lease:
                 storage.create(_path(record.generation), dump(record))
             except AlreadyExists:
                 continue  # another newcomer won this generation
+            _require_conditions(storage, record)
             return cls(storage, record, clock, born)
         raise LeaseHeld(_held(storage, _newest(storage)))
 
@@ -260,6 +261,17 @@ def describe(storage: Storage) -> str:
     if age <= 2 * record.ttl_s:
         return f"under way: {who} has held its lease since {record.since}"
     return f"interrupted: {who} held its lease, last seen {duration(age)} ago; run its job again to continue"
+
+
+def _require_conditions(storage: Storage, record: Record) -> None:
+    """Refuse a store that ignores If-None-Match: it would give this generation to any number of jobs."""
+    other = replace(record, token=token_hex(16))  # with the same content, a repeated attempt would count as ours
+    with suppress(AlreadyExists):
+        storage.create(_path(record.generation), dump(other))
+        raise UserError(
+            f"{storage.uri}: the store ignores If-None-Match, so two jobs could write this output at once; choose a "
+            "store with conditional writes"
+        )
 
 
 def _newest(storage: Storage) -> int:

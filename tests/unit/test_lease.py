@@ -15,7 +15,7 @@ import pytest
 
 from sdp import lease as lease_module
 from sdp.datasets.records import dump
-from sdp.errors import LeaseHeld, LeaseLost, Unavailable
+from sdp.errors import LeaseHeld, LeaseLost, Unavailable, UserError
 from sdp.lease import Lease, Owner, Record
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
@@ -386,6 +386,14 @@ def test_one_of_many_threads_gets_the_lease(storage: Storage) -> None:
     assert len(got) == 1
     got[0].check()
     got[0].release()
+
+
+def test_a_store_that_ignores_if_none_match_is_refused_by_that_name(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalStorage, "create", LocalStorage.publish)
+    with pytest.raises(UserError, match=rf"^{storage.uri}: the store ignores If-None-Match, .*; choose a store with"):
+        Lease.acquire(storage)
 
 
 def test_release_ends_the_thread_can_be_repeated_and_happens_on_an_error_too(storage: Storage) -> None:
