@@ -1,7 +1,8 @@
 """Servers' requests to leave images out: X-Robots-Tag, and robots.txt where a job honours it."""
 
-from urllib.parse import urlsplit
-from urllib.robotparser import RobotFileParser
+import sys
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
 
 from sdp.datasets.outcomes import FILTERED
 from sdp.download.transfer import Failure
@@ -15,8 +16,10 @@ _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview"
 MAX_BYTES = 512_000
 """Bytes of a robots.txt that are read; RFC 9309 asks for at least 500 KiB."""
 _VALID_S, _RETRY_S = 86_400.0, 300.0
-_CACHE_BYTES, _ENTRY_BYTES = 8_000_000, 1_000
-"""Bytes of all cached robots.txt, and the fewest that each counts as."""
+_CACHE_BYTES, _SITE_BYTES, _RULE_BYTES = 32_000_000, 1_000, 60
+"""Memory for the rules of all sites, and what a site and a rule take of it beside the rule's text."""
+_MOST_WILDCARDS = 5_000
+"""Wildcards of a robots.txt; each costs time for each URL of the site, and a file of MAX_BYTES can hold 500,000."""
 _ABSENT = ("empty", "redirects", "http_status 4")
 """Beginnings of the failures that mean a site without rules."""
 
@@ -26,7 +29,7 @@ class Robots:
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._rules: dict[str, tuple[float, int, RobotFileParser | Failure]] = {}
+        self._rules: dict[str, tuple[float, int, _Rules | Failure]] = {}
         self._bytes = 0
 
     def knows(self, site: str, now: float) -> bool:
@@ -38,23 +41,83 @@ class Robots:
         rules = self._rules[site][2]
         if isinstance(rules, Failure):
             return rules
-        if rules.can_fetch(self._agent, url):
+        if rules.allow(unquote(url.removeprefix(site))):
             return None
         return Failure("opt_out", f"{site}/robots.txt disallows it for {self._agent}", FILTERED)
 
     def note(self, site: str, text: bytes, failure: Failure | None, now: float) -> None:
         """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
-        rules: RobotFileParser | Failure
+        rules: _Rules | Failure
+        size = _SITE_BYTES
         if failure is None or f"{failure.reason} {failure.detail}".startswith(_ABSENT):
-            rules = RobotFileParser()
-            rules.parse(text.decode("utf-8", "replace").splitlines())
+            rules = _Rules(_patterns(text.decode("utf-8-sig", "replace"), self._agent))
+            size += rules.size
+            if sum(pattern.count("*") for pattern in rules.wild) > _MOST_WILDCARDS:
+                rules = Failure("not_asked", f"{site}/robots.txt has more than {_MOST_WILDCARDS:,} wildcards")
         else:
             rules = Failure("not_asked", f"{site}/robots.txt cannot be read: {failure.reason}, {failure.detail}")
-        size = _ENTRY_BYTES + len(text)
         self._bytes += size - self._rules.pop(site, (0.0, 0, None))[1]
         self._rules[site] = now + (_RETRY_S if isinstance(rules, Failure) else _VALID_S), size, rules
         while self._bytes > _CACHE_BYTES:
             self._bytes -= self._rules.pop(next(iter(self._rules)))[1]
+
+
+class _Rules:
+    """The patterns that apply to one agent. The longest that fits decides; of two, the one that allows."""
+
+    def __init__(self, patterns: Mapping[str, bool]) -> None:
+        self.wild = {pattern: allows for pattern, allows in patterns.items() if "*" in pattern or pattern[-1] == "$"}
+        self._plain = {unquote(pattern): allows for pattern, allows in patterns.items() if pattern not in self.wild}
+        self._lengths = sorted(set(map(len, self._plain)), reverse=True)
+        """At most a thousand, since a robots.txt is limited to MAX_BYTES."""
+
+    @property
+    def size(self) -> int:
+        """The memory that they take, in bytes."""
+        return sum(sys.getsizeof(text) + _RULE_BYTES for text in (*self._plain, *self.wild))
+
+    def allow(self, target: str) -> bool:
+        """Return whether a path with its query may be requested."""
+        prefixes = (target[:length] for length in self._lengths if length <= len(target))
+        best = next(((len(prefix), self._plain[prefix]) for prefix in prefixes if prefix in self._plain), (0, True))
+        for pattern, allows in self.wild.items():
+            if (len(pattern), allows) > best and _fits(pattern, target):
+                best = len(pattern), allows
+        return best[1]
+
+
+def _patterns(text: str, agent: str) -> dict[str, bool]:
+    """Return the patterns of the groups that name an agent, or else of those for all, and whether each allows."""
+    token, groups = agent.partition("/")[0].lower(), dict[str, dict[str, bool]]()
+    group: list[dict[str, bool]] = []
+    in_rules = True
+    for line in text.splitlines():
+        key, _, value = (item.strip() for item in line.partition("#")[0].partition(":"))
+        if (key := key.lower()) == "user-agent":
+            name = value.partition("/")[0].lower()
+            group = [] if in_rules else group
+            group += [groups.setdefault(name, {})] if name in ("*", token) else []
+            in_rules = False
+        elif key in ("allow", "disallow"):
+            in_rules = True
+            for patterns in group if value else ():
+                patterns[value] = patterns.get(value, False) or key == "allow"
+    return groups.get(token, groups.get("*", {}))
+
+
+def _fits(pattern: str, target: str) -> bool:
+    """Return whether a path begins with a pattern, in which * is any text and a last $ the end."""
+    first, *rest = map(unquote, (pattern[:-1] if pattern.endswith("$") else f"{pattern}*").split("*"))
+    if not rest:
+        return target == first
+    if not target.startswith(first):
+        return False
+    at = len(first)
+    for part in rest[:-1]:
+        at = target.find(part, at) + len(part)
+        if at < len(part):
+            return False
+    return target.endswith(rest[-1], at)
 
 
 def site_of(url: str) -> str:

@@ -9,6 +9,7 @@ from sdp import urls
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Request
 from sdp.download.plan import normalised
+from sdp.download.robots import MAX_BYTES, Robots
 from sdp.download.slot import Buffer, Networks, Slot
 from tests.growth import Case
 
@@ -37,6 +38,23 @@ def _caption(text: str) -> Callable[[int, Path], Callable[[], object]]:
     return lambda pieces, _: lambda: normalised("a" + text * pieces)
 
 
+def _robots(rule: str, path: str = "") -> Callable[[int, Path], Callable[[], object]]:
+    """Prepare a robots.txt of different rules, and 20 URLs of its site."""
+
+    def prepare(pieces: int, _: Path) -> Callable[[], object]:
+        text = "User-agent: *\n" + "".join(rule.format(number) for number in range(pieces))
+
+        def read() -> None:
+            robots = Robots("sdp")
+            robots.note("http://a.org", text.encode()[:MAX_BYTES], None, 0.0)
+            for number in range(20):
+                robots.refusal("http://a.org", f"http://a.org/{path}{number}.jpg")
+
+        return read
+
+    return prepare
+
+
 def _body(pieces: int, _: Path) -> Callable[[], object]:
     request = Request(None, urls.parse("http://example.org/a.jpg"))
     slot = Slot(FetchConfig(), Networks(), Buffer(1 << 30), deque(), None, request, 0.0, status=200)
@@ -55,5 +73,8 @@ CASES: tuple[Case, ...] = (
     Case("caption of combining marks", 20_000, _caption("\u0315\u0300")),
     Case("caption of precomposed marks", 20_000, _caption("\u0344\u0f73")),
     Case("caption of unfinished escape sequences", 20_000, _caption("\x9d")),
+    Case("robots.txt of rules", 10_000, _robots("Disallow: /{:x}\n"), full=1),
+    Case("robots.txt of lengths", 250, _robots("Disallow: /{0:a<{0}}\n", "a" * 2_000), full=1),
+    Case("robots.txt of wildcards", 1_200, _robots("Disallow: *a*{}$\n", "a" * 4_000), full=1),
     Case("body in pieces", 150_000, _body),
 )

@@ -4,6 +4,7 @@ import random
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -365,13 +366,68 @@ def test_robots_txt_is_not_asked_for_by_default() -> None:
 
 
 def test_the_rules_of_sites_are_kept_within_a_bound_and_for_a_day() -> None:
+    robots, text = Robots("sdp"), b"".join(b"Disallow: /%x\n" % number for number in range(36_000))
+    tracemalloc.start()
+    for number in range(16):
+        robots.note(f"http://{number}", b"User-agent: *\n" + text, None, now=0.0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    kept = [number for number in range(16) if robots.knows(f"http://{number}", now=1.0)]
+    assert kept == list(range(16 - len(kept), 16))
+    assert 2 < len(kept) < 16
+    assert 16e6 < held < 32e6
+    assert not robots.knows("http://15", now=86_401.0)
+
+
+# Most are the examples in Google's documentation of robots.txt ("URL matching based on path values").
+@pytest.mark.parametrize(
+    ("rules", "fits", "others"),
+    [
+        (
+            "/fish",
+            "/fish /fish.html /fish/salmon.html /fishheads /fish.php?id=a",
+            "/Fish.asp /catfish /?id=fish /a/fish",
+        ),
+        ("/fish/", "/fish/ /fish/?id=anything /fish/salmon.htm", "/fish /fish.html /animals/fish/ /Fish/Salmon.asp"),
+        ("/*.php", "/index.php /folder/a.php?parameters /folder/any.php.file.html /a.php/", "/ /windows.PHP"),
+        ("/*.php$", "/filename.php /folder/filename.php", "/a.php?parameters /a.php/ /a.php5 /windows.PHP"),
+        ("/fish*.php", "/fish.php /fishheads/catfish.php?parameters", "/Fish.PHP"),
+        ("/ + /p", "/image", "/page"),
+        ("/folder + /folder", "", "/folder/page"),
+        ("/*.htm + /page", "/page.htm", "/page"),
+        ("/*.ph + /page", "/a.ph", "/page.php5"),
+        ("/ + /$", "/page.htm", "/"),
+        ("/%7ejoe/ä", "/~joe/%C3%A4.jpg", "/joe"),
+        ("/a*b*c$", "/abcc /a-b-c", "/acb /abcd"),
+    ],
+)
+def test_a_url_fits_a_rule_as_rfc_9309_says(rules: str, fits: str, others: str) -> None:
+    disallowed, _, allowed = rules.partition(" + ")
     robots = Robots("sdp")
-    for number in range(100):
-        robots.note(f"http://{number}", b"#" * 500_000, None, now=0.0)
-    kept = [number for number in range(100) if robots.knows(f"http://{number}", now=1.0)]
-    assert kept == list(range(100 - len(kept), 100))
-    assert 10 < len(kept) <= 16, "8 MB"
-    assert not robots.knows("http://99", now=86_401.0)
+    robots.note("http://a.org", f"User-agent: *\nDisallow: {disallowed}\nAllow: {allowed}".encode(), None, now=0.0)
+    for path in fits.split():
+        assert robots.refusal("http://a.org", f"http://a.org{path}"), path
+    for path in others.split():
+        assert not robots.refusal("http://a.org", f"http://a.org{path}"), path
+
+
+@pytest.mark.parametrize(
+    ("text", "disallowed"),
+    [
+        ("User-agent: sdp\nDisallow: /a\n\nUser-agent: *\nDisallow: /", ["/a"]),
+        ("User-agent: *\nDisallow: /\nUser-agent: SDP/2.0 # ours\nDisallow: /a", ["/a"]),
+        ("user-agent: other\nuser-agent: sdp\ndisallow: /a\ndisallow: /b", ["/a", "/b"]),
+        ("User-agent: sdp\nDisallow: /a\nUser-agent: x\nDisallow: /c\nUser-agent: sdp\nDisallow: /b", ["/a", "/b"]),
+        ("User-agent: *\nDisallow: /\nUser-agent: sdp\nDisallow:", []),
+        ("Disallow: /", []),
+        ("User-agent: *\nDisallow: " + "*" * 5_001, ["/a", "/b", "/c"]),
+    ],
+    ids=["own before all", "own after all", "several agents", "twice", "empty rule", "no agent", "wildcards"],
+)
+def test_the_groups_that_name_the_agent_count_or_else_those_for_all(text: str, disallowed: list[str]) -> None:
+    robots = Robots("sdp")
+    robots.note("http://a.org", text.encode(), None, now=0.0)
+    assert [path for path in ("/a", "/b", "/c") if robots.refusal("http://a.org", f"http://a.org{path}")] == disallowed
 
 
 def test_requests_name_the_user_agent(server: ImageServer) -> None:
