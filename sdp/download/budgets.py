@@ -124,6 +124,7 @@ class HostBudgets:
         """Forget idle hosts, a few at a time: all of millions at once would hold up every worker."""
         for _ in range(min(_SWEPT_AT_ONCE, len(self._hosts))):
             host, budget = self._hosts.popitem(last=False)
+            self._recover(budget, now)
             idle = now - max(budget.used_at, budget.blocked_until) > _FORGET_S
             if not idle or budget.in_use or budget.complaints:
                 self._hosts[host] = budget

@@ -15,7 +15,7 @@ import os
 import select
 import threading
 import time
-from collections import defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +35,13 @@ from sdp.download.turnstile import SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
+Value = TypeVar("Value")
 
 _TICK_S = 0.1
 _SERVES_S = 60.0
 """Time after a response for which a host counts as alive, whatever else stalls."""
-_SERVED_HOSTS = 10_000
-"""Hosts whose last response is remembered."""
+_KNOWN_HOSTS = 10_000
+"""Hosts of which something is remembered."""
 _CLOSED_HOST_S = 300.0
 """Time for which a host that does not answer gets no further requests."""
 _MULTIS = 16
@@ -75,6 +76,16 @@ class Request(Generic[Token]):
         return self.url.host
 
 
+class _Recent(OrderedDict[str, Value]):
+    """A value for each of the last _KNOWN_HOSTS hosts that got one."""
+
+    def __setitem__(self, host: str, value: Value) -> None:
+        super().__setitem__(host, value)
+        self.move_to_end(host)
+        if len(self) > _KNOWN_HOSTS:
+            self.popitem(last=False)
+
+
 class Fetcher(Generic[Token]):
     """Fetches what is submitted and delivers each result once, from its own thread."""
 
@@ -103,11 +114,11 @@ class Fetcher(Generic[Token]):
         self._retries: list[tuple[float, int, Request[Token]]] = []
         """A heap of the requests to retry: time, serial number, request."""
         self._serial = itertools.count()
-        self._strikes: dict[str, int] = defaultdict(int)
+        self._strikes = _Recent[int]()
         """The number of consecutive failures to reach each host."""
-        self._served_at: dict[str, float] = {}
-        """Time of each host's last response; the latest is at the end."""
-        self._closed_hosts: dict[str, tuple[float, Failure]] = {}
+        self._served_at = _Recent[float]()
+        """Time of each host's last response."""
+        self._closed_hosts = _Recent[tuple[float, Failure]]()
         """The hosts that get no requests, until when, and the failure to report."""
         self._has_room = threading.Condition()
         self._closing = False
@@ -346,7 +357,7 @@ class Fetcher(Generic[Token]):
         self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)
         if not (failure and (failure.unreachable or failure.silent)):
             self._strikes.pop(host, None)
-            self._note_response(host, now)
+            self._served_at[host] = now
         if failure is None and status in transfer.REDIRECT_STATUSES:
             self._buffer.release(slot.reserved)
             self._follow(request, slot.location, now)
@@ -384,7 +395,7 @@ class Fetcher(Generic[Token]):
         # If the host serves other images meanwhile, it is alive, and only this one stalls.
         is_alive = now - self._served_at.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not is_alive):
-            self._strikes[host] += 1
+            self._strikes[host] = self._strikes.get(host, 0) + 1
             if self._strikes[host] >= self._hosts.give_up_after:
                 del self._strikes[host]
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
@@ -406,12 +417,6 @@ class Fetcher(Generic[Token]):
         else:
             request.failure = failure
             heapq.heappush(self._retries, (now + pause, next(self._serial), request))
-
-    def _note_response(self, host: str, now: float) -> None:
-        self._served_at.pop(host, None)
-        self._served_at[host] = now
-        if len(self._served_at) > _SERVED_HOSTS:
-            del self._served_at[next(iter(self._served_at))]
 
     def _close_host(self, host: str, now: float, cause: str, for_s: float = _CLOSED_HOST_S) -> None:
         """Send a host no requests for a while. Those that wait for it fail at once; a later run can retry them."""

@@ -138,6 +138,7 @@ def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
     for number in range(1000):
         budgets.acquire(f"h{number}", 0.0)
         budgets.release(f"h{number}")
+        budgets.throttle(f"h{number}", 0.0)
     for _ in range(300):  # each request looks at a few hosts
         budgets.acquire("last", 1000.0)
     assert len(budgets) == 2

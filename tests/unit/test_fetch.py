@@ -18,6 +18,7 @@ import pytest
 
 from sdp.config.download import FetchConfig, HostsConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
+from sdp.download import fetch as fetch_module
 from sdp.download.fetch import Fetcher, Request, pause_s
 from sdp.download.robots import Robots
 from sdp.download.slot import Buffer, Slot
@@ -428,6 +429,20 @@ def test_the_groups_that_name_the_agent_count_or_else_those_for_all(text: str, d
     robots = Robots("sdp")
     robots.note("http://a.org", text.encode(), None, now=0.0)
     assert [path for path in ("/a", "/b", "/c") if robots.refusal("http://a.org", f"http://a.org{path}")] == disallowed
+
+
+def test_only_the_hosts_seen_last_are_remembered(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_module, "_KNOWN_HOSTS", 3)
+    basket, port = Basket(Buffer(1 << 20)), server.refused_url.rpartition(":")[2]
+    limits = HostsConfig(at_once=1, per_second=None)
+    fetcher: Fetcher[int] = Fetcher(replace(OPTIONS, retries=0), limits, basket.buffer, basket)
+    try:
+        fetcher.submit((host, parse(f"http://127.0.1.{host}:{port}/")) for host in range(1, 11))
+        results = basket.wait_for(10)
+    finally:
+        fetcher.close()
+    assert {result.failure and result.failure.reason for result in results} == {"connect"}
+    assert len(fetcher._strikes) == 3
 
 
 def test_requests_name_the_user_agent(server: ImageServer) -> None:
