@@ -117,9 +117,9 @@ def poison(trainer: Trainer, steps: Container[int]) -> None:
     """Give the trainer latents that have no loss in these steps."""
     step = trainer._step
 
-    def poisoned(batch: Any, ended: float) -> Any:
-        if trainer.state.step + 1 in steps:
+    def poisoned(batch: Any) -> None:
+        if trainer.state.step + 1 + (trainer._unfinished is not None) in steps:
             batch.latents.fill_(float("inf"))
-        return step(batch, ended)
+        step(batch)
 
     trainer._step = poisoned  # type: ignore[method-assign]

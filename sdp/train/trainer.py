@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,15 @@ class StopRequest:
     reason: str | None = None
 
 
+class _Unfinished(NamedTuple):
+    """A step that has updated the weights, and whose figures the host has not read."""
+
+    batch: Batch
+    learning_rate: float
+    copied: Mark
+    """The moment at which the figures are on the host."""
+
+
 @contextmanager
 def _manual_garbage_collection() -> Iterator[None]:
     """Disable automatic garbage collection: it would pause one worker at a time, and all others wait for that one."""
@@ -100,6 +109,11 @@ class Trainer:
         self.guard = Guard(config.guard.spike)
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
         """A step's figures on the host."""
+        self._ahead = world.device.type == "cuda"
+        """True if the next step is begun before a step's figures are read."""
+        self._unfinished: _Unfinished | None = None
+        self._ended = 0.0
+        """The time at which the last step was finished."""
         self._stop_requested = False
         """True if any worker had a stop request at the last step."""
 
@@ -147,7 +161,7 @@ class Trainer:
                 state.start = replace(state.start, lanes=lanes)
             batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
-                epoch, ended = state.epoch, time.perf_counter()
+                epoch, self._ended = state.epoch, time.perf_counter()
                 while state.epoch == epoch and (reason := self._end_reason()) is None:
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)
@@ -159,12 +173,8 @@ class Trainer:
                         )
                     if not state.step % COLLECT_STEPS:
                         gc.collect()
-                    report = self._step(batch, ended)
-                    ended = time.perf_counter()
-                    for callback in self.callbacks:
-                        callback.on_step(self, report)
-                    if self.save_wanted:
-                        self.save()
+                    self._step(batch)
+                self._finish()
         return reason
 
     def _end_reason(self) -> str | None:
@@ -177,29 +187,67 @@ class Trainer:
             return f"asked to stop: {self.stop.reason or 'by another worker'}"
         return None
 
-    def _step(self, batch: Batch, ended: float) -> StepReport:
-        """Take one step; `ended` is when the previous one ended.
+    def _step(self, batch: Batch) -> None:
+        """Compute a step's gradients, finish the step before it, and update the weights.
 
-        The host waits for the device once: for the figures of the backward pass, while the optimizer works.
+        So a GPU already works on the next step when the host reads a step's figures, accounts for it and runs the
+        callbacks, which see the weights of the step that they are told of.
         """
-        state, epoch = self.state, self.state.epoch
         with self.stopwatch.measure("copy"):
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
         # Not measured: on CPUs it waits for the slowest worker.
         total = self.world.sum_of(weight.clone())
         loss = self._accumulate(micro_batches, total.clamp(min=1.0))
+        if self._unfinished is not None:
+            self._finish()
+            if self._end_reason() is not None:
+                self.optimizer.zero_grad()
+                return
         self.saver.wait_for_copy()
-        update = self._update(loss, total)
+        self._update(batch, loss, total)
+        if not self._ahead or self._is_last_or_saved(self.state.step + 1):
+            self._finish()
+
+    def _is_last_or_saved(self, step: int) -> bool:
+        """Return whether a step is the last of its epoch or run, or saved: it is copied while the next one computes."""
+        state, config = self.state, self.config
+        ends = state.position + self.batch_size >= self.reader.positions(state.start) or step == config.max_steps
+        return ends or not step % config.checkpoint.every_steps
+
+    def _finish(self) -> None:
+        """Account for the step whose figures the host has not read, if any, and run the callbacks."""
+        if self._unfinished is None:
+            return
+        (batch, rate, copied), self._unfinished = self._unfinished, None
+        state, epoch = self.state, self.state.epoch
+        copied.wait()
+        loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
+        verdict = self.guard.judge(loss, norm, samples, skipped=bool(skipped))
+        if verdict == "good":
+            state.taken += 1
+            state.optimized += 1
+            if self.ema is not None:
+                state.averaged += 1
+                with self.stopwatch.measure("optimizer"):
+                    self.ema.update(state.averaged)
+        self._stop_requested = stoppers > 0
+        self.saver.advance(all_written=writers == self.world.size)
+        update = Update(loss, norm, round(samples), rate, verdict)
         done = self._account(batch, update)
-        seconds = time.perf_counter() - ended
+        seconds = time.perf_counter() - self._ended
         resources = self.resources()
         state.seconds += seconds
         state.gpu_hours += seconds / 3600 * resources.gpus
         state.cost += seconds / 3600 * resources.per_hour
-        return StepReport(
+        report = StepReport(
             **asdict(update), step=state.step, epoch=epoch, epoch_done=done, seconds=seconds, parts=self.stopwatch.lap()
         )
+        self._ended = time.perf_counter()
+        for callback in self.callbacks:
+            callback.on_step(self, report)
+        if self.save_wanted:
+            self.save()
 
     def _accumulate(self, micro_batches: Sequence[Batch], total_weight: Tensor) -> Tensor:
         """Add up the gradients of the micro-batches; return this worker's part of the step's loss.
@@ -234,9 +282,8 @@ class Trainer:
                 (losses.sum() * share).backward()  # type: ignore[no-untyped-call]
         return losses.detach().sum()
 
-    def _update(self, loss: Tensor, total: Tensor) -> Update:
+    def _update(self, batch: Batch, loss: Tensor, total: Tensor) -> None:
         """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
-        state = self.state
         with self.stopwatch.measure("optimizer"):
             norm = self.strategy.norm(self.optimizer.gradients()) / self.scale.factor
             stopping, written = (
@@ -248,22 +295,11 @@ class Trainer:
             skip = self.guard.skips(loss, norm, total)
             self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
             copied = Mark(self.world.device)
-            rate = learning_rate(state.step + 1, self.config.optimizer, self.config.max_steps)
+            rate = learning_rate(self.state.step + 1, self.config.optimizer, self.config.max_steps)
             self.optimizer.step(rate, skip=skip, divisor=self._divisor(norm))
             self.scale.update(norm)
             self.optimizer.zero_grad()
-            copied.wait()
-            loss_value, norm_value, stoppers, writers, samples, skipped = self._figures.tolist()
-            verdict = self.guard.judge(loss_value, norm_value, samples, skipped=bool(skipped))
-            if verdict == "good":
-                state.taken += 1
-                state.optimized += 1
-                if self.ema is not None:
-                    state.averaged += 1
-                    self.ema.update(state.averaged)
-        self._stop_requested = stoppers > 0
-        self.saver.advance(all_written=writers == self.world.size)
-        return Update(loss_value, norm_value, round(samples), rate, verdict)
+        self._unfinished = _Unfinished(batch, rate, copied)
 
     def _divisor(self, norm: Tensor) -> Tensor | None:
         """Return the divisor of gradients with this norm, for the loss's scale and for clipping."""

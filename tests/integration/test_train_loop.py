@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_the_checkpoints_ledger_holds_exactly_what_was_trained_on(root: Path) ->
     class Rows(Callback):
         def on_start(self, trainer: Trainer) -> None:
             step = trainer._step
-            trainer._step = lambda batch, ended: rows.append(batch.counted.tolist()) or step(batch, ended)  # type: ignore[method-assign,func-returns-value]
+            trainer._step = lambda batch: rows.append(batch.counted.tolist()) or step(batch)  # type: ignore[method-assign,func-returns-value]
 
     train(config(root, max_steps=10), callbacks=[Rows(), SaveCheckpoints(5)])
     for step in (5, 10):
@@ -138,6 +139,56 @@ def test_the_checkpoints_ledger_holds_exactly_what_was_trained_on(root: Path) ->
         assert set(ledger.rows(0)) | set(ledger.rows(1)) == set(done)
         assert ledger.consumed(0) + ledger.consumed(1) == len(done)
     assert sorted(row for some in rows[:8] for row in some) == list(range(60))  # an epoch: 7 whole batches and a half
+
+
+class Ahead(Callback):
+    """Has the trainer begin a step before it reads the figures of the one before, as on a GPU."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self._stop_at = stop_at
+        self.begun: list[bool] = []
+        """True for steps at whose end the next one had gradients."""
+
+    def on_start(self, trainer: Trainer) -> None:
+        trainer._ahead = True
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        self.begun.append(any(parameter.grad is not None for parameter in trainer.trained.values()))
+        if report.step == self._stop_at:
+            trainer.stop.reason = "SIGTERM"
+
+
+class Poison(Callback):
+    def on_start(self, trainer: Trainer) -> None:
+        poison(trainer, {3, 6})
+
+
+def test_reading_figures_after_the_next_step_has_begun_changes_nothing(root: Path) -> None:
+    changes = {"checkpoint__every_steps": 4, "max_steps": 10, "ema__decay": 0.9, "guard__spike": 3.0}
+    ahead, watch, watch_ahead = Ahead(), Watch(), Watch()
+    saver = SaveCheckpoints(4)
+    plain = train(config(root, "plain", **changes), callbacks=[Poison(), watch, saver])
+    early = train(config(root, "ahead", **changes), callbacks=[Poison(), ahead, watch_ahead, saver])
+    # Step 8 ends an epoch, 4 and 8 are saved, and 10 is the last.
+    assert ahead.begun == [step not in (4, 8, 10) for step in range(1, 11)]
+    assert str(watch_ahead.losses) == str(watch.losses)  # NaN is no number
+    states = [{**asdict(trainer.state), "seconds": 0, "cost": 0} for trainer in (plain, early)]
+    assert states[0] == states[1]
+    assert states[0]["taken"] == 8
+    expected = weights(plain)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(early).items())
+    for name in ("step-000000004/ledger.roaring", "step-000000010/ledger.roaring"):
+        assert (root / "ahead/checkpoints" / name).read_bytes() == (root / "plain/checkpoints" / name).read_bytes()
+
+
+def test_a_step_that_was_begun_before_a_stop_request_is_not_taken(root: Path) -> None:
+    stopped = train(config(root, "stopped"), callbacks=[Ahead(stop_at=3)])
+    expected = train(config(root, "short", max_steps=3))
+    assert (stopped.state.step, stopped.state.samples) == (3, expected.state.samples)
+    assert all(torch.equal(tensor, weights(expected)[name]) for name, tensor in weights(stopped).items())
+    resumed = train(config(root, "stopped"), callbacks=[Ahead()])
+    whole = weights(train(config(root, "whole")))
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(resumed).items())
 
 
 def test_accumulation_is_a_bigger_batch(root: Path) -> None:

@@ -105,15 +105,14 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         checkpointer=Checkpointer(run, world, {}),
         callbacks=callbacks,
     )
-    step = trainer._step
+    update = trainer._update
 
-    def counting(batch: Any, ended: float) -> Any:
-        report = step(batch, ended)
+    def counting(batch: Any, *figures: Any) -> None:
+        update(batch, *figures)
         seen = torch.zeros(ROWS).index_add_(0, batch.counted, torch.ones(len(batch.counted)))
         unet.counts.data += world.sum_of(seen)
-        return report
 
-    trainer._step = counting  # type: ignore[method-assign]
+    trainer._update = counting  # type: ignore[method-assign]
     trainer.train()
 
 
