@@ -1,7 +1,8 @@
 """Servers' requests to leave images out: X-Robots-Tag, and robots.txt where a job honours it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from urllib.parse import unquote, urlsplit
 
 from sdp.datasets.outcomes import FILTERED
@@ -18,8 +19,8 @@ MAX_BYTES = 512_000
 _VALID_S, _RETRY_S = 86_400.0, 300.0
 _CACHE_BYTES, _SITE_BYTES, _RULE_BYTES = 32_000_000, 1_000, 60
 """Memory for the rules of all sites, and what a site and a rule take of it beside the rule's text."""
-_MOST_WILDCARDS = 5_000
-"""Wildcards of a robots.txt; each costs time for each URL of the site, and a file of MAX_BYTES can hold 500,000."""
+_MOST_PIECES = 3_000
+"""Pieces between the wildcards of a robots.txt: each is searched for in each URL, and MAX_BYTES can hold 500,000."""
 _ABSENT = ("empty", "redirects", "http_status 4")
 """Beginnings of the failures that mean a site without rules."""
 
@@ -52,8 +53,8 @@ class Robots:
         if failure is None or f"{failure.reason} {failure.detail}".startswith(_ABSENT):
             rules = _Rules(_patterns(text.decode("utf-8-sig", "replace"), self._agent))
             size += rules.size
-            if sum(pattern.count("*") for pattern in rules.wild) > _MOST_WILDCARDS:
-                rules = Failure("not_asked", f"{site}/robots.txt has more than {_MOST_WILDCARDS:,} wildcards")
+            if rules.pieces > _MOST_PIECES:
+                size, rules = _SITE_BYTES, Failure("not_asked", f"{site}/robots.txt has too many wildcards")
         else:
             rules = Failure("not_asked", f"{site}/robots.txt cannot be read: {failure.reason}, {failure.detail}")
         self._bytes += size - self._rules.pop(site, (0.0, 0, None))[1]
@@ -66,56 +67,66 @@ class _Rules:
     """The patterns that apply to one agent. The longest that fits decides; of two, the one that allows."""
 
     def __init__(self, patterns: Mapping[str, bool]) -> None:
-        self.wild = {pattern: allows for pattern, allows in patterns.items() if "*" in pattern or pattern[-1] == "$"}
-        self._plain = {unquote(pattern): allows for pattern, allows in patterns.items() if pattern not in self.wild}
+        self._plain: dict[str, bool] = {}
+        self._wild: list[tuple[int, bool, list[str]]] = []
+        """The length of each pattern with wildcards, whether it allows, and its pieces; the last one is the end."""
+        for pattern, allows in patterns.items():
+            pieces = (pattern[:-1] if pattern.endswith("$") else f"{pattern}*").split("*")
+            if pieces[1:] == [""]:
+                self._plain[unquote(pieces[0])] = allows
+            else:
+                self._wild.append((len(pattern), allows, list(map(unquote, pieces))))
         self._lengths = sorted(set(map(len, self._plain)), reverse=True)
         """At most a thousand, since a robots.txt is limited to MAX_BYTES."""
+        self.pieces = sum(len(pieces) for _, _, pieces in self._wild)
 
     @property
     def size(self) -> int:
         """The memory that they take, in bytes."""
-        return sum(sys.getsizeof(text) + _RULE_BYTES for text in (*self._plain, *self.wild))
+        texts = chain(self._plain, *(pieces for _, _, pieces in self._wild))
+        return sum(sys.getsizeof(text) + _RULE_BYTES for text in texts)
 
     def allow(self, target: str) -> bool:
         """Return whether a path with its query may be requested."""
         prefixes = (target[:length] for length in self._lengths if length <= len(target))
         best = next(((len(prefix), self._plain[prefix]) for prefix in prefixes if prefix in self._plain), (0, True))
-        for pattern, allows in self.wild.items():
-            if (len(pattern), allows) > best and _fits(pattern, target):
-                best = len(pattern), allows
+        for length, allows, pieces in self._wild:
+            if (length, allows) > best and _fits(pieces, target):
+                best = length, allows
         return best[1]
 
 
 def _patterns(text: str, agent: str) -> dict[str, bool]:
     """Return the patterns of the groups that name an agent, or else of those for all, and whether each allows."""
     token, groups = agent.partition("/")[0].lower(), dict[str, dict[str, bool]]()
-    group: list[dict[str, bool]] = []
+    names: set[str] = set()
     in_rules = True
     for line in text.splitlines():
         key, _, value = (item.strip() for item in line.partition("#")[0].partition(":"))
         if (key := key.lower()) == "user-agent":
-            name = value.partition("/")[0].lower()
-            group = [] if in_rules else group
-            group += [groups.setdefault(name, {})] if name in ("*", token) else []
+            names = set() if in_rules else names
             in_rules = False
+            if (name := value.partition("/")[0].lower()) in ("*", token):
+                names.add(name)
+                groups.setdefault(name, {})
         elif key in ("allow", "disallow"):
             in_rules = True
-            for patterns in group if value else ():
-                patterns[value] = patterns.get(value, False) or key == "allow"
+            for name in names if value else ():
+                groups[name][value] = groups[name].get(value, False) or key == "allow"
     return groups.get(token, groups.get("*", {}))
 
 
-def _fits(pattern: str, target: str) -> bool:
-    """Return whether a path begins with a pattern, in which * is any text and a last $ the end."""
-    first, *rest = map(unquote, (pattern[:-1] if pattern.endswith("$") else f"{pattern}*").split("*"))
+def _fits(pieces: Sequence[str], target: str) -> bool:
+    """Return whether a path is made of these pieces with any text between them."""
+    first, *rest = pieces
     if not rest:
         return target == first
     if not target.startswith(first):
         return False
     at = len(first)
-    for part in rest[:-1]:
-        at = target.find(part, at) + len(part)
-        if at < len(part):
+    for piece in rest[:-1]:
+        at = target.find(piece, at) + len(piece)
+        if at < len(piece):
             return False
     return target.endswith(rest[-1], at)
 

@@ -421,7 +421,7 @@ def test_a_url_fits_a_rule_as_rfc_9309_says(rules: str, fits: str, others: str) 
         ("User-agent: sdp\nDisallow: /a\nUser-agent: x\nDisallow: /c\nUser-agent: sdp\nDisallow: /b", ["/a", "/b"]),
         ("User-agent: *\nDisallow: /\nUser-agent: sdp\nDisallow:", []),
         ("Disallow: /", []),
-        ("User-agent: *\nDisallow: " + "*" * 5_001, ["/a", "/b", "/c"]),
+        ("User-agent: *\nDisallow: /x" + "*" * 3_000, ["/a", "/b", "/c"]),
     ],
     ids=["own before all", "own after all", "several agents", "twice", "empty rule", "no agent", "wildcards"],
 )
