@@ -7,6 +7,7 @@ the test is skipped and the run ends with how to get it; where CI=true, it fails
 import multiprocessing
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,12 @@ MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: 
 
 
 def pytest_configure() -> None:
-    """Make processes that tests start, Ray's workers too, import this `tests`: a library installs one of that name."""
+    """Give processes that tests start this `tests`, since a library installs one of that name, and SIGINT.
+
+    A script's background commands ignore SIGINT, and so would all that the tests start.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
