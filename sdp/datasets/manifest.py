@@ -141,6 +141,18 @@ class Dataset:
             failed[unit] = failed.get(unit, 0) + count - retried
         return {unit: count for unit, count in failed.items() if count}
 
+    def require_rows(self) -> None:
+        """Raise an error if none of its rows was written."""
+        counts, uri = self.manifest.counts, self.storage.uri
+        if counts.written or not counts.input:
+            return
+        most = ", ".join(f"{reason} {count:,}" for reason, count in Counter(counts.reasons).most_common(3))
+        remedy = "fix the cause, then run it with --only-failed" if counts.failed else "choose other filters"
+        raise DatasetError(
+            f"{uri}: no row was written, {counts.failed:,} failed and {counts.filtered:,} were filtered ({most}); see "
+            f"their details with `sdp inspect {uri}`, {remedy}"
+        )
+
 
 def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
     """Read the newest manifest, or another version, without its list of parts."""

@@ -99,8 +99,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")
     for line in messages.closing(dataset, figures, time.monotonic() - began):
         say(line)
-    if (problem := messages.no_image_problem(dataset)) is not None:
-        raise DatasetError(problem)
+    dataset.require_rows()
     return DownloadSummary(dataset, figures)
 
 

@@ -1,6 +1,5 @@
 """The lines that a download prints before, during and after its work, and its metrics."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from sdp.console import counted, duration, size, table
@@ -77,19 +76,6 @@ def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> I
     if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
         rows = f"{counted(new, 'new file')} of the source" if new else "the rows up to the limit"
         yield f"left for a run without --only-failed: {rows}"
-
-
-def no_image_problem(dataset: Dataset) -> str | None:
-    """Return the error of a download whose every image failed; None for any other."""
-    counts = dataset.manifest.counts
-    if counts.written or not counts.failed:
-        return None
-    failed = Counter({reason: n for reason, n in counts.reasons.items() if reason in FAILURE_REASONS})
-    most = ", ".join(f"{reason} {count:,}" for reason, count in failed.most_common(3))
-    return (
-        f"{dataset.storage.uri}: no image was downloaded, {counted(counts.failed, 'row')} failed ({most}); see their "
-        f"details with `sdp inspect {dataset.storage.uri}`, fix the cause, then run it with --only-failed"
-    )
 
 
 def retry_intention(dataset: Dataset) -> Iterator[str]:

@@ -17,7 +17,7 @@ from sdp.console import counted, say, table
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
 from sdp.dreambooth.template import fill
-from sdp.encode.pictures import open_pictures
+from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
@@ -119,7 +119,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
 def _check(config: DreamboothConfig) -> None:
     """Check what is cheap to check: the subject's pictures and the model."""
     options = config.storage.options()
-    pictures = open_pictures("source", config.source.uri, options, text=config.source.caption)
+    pictures = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
     crop = SandboxedCrops(Recipe((config.resolution,)))
     for file in pictures.files[:_CHECKED] if pictures.kind == "pictures" else ():
         try:
@@ -154,7 +154,7 @@ def _side_by_side(config: DreamboothConfig) -> "PageSection":
     from sdp.report.page import PageSection, Strips, Tile
 
     options, folder = config.storage.options(), f"{config.output.uri.rstrip('/')}/{PICTURES}"
-    own = open_pictures("source", config.source.uri, options, text=config.source.caption)
+    own = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
     files = own.files[:_SHOWN] if own.kind == "pictures" else ()
     rows: dict[str, list[Tile]] = {
         config.source.uri: [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]

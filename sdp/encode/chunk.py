@@ -18,7 +18,7 @@ class SourceRow:
     image: bytes | memoryview | None
     caption: str | None
     error: str = ""
-    """The downloader's reason for leaving no image, where its table has one."""
+    """The reason why the row has no image, where its table has one."""
     filtered: str = ""
     """The reason to leave the row out, if there is one."""
 

@@ -1,5 +1,6 @@
 """Sources of pictures: a dataset of sdp, Parquet files, WebDataset tars, or a folder of image files."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, o
 
 _CAPTIONS = {"samples": "prompt", "images": "caption"}
 """The captions' column, by kind of dataset."""
+_PACKED = re.compile(r"\.(tgz|tar\.\w+)$")
 _PART_MARK = b"sdp.part"
 """Metadata in the footer of every part of a dataset."""
 
@@ -73,67 +75,69 @@ class Pictures:
         return Planner(output.index, self.dataset, piece_rows, options)
 
 
-def open_pictures(
-    key: str,
-    uri: str,
-    options: StorageOptions,
-    *,
-    image: str = "image",
-    caption: str | Mapping[str, float] | None = None,
-    text: str | None = None,
-    required: bool = False,
-    tables: Sequence[JoinedTable] = (),
-    scores: Sequence[Score] = (),
-    dataset: Dataset | None = None,
-) -> Pictures:
-    """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The columns that a configuration's section names."""
 
-    `caption` names the captions' column, or the field in a tar's JSON, or several columns with the weights by which
-    rows draw one; `text` is one caption for all pictures. The columns of `tables` count as the pictures' own.
-    `dataset` is the one at `uri`, if it is open already.
-    """
+    image: str = "image"
+    caption: str | Mapping[str, float] | None = None
+    """The captions' column, or the field in a tar's JSON, or several columns with the weights for drawing one."""
+    text: str | None = None
+    """One caption for all pictures."""
+    required: bool = False
+    """True if the pictures must have captions, even where `caption` does not name them."""
+    tables: Sequence[JoinedTable] = ()
+    """Tables whose columns count as the pictures' own."""
+    scores: Sequence[Score] = ()
 
-    def columns_of(usual: str) -> Columns:
-        several = caption if isinstance(caption, Mapping) else {}
-        plain = Columns(image, caption if isinstance(caption, str) else usual, text, several, scores=tuple(scores))
-        texts, numbers = plain.captions if text is None else (), [score.column for score in scores]
-        columns = replace(plain, tables=open_tables(f"{key}.tables", tables, texts, numbers, options))
+    @property
+    def needs_captions(self) -> bool:
+        return self.text is None and (self.required or self.caption is not None)
+
+    def columns(self, key: str, usual: str, options: StorageOptions) -> Columns:
+        """Return the columns to read, with captions in the `usual` one if none is named."""
+        several = self.caption if isinstance(self.caption, Mapping) else {}
+        caption = self.caption if isinstance(self.caption, str) else usual
+        plain = Columns(self.image, caption, self.text, several, scores=tuple(self.scores))
+        texts, numbers = plain.captions if self.text is None else (), [score.column for score in self.scores]
+        columns = replace(plain, tables=open_tables(f"{key}.tables", self.tables, texts, numbers, options))
         own = [name for name in columns.captions if name not in columns.joined]
         # What is beside a picture or in a tar is one caption, whatever its name.
         return replace(columns, caption=(own or columns.captions)[0])
 
-    needed = text is None and (required or caption is not None)
+
+def open_pictures(
+    key: str, uri: str, options: StorageOptions, selection: Selection = Selection(), dataset: Dataset | None = None
+) -> Pictures:
+    """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
+
+    `dataset` is the one at `uri`, if it is open already.
+    """
     if dataset is None and not is_read_only(uri) and "*" not in uri:
         folder = open_storage(uri, options)
         dataset = open_dataset(folder) if folder.exists(HEAD) else None
-    if dataset is not None:
-        folder, kind = dataset.storage, dataset.manifest.kind
-        if kind not in _CAPTIONS:
-            raise DatasetError(f"{key}.uri: {folder.uri}: expected a dataset of pictures, got one of {kind}; check it")
-        written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
-        if not written:
-            raise DatasetError(f"{key}.uri: {folder.uri}: the dataset holds no pictures; choose another one")
-        columns = columns_of(_CAPTIONS[kind])
-        captions, others = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
-        return Pictures(folder.uri, columns, captions, others, dataset)
-    columns = columns_of("caption")
-    files = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
-    kinds = {
-        "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
-        "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
-    }
-    no_parquet = (TAR, TEXT, ".json", *PICTURES)  # a pattern may match the JSON beside pictures, too
-    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(no_parquet))
-    present = [kind for kind, members in kinds.items() if members]
-    if not present:
-        raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the URI")
-    if len(present) > 1:
-        raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
-    (kind,) = present
-    beside = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
-    captions, others = (columns.caption,) if beside else (), ()
+    if dataset is None:
+        return _open_files(key, uri, options, selection)
+    folder, kind = dataset.storage, dataset.manifest.kind
+    if kind not in _CAPTIONS:
+        raise DatasetError(f"{key}.uri: {folder.uri}: expected a dataset of pictures, got one of {kind}; check it")
+    written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
+    if not written:
+        raise DatasetError(f"{key}.uri: {folder.uri}: the dataset holds no pictures; choose another one")
+    columns = selection.columns(key, _CAPTIONS[kind], options)
+    captions, others = _check_columns(key, columns, folder.uri_of(written[0]), options, selection.needs_captions)
+    return Pictures(folder.uri, columns, captions, others, dataset)
+
+
+def _open_files(key: str, uri: str, options: StorageOptions, selection: Selection) -> Pictures:
+    columns, needed = selection.columns(key, "caption", options), selection.needs_captions
+    listed = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
+    kind, files = _one_kind(key, uri, listed)
+    beside = kind == "tars" or any(file.uri.endswith(TEXT) for file in listed)
+    captions: tuple[str, ...] = (columns.caption,) if beside else ()
+    others: tuple[str, ...] = ()
     if kind == "Parquet files":
-        captions, others = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
+        captions, others = _check_columns(key, columns, files[0].uri, options, needed, plain=True)
     elif several := set(columns.captions) - {columns.caption} - columns.joined:
         raise UserError(f"{key}.caption_column: {kind} have one caption; remove {', '.join(sorted(several))}")
     elif lacking := [*set(columns.keys) - {"key"}, *(name for name in columns.numbers if name not in columns.joined)]:
@@ -145,7 +149,25 @@ def open_pictures(
         raise UserError(
             f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
         )
-    return Pictures(uri, columns, captions, others, files=kinds[kind], kind=kind)
+    return Pictures(uri, columns, captions, others, files=files, kind=kind)
+
+
+def _one_kind(key: str, uri: str, files: Sequence[SourceFile]) -> tuple[str, tuple[SourceFile, ...]]:
+    """Return the kind of a source's files, and those of that kind; refuse several kinds."""
+    if packed := next((file.uri for file in files if _PACKED.search(file.uri.lower())), None):
+        raise UserError(f"{key}.uri: {packed}: tars are read uncompressed; unpack it with gunzip or the like")
+    kinds = {
+        "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
+        "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
+    }
+    no_parquet = (TAR, TEXT, ".json", *PICTURES)  # a pattern may match the JSON beside pictures, too
+    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(no_parquet))
+    present = [kind for kind, members in kinds.items() if members]
+    if not present:
+        raise UserError(f"{key}.uri: no pictures, uncompressed tars or Parquet files at {uri}; check the URI")
+    if len(present) > 1:
+        raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
+    return present[0], kinds[present[0]]
 
 
 def scores_of(filters: Mapping[str, Bounds]) -> list[Score]:

@@ -259,12 +259,17 @@ def _rows_of(
     keys, *captions = (
         table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
     )
+    images = table[columns.image]
     statuses = [table[name] for name in STATUS if name in table.column_names]
-    for at, (row, key, image, *cells) in enumerate(
-        zip(rows.tolist(), keys, _images(table[columns.image]), *captions, strict=True)
-    ):
+    has_path = pa.types.is_struct(images.type) and images.type.get_field_index("path") >= 0
+    paths = pc.struct_field(images, "path") if has_path else [None] * len(rows)
+    for at, (row, key, image, *cells) in enumerate(zip(rows.tolist(), keys, _images(images), *captions, strict=True)):
         text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
-        error = "" if image is not None else ": ".join(filter(None, (_text(status[at]) for status in statuses)))
+        error = ""
+        if image is None:
+            path = _text(paths[at])
+            reasons = [*(_text(status[at]) for status in statuses), path and f"no bytes, only the path {path}"]
+            error = ": ".join(filter(None, reasons))
         yield SourceRow(row, _text(key) or f"{row:012d}", image, text, error, filtered[at])
 
 

@@ -8,7 +8,7 @@ from sdp.config import EvaluateConfig
 from sdp.config.evaluate import PictureSource
 from sdp.datasets import tombstones
 from sdp.datasets.output import Head, open_output
-from sdp.encode.pictures import Pictures, open_pictures
+from sdp.encode.pictures import Pictures, Selection, open_pictures
 from sdp.encode.reading import Piece
 from sdp.encode.work import SourceSpec
 from sdp.errors import UserError
@@ -74,7 +74,9 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
         REFERENCE: ("reference", config.reference),
     }
     opened = {
-        name: open_pictures(key, source.uri, options, image=source.image_column, caption=source.caption_column)
+        name: open_pictures(
+            key, source.uri, options, Selection(image=source.image_column, caption=source.caption_column)
+        )
         for name, (key, source) in sections.items()
         if source.uri is not None
     }

@@ -117,7 +117,7 @@ class _UnitRun:
             return FILTERED, reason
         try:
             if picture.image is None:
-                raise RowError("empty", "the row has no image")
+                raise RowError("empty", picture.error or "the row has no image")
             pixels = self._decode(picture.image)
             views = tuple(network.prepare(pixels) for network in self._networks.values())
         except RowError as error:

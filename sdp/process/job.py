@@ -77,6 +77,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
         return ProcessSummary(None, ProcessFigures())
     dataset, figures = write_dataset(prepared, "process", only_failed=only_failed)
     say(table(summary(config, dataset, figures)))
+    dataset.require_rows()
     return ProcessSummary(dataset, figures)
 
 

@@ -14,7 +14,7 @@ from sdp.datasets.parts import failed_before
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Addresses, Work
 from sdp.encode.joined import contents_of
-from sdp.encode.pictures import Pictures, open_pictures, scores_of
+from sdp.encode.pictures import Pictures, Selection, open_pictures, scores_of
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, RowsSpec
@@ -63,11 +63,11 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
     source = sources.check(config.model.source, needed, storage=options)
     section = config.source
-    pictures = open_pictures(
-        "source", section.uri, options,
+    selection = Selection(
         image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
         tables=section.tables, scores=scores_of(config.filters),
     )  # fmt: skip
+    pictures = open_pictures("source", section.uri, options, selection)
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
     spec = EncodeSpec(

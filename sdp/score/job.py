@@ -48,6 +48,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
     say(table(messages.summary(config, dataset, figures, duplicates)))
+    dataset.require_rows()
     return ProcessSummary(dataset, figures, duplicates)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sdp.config import ScoreConfig
-from sdp.encode.pictures import open_pictures
+from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.errors import UserError
 from sdp.model import networks
@@ -27,11 +27,11 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     if clip is not None and score.aesthetics is not None:
         predictor = find_predictor(score.aesthetics, clip, options)
     similarity, view = clip is not None and score.similarity, None if clip is None else view_of(clip)
-    pictures = open_pictures(
-        "source", source.uri, options,
+    selection = Selection(
         image=source.image_column, caption=source.caption_column, text=source.caption, required=similarity,
         tables=source.tables,
     )  # fmt: skip
+    pictures = open_pictures("source", source.uri, options, selection)
     side = HASHED_SIDE if view is None else view.side
     spec = ScoreSpec(
         recipe=Recipe(

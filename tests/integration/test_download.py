@@ -159,7 +159,7 @@ def test_a_retry_requests_only_failed_rows(
 def test_a_download_without_any_image_ends_with_an_error(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", [server.image_url(0, "404"), server.image_url(1, "zero"), "no url"])
     config = config_for(source, tmp_path / "out")
-    said = r"no image was downloaded, 3 rows failed \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
+    said = r"no row was written, 3 failed .* \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
     with pytest.raises(DatasetError, match=said):
         job.run(config)
     assert server.stats.requests == 2

@@ -167,6 +167,21 @@ def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_pat
     assert (tries[4], tries[5], tries[9]) == (1, 2, 2)
 
 
+def test_a_source_of_paths_without_bytes_is_an_error_and_the_account_names_the_paths(
+    tmp_path: Path, model: Path
+) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([{"path": f"{row}.jpg"} for row in range(3)], kind)
+    pq.write_table(pa.table({"image": images, "caption": ["c"] * 3}), tmp_path / "a.parquet")
+    config = config_of(tmp_path / "a.parquet", tmp_path / "out", model)
+    with pytest.raises(
+        DatasetError, match=r"no row was written, 3 failed and 0 were filtered \(empty 3\); .*--only-failed$"
+    ):
+        job.run(config)
+    account = account_of(open_dataset(open_storage(str(tmp_path / "out"))))
+    assert account["detail"].to_pylist() == [f"no bytes, only the path {row}.jpg" for row in range(3)]
+
+
 def test_a_picture_that_is_mended_is_read_by_a_retry_and_known_to_later_runs(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()

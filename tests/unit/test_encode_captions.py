@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.datasets.output import Head, open_output
-from sdp.encode.pictures import open_pictures
+from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.reading import read_piece
 from sdp.encode.recipe import draw
 from sdp.errors import ConfigError, DatasetError, UserError
@@ -29,7 +29,7 @@ def write_source(folder: Path, columns: dict[str, list[str | None]], group: int 
 
 
 def captions_of(source: Path, out: Path, caption: Any, *, piece: int = 5, seed: int = 0, unit: int = 20) -> list[Any]:
-    pictures = open_pictures("source", str(source), OPTIONS, caption=caption, required=True)
+    pictures = open_pictures("source", str(source), OPTIONS, Selection(caption=caption, required=True))
     output = pictures.freeze(open_output(open_storage(str(out)), Head("latents", unit, False, {})), None, OPTIONS)
     planner = pictures.planner(output, piece, OPTIONS)
     pieces = [planned for work in output.pending() for planned in planner(work)]

@@ -12,7 +12,7 @@ from sdp.datasets.output import Head, open_output
 from sdp.datasets.scores import Score
 from sdp.encode import joined
 from sdp.encode.chunk import SourceRow
-from sdp.encode.pictures import Pictures, open_pictures
+from sdp.encode.pictures import Pictures, Selection, open_pictures
 from sdp.encode.reading import read_piece
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.process.prepare import begin, prepare
@@ -33,7 +33,7 @@ def table_of(uri: Path, **settings: str) -> JoinedTable:
 
 
 def open_with(source: Path, *tables: JoinedTable, **settings: Any) -> Pictures:
-    return open_pictures("source", str(source), OPTIONS, required=True, tables=tables, **settings)
+    return open_pictures("source", str(source), OPTIONS, Selection(required=True, tables=tables, **settings))
 
 
 def rows_of(pictures: Pictures, out: Path, piece: int = 7) -> list[SourceRow]:

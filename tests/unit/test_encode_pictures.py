@@ -16,7 +16,7 @@ from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
 from sdp.encode.chunk import SourceRow
-from sdp.encode.pictures import open_pictures
+from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.reading import read_piece
 from sdp.errors import DatasetError, UserError
 from sdp.storage import StorageOptions, list_source, open_storage
@@ -28,7 +28,7 @@ UNIT = 4
 
 def rows_of(uri: Path, out: Path, **settings: str) -> list[SourceRow]:
     """All rows, read unit by unit in pieces of at most three."""
-    pictures = open_pictures("source", str(uri), OPTIONS, required=True, **settings)
+    pictures = open_pictures("source", str(uri), OPTIONS, Selection(required=True, **settings))
     head = Head("latents", UNIT, pictures.dataset is not None, {})
     output = pictures.freeze(open_output(open_storage(str(out)), head), None, OPTIONS)
     planner = pictures.planner(output, 3, OPTIONS)
@@ -207,6 +207,9 @@ def test_an_invalid_source_of_pictures_is_refused_in_one_line(tmp_path: Path) ->
     (folder / "b.tar").write_bytes(np.random.default_rng(0).bytes(4096))
     with pytest.raises(DatasetError, match=r"b.tar: not a readable tar .*; make it again"):
         rows_of(folder / "b.tar", tmp_path / "out")
+    (folder / "b.tar.gz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"^source.uri: .*b.tar.gz: tars are read uncompressed"):
+        rows_of(folder / "b.tar.gz", tmp_path / "out")
     write_tar(folder / "b.tar", {"a.txt": b"no picture"})
     with pytest.raises(DatasetError, match=r"1 file without any row"):
         rows_of(folder / "b.tar", tmp_path / "out")

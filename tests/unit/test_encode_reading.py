@@ -96,16 +96,18 @@ def test_columns_of_other_names_and_the_hubs_structs_are_read(tmp_path: Path) ->
     folder = tmp_path / "plain"
     folder.mkdir()
     structs = pa.array(
-        [{"bytes": picture(0), "path": "a.jpg"}, None], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        [{"bytes": picture(0), "path": "a.jpg"}, None, {"path": "b.jpg"}],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
     )
-    pq.write_table(pa.table({"img": structs, "TEXT": ["a", None]}), folder / "a.parquet")
+    pq.write_table(pa.table({"img": structs, "TEXT": ["a", None, "c"]}), folder / "a.parquet")
     output = open_output(open_storage(str(tmp_path / "out")), Head("latents", 10, False, {}))
     output = freeze_source(output, list_source(str(folder)), ["img", "TEXT"])
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
-    first, second = read_piece(piece, Columns("img", "TEXT"))
+    first, second, third = read_piece(piece, Columns("img", "TEXT"))
     assert first.image is not None
     assert bytes(first.image) == picture(0)
     assert (second.image, second.caption) == (None, None)
+    assert (third.image, third.error) == (None, "no bytes, only the path b.jpg")
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string()])

@@ -17,7 +17,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import Chunk, TransformStats
-from sdp.encode.pictures import open_pictures, scores_of
+from sdp.encode.pictures import Selection, open_pictures, scores_of
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
@@ -138,10 +138,10 @@ class EncodedSlice:
 def open_columns(config: TrainConfig, dataset: Dataset) -> Columns:
     """Return the columns of an images dataset that are encoded, with the tables joined to them."""
     section = config.source
-    return open_pictures(
-        "source", section.uri, config.storage.options(), caption=section.caption_column, text=section.caption,
-        tables=section.tables, scores=scores_of(config.filters), dataset=dataset,
-    ).columns  # fmt: skip
+    selection = Selection(
+        caption=section.caption_column, text=section.caption, tables=section.tables, scores=scores_of(config.filters)
+    )
+    return open_pictures("source", section.uri, config.storage.options(), selection, dataset).columns
 
 
 def open_images(
