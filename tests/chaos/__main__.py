@@ -3,6 +3,7 @@
     make chaos ROUNDS=100                                 seeds 1 to 100
     .venv/bin/python -m tests.chaos --seed 17             one round again
     .venv/bin/python -m tests.chaos --directed            the listed cases, in place of random ones
+    .venv/bin/python -m tests.chaos --stopped download    a job stopped at each write, in place of kills (stopped.py)
 
 A seed decides the stage, whether the job starts a Ray of its own or runs on a cluster of three nodes, and how often,
 when and whom to kill: the driver, its supervisor, a worker, a raylet, the GCS, an agent, a node, the S3 server. A job
@@ -266,7 +267,7 @@ class Chaos:
     """Rounds on one S3 server, against references that were made there without being disturbed."""
 
     def __init__(self, folder: Path, gateway: Gateway) -> None:
-        self._folder, self._gateway = folder, gateway
+        self.folder, self.gateway = folder, gateway
         self.stages = stages(f"{gateway.uri}/reference")
         self.uri = gateway.uri
         self._file = folder / "references.json"
@@ -278,14 +279,14 @@ class Chaos:
         for stage in reversed(self.stages.values()):
             needed |= set(stage.reads) if stage.name in needed else set()
         for stage in (stage for stage in self.stages.values() if stage.name in needed):
-            output = f"{self._gateway.uri}/reference/{stage.name}"
+            output = f"{self.gateway.uri}/reference/{stage.name}"
             known = self._references.get(stage.name)
             if known is not None and known["config"] == stage.text(output):
                 continue
             for name in list(self._references):
                 if name == stage.name or stage.name in self.stages[name].reads:
                     del self._references[name]
-            self._forget(f"reference/{stage.name}")
+            self.forget(f"reference/{stage.name}")
             took, cpu_s = self._undisturbed(stage, output)
             self._references[stage.name] = {
                 "config": stage.text(output),
@@ -299,16 +300,16 @@ class Chaos:
     def run(self, name: str, case: Case) -> Round:
         """Run one round; its verdict is "same", or what differs."""
         done = Round(name, case, self.stages[case.stage])
-        output = f"{self._gateway.uri}/rounds/{name}"
+        output = f"{self.gateway.uri}/rounds/{name}"
         mark, began = f"{name}-{uuid4().hex[:8]}", time.monotonic()
-        self._forget(f"rounds/{name}")  # a failed round leaves it
-        log, cluster = self._folder / f"{name}.log", RayCluster(mark) if case.clustered else None
+        self.forget(f"rounds/{name}")  # a failed round leaves it
+        log, cluster = self.folder / f"{name}.log", RayCluster(mark) if case.clustered else None
         meter = Meter(mark)
         try:
             if cluster is not None:
                 cluster.start()
             code = self._disturbed(done, output, mark, cluster, log)
-            done.verdict = f"ended with {code}" if code else self._judge(done.stage, output)
+            done.verdict = f"ended with {code}" if code else self.judge(done.stage, output)
         finally:
             if cluster is not None:
                 cluster.stop()
@@ -320,16 +321,16 @@ class Chaos:
         if also:
             done.verdict = "; ".join([done.verdict, *also])
         if done.verdict == "same":
-            self._forget(f"rounds/{name}")
+            self.forget(f"rounds/{name}")
         return done
 
-    def _forget(self, path: str) -> None:
-        shutil.rmtree(self._gateway.root / self._gateway.bucket / path, ignore_errors=True)
+    def forget(self, path: str) -> None:
+        shutil.rmtree(self.gateway.root / self.gateway.bucket / path, ignore_errors=True)
 
     def _undisturbed(self, stage: Stage, output: str) -> tuple[float, float]:
-        mark, began, log = f"reference-{uuid4().hex[:8]}", time.monotonic(), self._folder / "reference.log"
+        mark, began, log = f"reference-{uuid4().hex[:8]}", time.monotonic(), self.folder / "reference.log"
         meter = Meter(mark)
-        code = start_job(stage, self._folder, output, log, None, mark).wait()
+        code = start_job(stage, self.folder, output, log, None, mark).wait()
         took = time.monotonic() - began
         if code:
             raise SystemExit(f"chaos: the undisturbed {stage.name} ended with {code}: {log}")
@@ -341,7 +342,7 @@ class Chaos:
         while done.submissions < SUBMISSIONS:
             if cluster is not None:
                 cluster.mend()
-            job = start_job(done.stage, self._folder, output, log, cluster.address if cluster else None, mark)
+            job = start_job(done.stage, self.folder, output, log, cluster.address if cluster else None, mark)
             done.submissions += 1
             headless_at = math.inf
             while job.poll() is None:
@@ -376,9 +377,9 @@ class Chaos:
     def _kill(self, target: str, mark: str, cluster: RayCluster | None, draw: random.Random) -> str:
         """Kill a target, and return what it was; an empty text if there is none."""
         if target == "s3":
-            self._gateway.kill()
+            self.gateway.kill()
             time.sleep(draw.uniform(0, 4))  # how long the server is away
-            self._gateway.start()
+            self.gateway.start()
             return target
         if cluster is not None and target in ("node", "gcs"):
             return target if cluster.lose(target, draw) else ""
@@ -393,7 +394,8 @@ class Chaos:
             return ""
         return title
 
-    def _judge(self, stage: Stage, output: str) -> str:
+    def judge(self, stage: Stage, output: str, *, names_too: bool = True) -> str:
+        """Return "same", or what differs from an undisturbed run."""
         try:
             result = _plain(fingerprint(stage, output))
         except Exception as error:  # noqa: BLE001 (the verdict)
@@ -401,7 +403,7 @@ class Chaos:
         reference = self._references[stage.name]
         if different := [key for key in result if result[key] != reference["fingerprint"][key]]:
             return f"differs in {', '.join(different)}"
-        extra = names(output) ^ set(reference["names"])
+        extra = names(output) ^ set(reference["names"]) if names_too else set()
         return f"other objects: {', '.join(sorted(extra)[:5])}" if extra else "same"
 
 
@@ -458,11 +460,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", nargs="+", default=list(WHOLE), choices=WHOLE)
     parser.add_argument("--folder", type=Path, default=Path(".chaos"), help="logs, and what failed rounds have left")
     parser.add_argument("--keep", action="store_true", help="take the undisturbed runs that are in the folder")
+    parser.add_argument(
+        "--stopped", nargs="+", choices=("download", "process", "train"), help="stop jobs at each write"
+    )
+    parser.add_argument("--writes", nargs="+", default=[], help="only at these writes, by number or a part of the name")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no round after so long")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     if not options.keep:
         shutil.rmtree(options.folder, ignore_errors=True)
+    if options.stopped:
+        from tests.chaos import stopped  # imports this module
+
+        return stopped.main(options.folder, options.stopped, options.writes)
     rounds: list[tuple[str, Callable[[], Case]]]
     if options.directed is not None:
         chosen = [name for name in DIRECTED if not options.directed or any(text in name for text in options.directed)]

@@ -1,4 +1,4 @@
-"""A short round of `make chaos`: the cheapest stage, whose driver is killed."""
+"""Short rounds of `make chaos`: the cheapest stage, whose driver is killed, or which is stopped before its manifest."""
 
 import subprocess
 import sys
@@ -10,9 +10,18 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.needs("versitygw")
-def test_a_download_that_is_killed_writes_what_an_undisturbed_one_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "missed"),
+    [
+        (["--directed", "download-driver"], "killed nothing"),
+        (["--stopped", "download", "--writes", "_manifest.json"], "ended with 0)"),
+    ],
+)
+def test_a_download_that_is_disturbed_leaves_what_an_undisturbed_one_writes(
+    tmp_path: Path, arguments: list[str], missed: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--directed", "download-driver", "--folder", str(tmp_path)],
+        [sys.executable, "-m", "tests.chaos", *arguments, "--folder", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=380,
@@ -20,4 +29,4 @@ def test_a_download_that_is_killed_writes_what_an_undisturbed_one_writes(tmp_pat
     )
     logs = "".join(f"\n{log.name}\n{log.read_text(errors='replace')}" for log in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
-    assert "killed nothing" not in done.stderr
+    assert missed not in done.stderr
