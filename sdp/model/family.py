@@ -102,6 +102,20 @@ def unet_class() -> Any:
     return UNet2DConditionModel
 
 
+def new_unet(config: Mapping[str, Any]) -> Any:
+    """Return a U-Net with new weights, initialised as Stable Diffusion's.
+
+    The last layer of each residual and attention block and of the whole begins at zero, which diffusers leaves out. So
+    each block begins as the identity, and the first prediction is 0.
+    """
+    unet = unet_class().from_config(dict(config))
+    for name, module in unet.named_modules():
+        if name.rpartition(".")[2] in ("conv2", "proj_out", "conv_out"):
+            for weight in module.parameters():
+                weight.detach().zero_()
+    return unet
+
+
 def blocks(unet: Any) -> "Iterator[torch.nn.Module]":
     """Yield the residual and attention modules in forward order. Each is sharded and compiled separately."""
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdp.errors import ModelError, one_line
-from sdp.model.family import TOKEN_DTYPE, TOKENS, unet_class
+from sdp.model.family import TOKEN_DTYPE, TOKENS, new_unet, unet_class
 
 if TYPE_CHECKING:
     import torch
@@ -94,13 +94,12 @@ def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "c
     """Load the U-Net for training, with the source's weights or with new ones from torch's current seed."""
     import torch
 
-    kind = unet_class()
     if pretrained:
-        unet = _diffusers(kind, path, "unet")
+        unet = _diffusers(unet_class(), path, "unet")
     else:
         config = load_unet_config(path)
         with _explained(path / "unet"):
-            unet = kind.from_config(config)
+            unet = new_unet(config)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
     ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, torch.float32).train()
     return ready

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from scripts.published import VAE
 from sdp.errors import ModelError
 from sdp.model import latents, load
-from sdp.model.family import SD1, SD2, Family, unet_class
+from sdp.model.family import SD1, SD2, Family, predict, unet_class
+from sdp.model.single_file import _unet
 from sdp.model.sources import resolve
 
 
@@ -130,6 +131,30 @@ def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -
         assert unet.training
         assert all(weight.requires_grad for weight in unet.parameters())
         assert {weight.dtype for weight in unet.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", [SD1, SD2], ids=["1", "2"])
+def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: Family, copy: Path) -> None:
+    # The layers in CompVis' openaimodel.py and attention.py that pass through zero_module, for Stable Diffusion's
+    # blocks: three levels with attention, then one without, two residual blocks each and three on the way up.
+    small = {
+        "block_out_channels": [4, 4, 8, 8],
+        "attention_head_dim": 2,
+        "norm_num_groups": 2,
+        "cross_attention_dim": 2,
+    }
+    (copy / "unet/config.json").write_text(json.dumps({**family.unet, **small}))
+    unet = load.load_unet(copy, pretrained=False)
+    residual = {f"input_blocks.{n}.0" for n in (1, 2, 4, 5, 7, 8, 10, 11)} | {f"output_blocks.{n}.0" for n in range(12)}
+    attention = {f"input_blocks.{n}.1" for n in (1, 2, 4, 5, 7, 8)} | {f"output_blocks.{n}.1" for n in range(3, 12)}
+    expected = {f"{block}.out_layers.3" for block in residual | {"middle_block.0", "middle_block.2"}}
+    expected |= {f"{block}.proj_out" for block in attention | {"middle_block.1"}} | {"out.2"}
+    compvis = _unet(unet.state_dict(), unet.config)
+    weights = {name.removesuffix(".weight") for name, w in compvis.items() if name.endswith(".weight") and not w.any()}
+    assert weights == expected
+    assert not any(compvis[f"{layer}.bias"].any() for layer in expected)
+    noise, text = torch.randn(1, 4, 8, 8), torch.randn(1, 77, 2)
+    assert not predict(unet, noise, torch.tensor([10]), text).any()
 
 
 def test_new_weights_need_no_weights_file(copy: Path) -> None:
