@@ -18,7 +18,9 @@ check "mypy" $python -m mypy
 check "import rules" $python -m scripts.import_rules
 check "prose rules" $python -m scripts.prose_rules
 if command -v shellcheck >/dev/null; then
-    check "shellcheck" shellcheck scripts/*.sh .ci/run
+    check "shellcheck" shellcheck scripts/*.sh scripts/bench/*.sh .ci/run
+else
+    echo "== shellcheck: not run, since it is not installed"
 fi
 
 if [ -n "$failed" ]; then

@@ -13,6 +13,9 @@ from typing import Any, TextIO, TypeVar
 
 TIMEOUT_S = 7200.0
 
+FIGURES = "figures: "
+"""Begins a line on a benchmark's standard output that holds a case's figures, for gpu_first_hour."""
+
 SMALL = "SDP_BENCH_SMALL"
 """The environment variable that asks for the smallest sizes: does a benchmark still run?"""
 T = TypeVar("T")
@@ -26,6 +29,11 @@ def sized(full: T, small: T) -> T:
 def exit_status(met: bool) -> int:
     """Return 1 for goals that were missed; small sizes have no goals."""
     return 0 if met or os.environ.get(SMALL) else 1
+
+
+def hand_over(case: str, **figures: Any) -> None:
+    """Print a case's figures, or the reason why there are none, as soon as they are known."""
+    print(FIGURES + json.dumps({"case": case, **figures}), flush=True)
 
 
 def run_case(module: str, case: str, folder: Path) -> Any:

@@ -1,8 +1,9 @@
-"""Checks for gpu_first_hour.sh that need GPUs and are not benchmarks. The last line of the output is the result.
+"""Checks for gpu_first_hour.sh that need GPUs and are no benchmarks of their own.
 
 python -m scripts.bench._gpu_checks latents --images URI       collocated encoding on the last GPU, against the CPU
 python -m scripts.bench._gpu_checks checkpoint --latents URI --work FOLDER    processes on each GPU while checkpoints are written
 python -m scripts.bench._gpu_checks exporter                   memory by the exporter, against nvidia-smi
+python -m scripts.bench._gpu_checks generate                   pictures a second by the sampler, with random weights
 """
 
 import argparse
@@ -14,7 +15,10 @@ import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
+
+from scripts.bench._cases import hand_over, sized
 
 CLOSE = 0.05
 """The largest difference of bf16 latents from fp32 ones, as a share of their mean."""
@@ -23,18 +27,22 @@ CLOSE = 0.05
 def main(arguments: Sequence[str]) -> int:
     """Run a check; return 1 if it failed."""
     parser = argparse.ArgumentParser(prog="_gpu_checks")
-    parser.add_argument("check", choices=("latents", "checkpoint", "exporter"))
+    parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--images")
     parser.add_argument("--latents")
     parser.add_argument("--work")
     parser.add_argument("--device", help="instead of the last GPU")
     options = parser.parse_args(arguments)
-    result, good = {"latents": latents, "checkpoint": checkpoint, "exporter": exporter}[options.check](options)
-    print(result)
-    return 0 if good else 1
+    figures = {"case": options.check} | CHECKS[options.check](options)
+    hand_over(**figures)
+    return 1 if "reason" in figures else 0
 
 
-def latents(options: argparse.Namespace) -> tuple[str, bool]:
+def _result(text: str, *, good: bool) -> dict[str, str]:
+    return {"note" if good else "reason": text}
+
+
+def latents(options: argparse.Namespace) -> dict[str, Any]:
     """Compare the latents of collocated training with the CPU's: a wrong event or device gives those of other rows."""
     import torch
 
@@ -46,13 +54,13 @@ def latents(options: argparse.Namespace) -> tuple[str, bool]:
     off, rows = 0.0, 0
     for one, other in zip(on_device, on_cpu, strict=True):
         if not torch.equal(one.rows, other.rows):
-            return f"{device}: rows {one.rows.tolist()} instead of {other.rows.tolist()}", False
+            return _result(f"{device}: rows {one.rows.tolist()} instead of {other.rows.tolist()}", good=False)
         count = one.latents.shape[1] // 2  # only means: bf16 is less exact for the log-variance
         one_mean, other_mean = (batch.latents[:, :count].cpu().float() for batch in (one, other))
         scale = other_mean.abs().mean().item()
         off = max(off, *((one_mean - other_mean).abs().mean(dim=(1, 2, 3)) / scale).tolist())
         rows += len(one.counted)
-    return f"{device}: {rows} rows, at most {off:.2%} from fp32 on the CPU", off < CLOSE
+    return _result(f"{device}: {rows} rows, at most {off:.2%} from fp32 on the CPU", good=off < CLOSE)
 
 
 def _batches(images: str, device: Any) -> list[Any]:
@@ -78,7 +86,7 @@ def _batches(images: str, device: Any) -> list[Any]:
         return first
 
 
-def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:
+def checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     """Train on all GPUs with a checkpoint every few steps: no process may hold memory of another's GPU."""
     import torch
 
@@ -95,10 +103,10 @@ def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:
     result = (
         f"exit code {job.returncode}, at most {max(most.values(), default=0)} process on a GPU, {len(most)} GPUs used"
     )
-    return result, job.returncode == 0 and max(most.values(), default=0) == 1
+    return _result(result, good=job.returncode == 0 and max(most.values(), default=0) == 1)
 
 
-def exporter(_: argparse.Namespace) -> tuple[str, bool]:
+def exporter(_: argparse.Namespace) -> dict[str, Any]:
     """Compare the memory in use that the exporter and nvidia-smi report."""
     with subprocess.Popen(
         [sys.executable, "-m", "sdp.exporter", "--port", "0", "--address", "127.0.0.1"],
@@ -121,13 +129,55 @@ def exporter(_: argparse.Namespace) -> tuple[str, bool]:
     close = len(exported) == len(expected) and all(
         abs(a - b) <= 64 + 0.05 * b for a, b in zip(exported, expected, strict=True)
     )
-    return f"MiB by the exporter {[round(x) for x in exported]}, by nvidia-smi {[round(x) for x in expected]}", close
+    text = f"MiB by the exporter {[round(x) for x in exported]}, by nvidia-smi {[round(x) for x in expected]}"
+    return _result(text, good=close)
+
+
+def generate(_: argparse.Namespace) -> dict[str, Any]:
+    """Measure the painter of `sdp generate`, at its default batch."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    from scripts.bench._training import make_model
+    from scripts.published import VAE
+    from sdp.device import choose_device, configure_torch
+    from sdp.generate.painter import Painter
+    from sdp.generate.sample import SamplerNetworks, Sampling
+    from sdp.model import load
+    from sdp.model.trained import load_networks
+
+    device, tiny = choose_device(), sized(False, True)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    configure_torch(fixed_shapes=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_model(Path(folder), tiny=tiny).path
+        unet: Any = load_networks(path, text_encoder=False, pretrained=False).unet
+        unet = unet.eval().requires_grad_(False).to(device, dtype)
+        vae: Any = load.load_vae(path) if tiny else AutoencoderKL.from_config(dict(VAE)).eval()
+        vae = torch.nn.Module.to(vae, device)
+        networks = SamplerNetworks(unet, vae, load.load_scheduler_config(path), dtype)
+    sampling = Sampling(resolution=sized(512, 64), steps=sized(50, 2))
+
+    def encode(prompts: Sequence[str]) -> torch.Tensor:
+        return torch.randn(len(prompts), 77, unet.config.cross_attention_dim, device=device, dtype=dtype)
+
+    painter = Painter(networks, encode, sampling)
+    painter.paint(["warm"] * painter.batch_size, range(painter.batch_size))
+    prompts = ["a picture"] * 4 * painter.batch_size
+    began = time.perf_counter()
+    unfinished = sum(picture is None for picture in painter.paint(prompts, range(len(prompts))))
+    per_s = len(prompts) / (time.perf_counter() - began)
+    name = f"generate {sampling.resolution} px, {sampling.scheduler}, {sampling.steps} steps, guided, {dtype}"
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    return {"case": name, "per_s": per_s, "peak": peak, "batch": painter.batch_size, "note": f"{unfinished} not finite"}
 
 
 def _nvidia_smi(query: str) -> list[str]:
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
 
+
+CHECKS = {"latents": latents, "checkpoint": checkpoint, "exporter": exporter, "generate": generate}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,29 @@
 """The trainer of `sdp train` with the full U-Net and random weights, for the benchmarks."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+SWITCHES: dict[str, str] = {
+    "search": "cuDNN's search for the fastest convolutions",
+    "layout": "channels-last for all convolutions of compiled blocks, against Inductor's own choice",
+    "draw": "random numbers in one compiled function",
+    "segments": "expandable segments of the allocator",
+}
+"""Optimizations that a case can leave out, so that each is measured both ways."""
+
+
+def environment(case: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of a case's processes, as the chart sets it for trainers."""
+    environ = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
+    if case.get("without") == "segments":
+        del environ["PYTORCH_CUDA_ALLOC_CONF"]
+    return environ
 
 
 def make_model(folder: Path, *, tiny: bool) -> Any:
@@ -16,32 +35,31 @@ def make_model(folder: Path, *, tiny: bool) -> Any:
     if tiny:
         return resolve("builtin:tiny")
     for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SCHEDULER)):
-        (folder / name).parent.mkdir(parents=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(dict(content)))
     return LocalModel(folder, "", parse(str(folder)))
 
 
-def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:
-    """Return the trainer for a case of a benchmark, over batches of noise."""
-    import torch
-
+def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny") -> Any:
+    """Return the configuration of `sdp train` for a case of a benchmark."""
     from sdp.config import parse
-    from sdp.model import load
-    from sdp.storage import open_storage
-    from sdp.train.assemble import make_conditioning, make_networks, make_objective
-    from sdp.train.checkpoint import Checkpointer
-    from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Trainer
 
-    torch.set_float32_matmul_precision("high")
-    output = str(Path(case["folder"]) / "run")
-    config = parse(
+    return parse(
         "train",
         {
             "source": {"uri": "unused"},
-            "output": {"uri": output},
-            "model": {"source": str(model.source), "train_text_encoder": case.get("train_text_encoder", False)},
-            "data": {"resolution": case["resolution"], "batch_size": case["batch"] // case.get("micro_batches", 1)},
+            "output": {"uri": str(Path(case["folder"]) / "run")},
+            "model": {
+                "source": source,
+                "train_text_encoder": case.get("train_text_encoder", False),
+                "unet": "pretrained" if case.get("lora") else "new",
+            },
+            "lora": {"rank": case.get("lora")},
+            "data": {
+                "resolution": case["resolution"],
+                "batch_size": case["batch"] // case.get("micro_batches", 1),
+                "global_batch_size": case["batch"] * workers,
+            },
             "objective": {"prediction": "epsilon"},
             "precision": "bf16",
             "max_steps": 10**9,
@@ -55,17 +73,55 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
             },
         },
     )
+
+
+def predicted(config: Any, workers: int, gpu: Any) -> Any:
+    """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net."""
+    from sdp.plan.memory import TrainerGpus, estimate
+
+    return estimate(config, TrainerGpus(gpu, workers, embedded=False, local=workers))
+
+
+def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:
+    """Return the trainer for a case of a benchmark, over batches of noise."""
+    import torch
+
+    from sdp.device import configure_torch
+    from sdp.model import load
+    from sdp.storage import open_storage
+    from sdp.train import assemble
+    from sdp.train.assemble import make_conditioning, make_networks, make_objective
+    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.run_folder import RunFolder
+    from sdp.train.step import draw
+    from sdp.train.trainer import Trainer
+
+    configure_torch(fixed_shapes=case.get("without") != "search")
+    config = make_config(case, world.size, str(model.source))
     load_text_encoder = load.load_text_encoder if case["tiny"] else _text_encoder
-    with mock.patch.object(load, "load_text_encoder", load_text_encoder):
+    load_networks = assemble.load_networks
+
+    def new_networks(*arguments: Any, **options: Any) -> Any:  # LoRA needs weights, and these are random
+        return load_networks(*arguments, **{**options, "pretrained": False})
+
+    with (
+        mock.patch.object(load, "load_text_encoder", load_text_encoder),
+        mock.patch.object(assemble, "load_networks", new_networks),
+    ):
         networks = make_networks(config, model, world)
+    if case.get("without") == "layout":
+        torch._inductor.config.force_layout_optimization = False
+    objective = make_objective(config, model, world)
+    if case.get("without") == "draw":
+        objective = replace(objective, draw=draw)
     return Trainer(
         config=config,
         world=world,
         networks=networks,
-        objective=make_objective(config, model, world),
+        objective=objective,
         conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
         reader=_Noise(case, world),
-        checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
+        checkpointer=Checkpointer(RunFolder(open_storage(config.output.uri)), world, {}),
         callbacks=callbacks,
     )
 
@@ -105,7 +161,7 @@ class _Noise:
 
         from sdp.train.data.batch import Batch
 
-        side, count = case["resolution"] // 8, case["batch"]
+        side, size = case["resolution"] // 8, case["batch"]
         pin = world.device.type == "cuda"
         generator = torch.Generator().manual_seed(world.rank)
 
@@ -114,10 +170,10 @@ class _Noise:
 
         self._batches = [
             Batch(
-                torch.arange(count) + number * count,
-                torch.ones(count),
-                pinned(torch.randn(count, 4, side, side, generator=generator).half()),
-                pinned(torch.randint(0, 500, (count, 77), generator=generator).to(torch.uint16)),
+                torch.arange(size) + number * size,
+                torch.ones(size),
+                pinned(torch.randn(size, 4, side, side, generator=generator).half()),
+                pinned(torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)),
             )
             for number in range(4)
         ]
@@ -125,6 +181,7 @@ class _Noise:
     def positions(self, _: Any) -> int:
         return self.rows
 
-    def batches(self, *_: Any) -> Iterator[Any]:
-        while True:
-            yield from self._batches
+    def batches(self, _: int = 0, position: int = 0, size: int = 1, *_more: Any) -> Iterator[Any]:
+        """Yield the batches from a position on, so that a resumed run repeats those of the first."""
+        for number in count(position // size):
+            yield self._batches[number % len(self._batches)]

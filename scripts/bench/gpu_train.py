@@ -1,41 +1,49 @@
-"""On GPUs: the 866 M U-Net of Stable Diffusion 2 with random weights, img/s, MFU and peak memory by strategy and compile.
+"""On GPUs: the 866 M U-Net of Stable Diffusion 2 with random weights: img/s, MFU, memory, and a step's phases and kernels.
 
     python -m scripts.bench.gpu_train                                     every GPU of this machine, all cases
     python -m scripts.bench.gpu_train --resolutions 512 --strategies fsdp --compile on --batch 32 --steps 50
     python -m scripts.bench.gpu_train --compile on --fp8 off,on           linear layers without and with fp8
+    python -m scripts.bench.gpu_train --compile on --without ,search      all in use, then without cuDNN's search
+    python -m scripts.bench.gpu_train --checkpoint --batch 64             how long a checkpoint stalls, and a resume
     python -m scripts.bench.gpu_train --tiny                              the same code with the tiny model, on a CPU
 
 The loop is that of `sdp train`, with the text encoder beside the U-Net as for a dataset with token ids; batches are
-already in pinned memory. Each case runs in separate processes, one per GPU. Without --batch, halving finds the largest
-power of two that fits. MFU counts only the U-Net's arithmetic, against the dense bf16 peak of sdp/hardware.py, in fp8
-too, so that figures can be compared. --tiny emulates fp8.
+already in pinned memory. Each case runs in separate processes, one per GPU, and one that fails stops no other. Without
+--batch, halving finds the largest power of two that fits, from what `sdp plan` expects. MFU counts only the U-Net's
+arithmetic, against the dense bf16 peak of sdp/hardware.py, in fp8 too, so that figures can be compared. --tiny emulates
+fp8.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from scripts.bench._cases import take_stdout
-from scripts.bench._training import make_model, make_trainer
+from scripts.bench._cases import hand_over, sized, take_stdout
+from scripts.bench._training import SWITCHES, environment, make_config, make_model, make_trainer, predicted
 from sdp.console import size, table
+from sdp.errors import OutOfMemory, SdpError, one_line
 
 LARGEST = {256: 256, 512: 64}
-"""The first batch per GPU to try, by resolution."""
+"""The first batch per GPU to try on a GPU that the catalogue does not know, by resolution."""
 OUT_OF_MEMORY = 3
 CASE_TIMEOUT_S = 1800
-GOALS = "goals: A100 more than 41.6 % (1.3 x the reference's 32 %), H100 and H200 more than 33.5-35 % at 512 (MLPerf's); the aim is 50 %"
+RESUMED_STEPS = 5
+"""Steps after a resume whose losses are compared with those of the run that went on."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the cases one after the other, and print a line after each."""
+    """Run the cases one after the other, and print a line after each; return 1 if none could be measured."""
     options = _arguments(arguments)
     gpus = _gpus()
     if not gpus and not options.tiny:
@@ -48,28 +56,35 @@ def main(arguments: Sequence[str]) -> int:
     if "on" in options.fp8 and (gpu := _gpu_without_fp8(gpus)):
         print(f"gpu_train: {gpu} has no fp8: left out")
         options.fp8 = ["off"]
-    rows = []
-    for resolution, kind, compiled, fp8 in product(
-        options.resolutions, options.strategies, options.compile, options.fp8
+    rows, measured = [], False
+    for resolution, kind, compiled, fp8, without in product(
+        options.resolutions, options.strategies, options.compile, options.fp8, options.without
     ):
-        batch = options.batch or (4 if options.tiny else LARGEST.get(resolution, 32))
-        figures = _measure(options, resolution, kind, compiled, fp8, workers, batch)
-        name = (str(resolution), kind, "on" if compiled == "on" else "off", "on" if fp8 == "on" else "off")
-        rows.append((*name, *_cells(figures)))
+        case = {
+            "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
+            "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
+            "channels_last": options.channels_last and kind == "ddp", "without": without, "lora": options.lora,
+            "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
+            "fp8": _fp8(options, fp8), "checkpoint": options.checkpoint, "room": options.room,
+        }  # fmt: skip
+        name = f"{resolution} px, {kind}" + ", compiled" * (compiled == "on") + ", fp8" * (fp8 == "on")
+        name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
+        name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
+        try:
+            figures = _measure(case, options.batch, gpus)
+            hand_over(name, **figures)
+            cells, measured = _cells(figures), True
+        except SdpError as error:
+            hand_over(name, reason=one_line(error, 300))
+            cells = ("out of memory" if isinstance(error, OutOfMemory) else "failed", *("-",) * 6)
+        rows.append((str(resolution), kind, compiled, fp8, without or "-", *cells))
         print(f"  {' '.join(rows[-1])}", flush=True)
     header = (
-        "px", "strategy", "compile", "fp8", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory", "step ms",
-        "first s",
+        "px", "strategy", "compile", "fp8", "without", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory",
+        "step ms", "first s",
     )  # fmt: skip
     print(table(rows, header))
-    if gpus:
-        print(GOALS)
-        if measured := [row for row in rows if row[7].endswith("%")]:
-            best = max(measured, key=lambda row: float(row[7].rstrip("%")))
-            print(
-                f"best: MFU {best[7]}, {best[6]} img/s a GPU ({best[0]} px, {best[1]}, compile {best[2]}, batch {best[4]})"
-            )
-    return 0
+    return 0 if measured else 1
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -82,16 +97,25 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compile", type=words, default=["off", "on"])
     parser.add_argument("--fp8", type=words, default=["off"], help="off,on: H100, H200, L40S and later")
     parser.add_argument("--fp8-min-features", type=int, help="default: the setting's own")
+    parser.add_argument("--without", type=words, default=[""], help=f"nothing, or one of {', '.join(SWITCHES)}")
     parser.add_argument("--batch", type=int, help="per GPU (default: the largest power of two that fits)")
+    parser.add_argument("--micro-batches", type=int, default=1, help="equal parts that a GPU cuts its batch into")
+    parser.add_argument("--lora", type=int, help="train matrices of this rank instead of the U-Net")
     parser.add_argument("--workers", type=int, help="default: one per GPU")
-    parser.add_argument("--warm", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--warm", type=int, default=sized(10, 1))
+    parser.add_argument("--steps", type=int, default=sized(30, 2))
     parser.add_argument("--shard", default="shard_grad_op")
     parser.add_argument("--channels-last", action="store_true", help="only for ddp")
     parser.add_argument("--activation-checkpointing", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="the tiny model at 64 px, without a GPU")
+    parser.add_argument("--checkpoint", action="store_true", help="write a checkpoint, and resume from it")
+    parser.add_argument("--tiny", action="store_true", default=sized(False, True), help="the tiny model, without a GPU")
+    parser.add_argument("--room", type=int, default=int(os.environ.get("SDP_BENCH_ROOM", "0")), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    options.resolutions = options.resolutions or ([64] if options.tiny else [256, 512])
+    if unknown := set(options.without) - {"", *SWITCHES}:
+        parser.error(f"--without: expected nothing or one of {', '.join(SWITCHES)}, got {', '.join(sorted(unknown))}")
+    if options.tiny:
+        options.resolutions, options.batch = [64], options.batch and min(options.batch, 4)
+    options.resolutions = options.resolutions or [256, 512]
     return options
 
 
@@ -110,23 +134,27 @@ def _gpu_without_fp8(gpus: Sequence[str]) -> str | None:
     return gpu.name if gpu is not None and not gpu.has_fp8 else None
 
 
-def _measure(
-    options: argparse.Namespace, resolution: int, kind: str, compiled: str, fp8: str, workers: int, batch: int
-) -> dict[str, Any] | None:
-    """Run a case at the largest batch that fits; return its figures."""
-    while batch:
-        case = {
-            "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers, "batch": batch,
-            "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
-            "channels_last": options.channels_last and kind == "ddp",
-            "activation_checkpointing": options.activation_checkpointing,
-            "fp8": _fp8(options, fp8),
-        }  # fmt: skip
-        figures = _case(case)
-        if figures is not None or options.batch:
-            return figures
-        batch //= 2
-    return None
+def _measure(case: dict[str, Any], batch: int | None, gpus: Sequence[str]) -> dict[str, Any]:
+    """Run a case at the largest batch that fits, or at the given one; return its figures."""
+    size = batch or (4 if case["tiny"] else _first_batch(case, gpus))
+    while True:
+        try:
+            return run({**case, "batch": size})
+        except OutOfMemory:
+            if batch or size == 1:
+                raise
+            size //= 2
+
+
+def _first_batch(case: dict[str, Any], gpus: Sequence[str]) -> int:
+    """Return the largest power of two that fits into all of the memory, if `sdp plan` is right."""
+    from sdp.hardware import gpu_by_product
+
+    gpu = gpu_by_product(gpus[0])
+    if gpu is None:
+        return LARGEST.get(case["resolution"], 32)
+    config = make_config({**case, "batch": 1, "folder": "unused"}, case["workers"])
+    return 1 << max(1, int(predicted(config, case["workers"], gpu).largest(1.0))).bit_length() - 1
 
 
 def _fp8(options: argparse.Namespace, fp8: str) -> dict[str, Any]:
@@ -137,38 +165,46 @@ def _fp8(options: argparse.Namespace, fp8: str) -> dict[str, Any]:
     return {"enabled": True, "emulate": options.tiny} | ({"min_features": least} if least else {})
 
 
-def _case(case: dict[str, Any]) -> dict[str, Any] | None:
-    """Run a case's processes; return its figures, or None if memory ran out."""
-    with tempfile.TemporaryDirectory(prefix="sdp-bench-gpu-") as folder:
-        command = [sys.executable, "-m", "scripts.bench.gpu_train", "worker"]
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Run a case's processes; return its figures. Raise OutOfMemory, or an SdpError for another failure."""
+    command = [sys.executable, "-m", "scripts.bench.gpu_train", "worker"]
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-gpu-") as folder, ExitStack() as stack:
+        errors = [stack.enter_context(Path(folder, f"{n}.err").open("w+b")) for n in range(case["workers"])]
         processes = [
-            subprocess.Popen([*command, json.dumps({**case, "rank": rank, "folder": folder})], stdout=subprocess.PIPE)
-            for rank in range(case["workers"])
+            subprocess.Popen(
+                [*command, json.dumps({**case, "rank": rank, "folder": folder})],
+                stdout=subprocess.PIPE,
+                stderr=error,
+                env=environment(case),
+            )
+            for rank, error in enumerate(errors)
         ]
         deadline = time.monotonic() + CASE_TIMEOUT_S
         try:
             # If one fails, the others wait for it for ever.
             while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{case}: not done after {CASE_TIMEOUT_S} s")
+                    raise SdpError(f"not done after {CASE_TIMEOUT_S} s")
                 time.sleep(0.1)
+            codes = [process.poll() for process in processes]
         finally:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-        codes = [process.wait() for process in processes]
+                process.wait()
         output = processes[0].stdout.read().decode() if processes[0].stdout else ""
-    if OUT_OF_MEMORY in codes:
-        return None
-    if any(codes):
-        raise SystemExit(f"gpu_train: {case}: failed with exit codes {codes}")
+        if any(codes):
+            full = OUT_OF_MEMORY in codes
+            failed = codes.index(OUT_OF_MEMORY if full else next(filter(None, codes)))
+            text = Path(folder, f"{failed}.err").read_text(encoding="utf-8", errors="replace").strip()
+            print("\n".join(text.splitlines()[-40:]), file=sys.stderr, flush=True)
+            line = text.splitlines()[-1] if text else f"exit code {codes[failed]}"
+            raise OutOfMemory(line) if full else SdpError(line)
     figures: dict[str, Any] = json.loads(output)
     return figures
 
 
-def _cells(figures: dict[str, Any] | None) -> tuple[str, ...]:
-    if figures is None:
-        return ("out of memory", *("-",) * 6)
+def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(figures["batch"]),
         f"{figures['per_s']:,.1f}",
@@ -184,15 +220,15 @@ def _cells(figures: dict[str, Any] | None) -> tuple[str, ...]:
 
 
 class Done(Exception):
-    """Ends a run without its last checkpoint, which is not needed here."""
+    """Ends a run without its last checkpoint."""
 
 
 def worker(case: dict[str, Any]) -> int:
     """Train; print the figures on rank 0."""
     output = take_stdout()
-    import torch
     import torch.distributed as dist
 
+    from sdp.device import out_of_memory
     from sdp.train.world import World, choose_device
 
     device = choose_device(case["rank"])
@@ -207,7 +243,13 @@ def worker(case: dict[str, Any]) -> int:
     world = World(case["rank"], case["workers"], case["workers"], device)
     try:
         figures = _train(case, world)
-    except torch.OutOfMemoryError:
+        if case.get("checkpoint"):
+            gc.collect()
+            figures |= _checkpoint(case, world)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        print(one_line(error, 300), file=sys.stderr, flush=True)
         os._exit(OUT_OF_MEMORY)  # the others hang in a collective
     if world.is_main:
         print(json.dumps(figures), file=output, flush=True)
@@ -216,55 +258,158 @@ def worker(case: dict[str, Any]) -> int:
     return 0
 
 
-def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
+def _trainer(case: dict[str, Any], world: Any, callback: Any) -> Any:
     import torch
 
-    from sdp import hardware
-    from sdp.model.family import unet_flops
-    from sdp.model.load import load_unet_config
-    from sdp.train.callbacks.base import Callback
     from sdp.train.callbacks.metrics import RecordMetrics
     from sdp.train.callbacks.stragglers import NameSlowest
 
-    cuda, batch = world.device.type == "cuda", case["batch"]
-    times: list[float] = []
+    folder = Path(case["folder"]) / f"model-{world.rank}"
+    model = make_model(folder, tiny=case["tiny"])
+    trainer = make_trainer(case, model, world, [NameSlowest(10), RecordMetrics(10), callback])
 
-    class Times(Callback):
-        """Records the time of the steps after the warm-up."""
+    def stand_in(_: Any, inputs: tuple[Any, ...]) -> None:
+        """Wait as for a GPU that is at work, or lack its memory."""
+        time.sleep(case.get("wait_s", 0.0))
+        if (room := case.get("room")) and len(inputs[0]) > room:
+            raise torch.OutOfMemoryError(f"no room for {len(inputs[0])}")
+
+    if case["tiny"]:
+        trainer.networks.unet.register_forward_pre_hook(stand_in)
+    return trainer
+
+
+def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
+    """Measure the steps after the warm-up, and count the kernels of one more."""
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    from sdp import hardware
+    from sdp.model.family import SD2, unet_flops
+    from sdp.train.callbacks.base import Callback
+
+    cuda = world.device.type == "cuda"
+    last = case["warm"] + case["steps"]
+    times: list[float] = []
+    phases: Counter[str] = Counter()
+    profiler = profile(activities=[ProfilerActivity.CUDA]) if cuda else None
+
+    class Watch(Callback):
+        """Records times after the warm-up, and profiles the step after the last of them."""
 
         began = time.perf_counter()
         first = 0.0
+        peak = 0
 
         def on_step(self, _trainer: Any, report: Any) -> None:
             self.first = self.first or time.perf_counter() - self.began
-            if report.step in (case["warm"], case["warm"] + case["steps"]):
-                if cuda:
-                    torch.cuda.synchronize()
+            if case["warm"] < report.step <= last:
+                phases.update(report.parts)
+            if report.step in (case["warm"], last, last + 1) and cuda:
+                torch.cuda.synchronize()
+            if report.step in (case["warm"], last):
                 times.append(time.perf_counter())
-            if report.step == case["warm"] + case["steps"]:
+            if report.step == case["warm"] and cuda:
+                self.peak = torch.cuda.max_memory_reserved()
+                torch.cuda.reset_peak_memory_stats()
+            if report.step == last and profiler is not None:
+                profiler.start()
+            elif report.step >= last:
                 raise Done
 
-    clock = Times()
-    model = make_model(Path(case["folder"]) / f"model-{world.rank}", tiny=case["tiny"])
-    trainer = make_trainer(case, model, world, [NameSlowest(10), RecordMetrics(10), clock])
-    if wait_s := case.get("wait_s", 0.0):  # a stand-in for a GPU that is at work
-        trainer.networks.unet.register_forward_pre_hook(lambda *_: time.sleep(wait_s))
+    watch = Watch()
+    trainer = _trainer(case, world, watch)
     try:
         trainer.train()
     except Done:
         pass
     seconds = times[1] - times[0]
-    per_s = case["steps"] * batch * world.size / seconds
-    flops = unet_flops(load_unet_config(model.path), case["resolution"]) if world.is_main else 0.0
-    gpu = hardware.gpu_by_product(torch.cuda.get_device_name()) if cuda else None
+    per_s = case["steps"] * trainer.batch_size / seconds
+    gpu = hardware.gpu_by_product(torch.cuda.get_device_name()) if cuda and not case["tiny"] else None
+    counted = gpu is not None and world.is_main and not case.get("lora")  # LoRA leaves out a third
+    flops = unet_flops(SD2.unet, case["resolution"]) if counted else 0.0
+    kernels = 0
+    if profiler is not None:
+        profiler.stop()
+        work = [event.name for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
+        kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in work)
     return {
-        "batch": batch,
+        "batch": case["batch"],
         "workers": world.size,
         "per_s": per_s,
-        "mfu": hardware.mfu(flops * per_s, 1.0, gpu, world.size),
+        "mfu": hardware.mfu(flops * per_s, 1.0, gpu, world.size) if counted else None,
         "peak": torch.cuda.max_memory_allocated() if cuda else 0,
+        "held": max(watch.peak, torch.cuda.max_memory_reserved()) if cuda else 0,
+        "plan": predicted(trainer.config, world.size, gpu).total if gpu else 0,
+        "phases": {name: 1000 * spent / case["steps"] for name, spent in phases.items()},
+        "kernels": kernels,
         "step_s": seconds / case["steps"],
-        "first_s": clock.first,
+        "first_s": watch.first,
+    }
+
+
+def _checkpoint(case: dict[str, Any], world: Any) -> dict[str, Any]:
+    """Measure how a checkpoint slows training down, and whether a resumed run repeats the steps after it."""
+    import torch
+
+    from sdp.train.callbacks.base import Callback
+
+    losses: dict[int, float] = {}
+
+    class Save(Callback):
+        """Saves after the warm-up; ends the run some steps after the checkpoint is complete."""
+
+        saved: Any = None
+
+        def __init__(self) -> None:
+            self.steps: dict[bool, list[float]] = {False: [], True: []}
+
+        def on_step(self, trainer: Any, report: Any) -> None:
+            losses[report.step] = report.loss
+            if report.step > case["warm"] // 2:
+                self.steps[trainer.saver.in_progress].append(report.seconds)
+            trainer.save_wanted = report.step == case["warm"]
+            if self.saved and report.step >= case["warm"] + max(case["steps"], RESUMED_STEPS):
+                raise Done
+
+        def on_checkpoint(self, _trainer: Any, saved: Any) -> None:
+            self.saved = saved
+
+    class Resume(Callback):
+        """Compares the steps after a resume."""
+
+        began = time.perf_counter()
+        load_s = off = 0.0
+
+        def on_start(self, trainer: Any) -> None:
+            assert trainer.state.step == case["warm"], f"resumed from step {trainer.state.step}"
+            self.load_s = time.perf_counter() - self.began
+
+        def on_step(self, _trainer: Any, report: Any) -> None:
+            self.off = max(self.off, abs(report.loss / losses[report.step] - 1))
+            if report.step == case["warm"] + RESUMED_STEPS:
+                raise Done
+
+    case = {**case, "folder": str(Path(case["folder"]) / "checkpoint")}
+    save = Save()
+    for callback in (save, resume := Resume()):
+        trainer = _trainer(case, world, callback)
+        resume.began = time.perf_counter()
+        try:
+            trainer.train()
+        except Done:
+            pass
+        state = sum(tensor.numel() * tensor.itemsize for tensor in trainer.tensors().values())
+        del trainer
+        gc.collect()
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+    free, writing = (sum(seconds) / max(1, len(seconds)) for seconds in (save.steps[False], save.steps[True]))
+    return {
+        "checkpoint": f"{size(state)} a worker stall {save.saved.seconds:.2f} s and are written in "
+        f"{save.saved.whole_s:.1f} s, in which a step takes {writing / free:.2f} times as long; resumed in "
+        f"{resume.load_s:.1f} s, {RESUMED_STEPS} losses at most {resume.off:.1e} off"
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from scripts.bench import gpu_train
 from sdp.charts import Line, lines
 from sdp.console import table
+from sdp.errors import OutOfMemory
 
 SAMPLES = 1600
 """800 steps of one pair, on one worker."""
@@ -61,10 +62,10 @@ def _measure(options: argparse.Namespace, count: int, *, stand_in: bool) -> dict
         "steps": options.steps, "shard": "shard_grad_op", "tiny": stand_in, "channels_last": False,
         "activation_checkpointing": False, "fp8": {}, "wait_s": options.wait_ms / 1000 if stand_in else 0.0,
     }  # fmt: skip
-    figures = gpu_train._case(case)
-    if figures is None:
-        raise SystemExit("scaling: no memory for one pair at 512 px; take a larger GPU")
-    return figures
+    try:
+        return gpu_train.run(case)
+    except OutOfMemory as error:
+        raise SystemExit(f"scaling: no memory for one pair at 512 px; take a larger GPU ({error})") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The accelerator's half of encoding: crops to latents, token ids to embeddings. Plain torch, one encoder per process.
 
-A row's result depends on the row alone, not on its neighbours, the batch size or the device: the noise of the VAE's
-sample is drawn on the host from the row's address. Latents are multiplied by the VAE's scaling factor here, once.
+The noise of the VAE's sample is drawn on the host from the row's address, so a row's result depends on the row alone,
+up to rounding: kernels for another batch size or device add in another order. Latents are multiplied by the VAE's
+scaling factor here, once.
 """
 
 import math

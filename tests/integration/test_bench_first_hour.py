@@ -1,52 +1,90 @@
-"""gpu_first_hour.sh on a machine without a GPU, and its check of latents on a CPU."""
+"""gpu_first_hour.sh with CPUs for GPUs, and the check of collocated latents on a CPU."""
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.bench import _gpu_checks
+from scripts.bench.gpu_first_hour import ROWS, Machine, Results, Row, _measure
 from tests.process_kit import make_images
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
-NO_SMI = "#!/bin/sh\nexit 9\n"
+SMI = "#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 535.104.05, 81920 MiB, 3 MiB\n"
+PYTHON = f'exec {sys.executable} "$@"'
 
 
-def first_hour(folder: Path, smi: str, python: str) -> str:
-    """Run the script with this nvidia-smi and this Python; return the page that it wrote."""
-    for name, text in (("nvidia-smi", smi), ("python", python)):
+def first_hour(folder: Path, *names: str, python: str = PYTHON, **environ: str) -> tuple[str, Any]:
+    """Run the script at the smallest sizes with a stub nvidia-smi; return its output and its figures by row."""
+    for name, text in (("nvidia-smi", SMI), ("python", f"#!/bin/sh\n{python}\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "page.md")}
-    command = ["scripts/bench/gpu_first_hour.sh"]
-    subprocess.run(command, cwd=ROOT, env={**environ, "PYTHON": str(folder / "python")}, check=True, timeout=120)
-    return (folder / "page.md").read_text()
+    environ |= {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out"), "SDP_BENCH_SMALL": "1"}
+    process = subprocess.run(
+        ["scripts/bench/gpu_first_hour.sh", *names],
+        cwd=ROOT, env={**os.environ, "PYTHON": str(folder / "python"), **environ},
+        check=True, timeout=550, capture_output=True, text=True,
+    )  # fmt: skip
+    return process.stdout, figures_of(folder / "out")
 
 
-def test_without_a_gpu_each_row_says_so_and_nothing_runs(tmp_path: Path) -> None:
-    page = first_hour(tmp_path, NO_SMI, "#!/bin/sh\necho ran >>" + str(tmp_path / "ran"))
-    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 8
-    assert all("| no GPU |" in row for row in rows)
-    assert not (tmp_path / "ran").exists()
+def figures_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for line in (folder / "rows.jsonl").read_text().splitlines():
+        by_row.setdefault(json.loads(line)["row"], []).append(json.loads(line))
+    return by_row
 
 
-def test_a_row_that_fails_stops_no_other_and_those_that_need_more_gpus_say_so(tmp_path: Path) -> None:
-    smi = "#!/bin/sh\necho NVIDIA A100-SXM4-80GB\n"
-    page = first_hour(
-        tmp_path, smi, '#!/bin/sh\ncase "$2" in *gpu_encode) echo broken >&2; exit 1;; *) echo 42 img/s;; esac\n'
-    )
-    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    assert [row.split(" | ")[2] for row in rows].count("42 img/s") == 4
-    assert sum("failed: broken" in row for row in rows) == 1
-    assert sum("needs 2 GPUs" in row for row in rows) == 3
-    assert "1 × NVIDIA A100-SXM4-80GB" in page
-    assert "`python -m scripts.bench.gpu_train --resolutions 256 --steps 20`" in page
+def test_a_python_without_packages_ends_every_row_with_what_it_lacks(tmp_path: Path) -> None:
+    output, figures = first_hour(tmp_path, python=f'exec {sys.executable} -S "$@"')
+    assert list(figures) == [row.name for row in ROWS]
+    assert all(case["reason"].startswith("not run: needs ") for cases in figures.values() for case in cases)
+    assert "missing packages: torch, numpy" in output
+    assert "train-256: cannot run, needs torch, numpy" in output
+    assert "GPUs: 1 × NVIDIA A100-SXM4-80GB, 81920 MiB, of which 3 MiB are in use" in output
+    assert "driver: 535.104.05" in output
+    assert "needs driver 580 or later, so this one is too old" in output
+    page = (tmp_path / "out/gpu-results.md").read_text().splitlines()
+    assert sum(line.startswith("| ") for line in page) == 1 + len(ROWS)
 
 
+@pytest.mark.slow
+def test_rows_end_with_figures_or_the_lack_of_memory(tmp_path: Path) -> None:
+    names = ("train-256", "checkpoint", "encode-256", "latents", "generate", "train-lora", "exporter")
+    _, figures = first_hour(tmp_path, *names, SDP_BENCH_ROOM="2")
+    assert set(figures) == set(names)
+    for name in ("train-256", "train-lora"):
+        (case,) = figures[name]
+        assert case["batch"] == 2, "a batch of 4 does not fit, and is halved"
+        assert case["per_s"] > 0
+        assert {"data", "copy", "forward", "backward", "optimizer"} <= case["phases"].keys()
+    (case,) = figures["checkpoint"]
+    assert "data.batch_size: 4 samples do not fit" in case["reason"]
+    assert len(figures["encode-256"]) > 3
+    assert all("reason" not in case for name in ("encode-256", "latents", "generate") for case in figures[name])
+    assert "reason" in figures["exporter"][0], "NVML reports no GPU here, and the stub one"
+
+
+def test_each_case_is_in_the_table_as_soon_as_it_ends_and_later_commands_keep_it(tmp_path: Path) -> None:
+    results = Results(tmp_path, Machine(gpu="NVIDIA H100", torch="2.11"))
+    first, second, broken, late = (Row(name, "", "") for name in ("train-256", "train-512", "broken", "late"))
+    results.add(first, case="256 px", per_s=1234.5, mfu=0.421, phases={"forward": 80.0}, step_s=0.2, kernels=9000)
+    assert "| 1,234.5 | 42.1% | - | 200.0: forward 80.0 | 9000 |" in (tmp_path / "gpu-results.md").read_text()
+    results = Results(tmp_path, Machine(gpu="NVIDIA H100", torch="2.11"))
+    results.add(second, case="512 px", per_s=400.0)
+    _measure(Row("broken", "", "json.tool /nowhere/at/all", 60), results)
+    _measure(Row("late", "", "http.server --bind 127.0.0.1 0", 2), results)
+    figures = figures_of(tmp_path)
+    assert list(figures) == [row.name for row in (first, second, broken, late)]
+    assert "No such file or directory: '/nowhere/at/all'" in figures["broken"][0]["reason"]
+    assert figures["late"][0]["reason"] == "ended after 2 s"
+
+
+@pytest.mark.slow
 def test_latents_of_the_same_rows_are_close_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
