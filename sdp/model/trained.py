@@ -75,9 +75,17 @@ def load_networks(
     pretrained: bool = True,
     device: torch.device | str = "cpu",
     text_device: torch.device | None = None,
+    empty: bool = False,
 ) -> TrainedNetworks:
-    """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too."""
-    unet, encoder = load.load_unet(path, pretrained=pretrained, device=device), None
+    """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too.
+
+    An `empty` U-Net has memory on the device, to copy weights into.
+    """
+    if empty:
+        unet = _meta_unet(path).to_empty(device=device)
+    else:
+        unet = load.load_unet(path, pretrained=pretrained, device=device)
+    encoder = None
     if text_encoder:
         encoder = load.load_text_encoder(path, device=text_device or device).requires_grad_(True).train()
     return TrainedNetworks(unet, encoder)
@@ -89,11 +97,14 @@ def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> Train
         networks = load_networks(path, text_encoder=text_encoder)
         networks.add_lora(lora)
         return networks
-    with torch.device("meta"):  # initialising weights would be wasted
-        unet = load.load_unet(path, pretrained=False, device="meta")
     # The text encoder also has buffers, which checkpoints lack.
     encoder = load.load_text_encoder(path).requires_grad_(True) if text_encoder else None
-    return TrainedNetworks(unet, encoder)
+    return TrainedNetworks(_meta_unet(path), encoder)
+
+
+def _meta_unet(path: Path) -> Any:
+    with torch.device("meta"):  # initialising weights would be wasted
+        return load.load_unet(path, pretrained=False, device="meta")
 
 
 def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> TrainedNetworks:

@@ -173,7 +173,10 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         pretrained=config.model.unet == "pretrained",
         device=world.device,
         text_device=world.second,
+        empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
     )
+    for weights in networks.unet.parameters():
+        world.copy_main(weights.data)
     unet: Any = networks.unet
     if config.lora.rank is not None:
         torch.manual_seed(config.seed)  # loading draws a varying number of random numbers

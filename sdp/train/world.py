@@ -40,6 +40,11 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def copy_main(self, values: Tensor) -> None:
+        """Overwrite values with the main worker's, in place."""
+        if self.size > 1:
+            dist.broadcast(values, 0)
+
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return every worker's figures, by rank, on all workers."""
         table = torch.zeros(self.size, len(values), device=self.device)

@@ -10,6 +10,9 @@ import torch
 
 from sdp.config.train import StrategyConfig
 from sdp.datasets.ledger import Ledger
+from sdp.model import load
+from sdp.model.sources import resolve
+from sdp.train.assemble import make_networks
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.data.latents import GroupReader
 from sdp.train.data.order import RowRange
@@ -192,6 +195,21 @@ def test_gradients_are_exchanged_in_bf16_where_that_is_set_and_nothing_deprecate
         assert torch.tensor(whole).bfloat16().float().tolist() != whole
         assert torch.tensor(half).bfloat16().float().tolist() == half
         assert half == pytest.approx(whole, rel=0.02)
+
+
+def unet_loaded_once(world: World, root: Path) -> list[float]:
+    """Return sums of the U-Net's weights, which only the main worker may load."""
+    if not world.is_main:
+        load._diffusers = lambda *_: pytest.fail("loaded by another worker")
+    how = config(root, model__unet="pretrained")
+    unet = make_networks(how, resolve(how.model.source), world).unet
+    return [weights.double().sum().item() for weights in unet.parameters()]
+
+
+def test_only_the_main_worker_loads_the_unet(inputs: Path) -> None:
+    main, other = run_workers(2, unet_loaded_once, inputs)
+    assert main == other
+    assert any(main)
 
 
 class OneBlock(torch.nn.Sequential):
