@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Template
 
-LEFT, RIGHT, WIDTH = 64, 12, 1000
-_HALF, _TOP, _HEIGHT, _BOTTOM = 480, 26, 280, 38
+_LEFT, _RIGHT, _WIDTH = 64, 988, 1000
+_TOP, _HEIGHT, _BOTTOM = 26, 280, 38
 _MOST_POINTS = 600
 
 Tick = tuple[float, str]
@@ -29,14 +29,13 @@ class Line:
     faint: bool = False
 
 
-def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, half: bool = False) -> str:
-    """Return a chart of curves. `zero` starts the vertical axis at 0; `half` is for half the page's width."""
-    width = _HALF if half else WIDTH
+def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False) -> str:
+    """Return a chart of curves. `zero` starts the vertical axis at 0."""
     points = [point for curve in curves for piece in _pieces(curve) for point in piece]
     if not points:
-        return f'<svg viewBox="0 0 {width} 40" role="img"><text x="0" y="24">no data yet</text></svg>'
-    x, columns = axis([a for a, _ in points], LEFT, width - RIGHT, 4 if half else 8)
-    y, rows = axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
+        return f'<svg viewBox="0 0 {_WIDTH} 40" role="img"><text x="0" y="24">no data yet</text></svg>'
+    x, columns = _axis([a for a, _ in points], _LEFT, _RIGHT, 8)
+    y, rows = _axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
     drawn = []
     for number, curve in enumerate(curves):
         pieces = _pieces(curve, stride=max(1, len(curve.x) // _MOST_POINTS))
@@ -44,12 +43,12 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, half: bool
         drawn.append((curve, "abcdef"[number % 6], polylines))
     return render(
         Path(__file__).with_suffix(".svg"),
-        {"width": width, "height": _HEIGHT, "left": LEFT, "right": width - RIGHT, "top": _TOP, "bottom": _BOTTOM}
+        {"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
         | {"columns": columns, "rows": rows, "x_name": x_name, "curves": drawn},
     )
 
 
-def axis(values: Sequence[float], start: float, end: float, about: int) -> tuple[Callable[[float], float], list[Tick]]:
+def _axis(values: Sequence[float], start: float, end: float, about: int) -> tuple[Callable[[float], float], list[Tick]]:
     """Return the scale that maps the values' range to start..end, and about this many ticks."""
     low, high = min(values), max(values)
     if low == high:
@@ -58,7 +57,7 @@ def axis(values: Sequence[float], start: float, end: float, about: int) -> tuple
     def scale(value: float) -> float:
         return start + (value - low) / (high - low) * (end - start)
 
-    return scale, [(scale(tick), short(tick)) for tick in ticks(low, high, about)]
+    return scale, [(scale(tick), f"{tick:,.10g}") for tick in ticks(low, high, about)]
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -68,14 +67,6 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def short(number: float) -> str:
-    """Format a number for an axis."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(number) >= size:
-            return f"{number / (1e3 if letter == 'k' else size):g}{letter}"
-    return f"{number:.4g}"
 
 
 def _pieces(curve: Line, stride: int = 1) -> Iterator[list[tuple[float, float]]]:

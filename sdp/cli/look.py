@@ -92,7 +92,7 @@ def config_schema(args: Arguments) -> None:
 
 
 @command(LOOK, "inspect s3://bucket/images")
-@argument("URI", "a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files")
+@argument("URI", "a dataset, a run, a checkpoint or an evaluation")
 @JSON
 @argument("--account FILE", "write each row's outcome to this Parquet file")
 @argument("--verify", "read every byte of every part")
@@ -103,7 +103,8 @@ def inspect(args: Arguments) -> int:
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
     from sdp.datasets.inspect import Description, with_problems, write_account
     from sdp.report.inspect import describe
-    from sdp.report.summary import summary
+    from sdp.report.page import text_of
+    from sdp.report.sections import sections_of
     from sdp.storage import open_storage
 
     storage = open_storage(args.uri)
@@ -116,7 +117,10 @@ def inspect(args: Arguments) -> int:
         rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
         say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if args.json else summary(description))
+    if args.json:
+        print(json.dumps(description.to_json(), indent=2, default=str))
+    else:
+        print("\n\n".join(map(text_of, sections_of(description, storage))))
     return 1 if description.problems else 0
 
 
@@ -193,7 +197,7 @@ def _take_down(args: Arguments) -> None:
 @argument("--pictures N", "pictures to show of each dataset (default: 48)", type=int, default=48)
 @argument("--title TEXT", "the title of the page", default="sdp report")
 def report(args: Arguments) -> None:
-    """Write an HTML report: pictures and failures of datasets, curves and history of runs."""
+    """Write an HTML report: pictures and failures of datasets, loss and history of runs."""
 
     from sdp.report.sections import write_report
 

@@ -15,12 +15,12 @@ from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, refuse_foreign, repeated_rows, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, REPEATED, TAKEN_DOWN, Counts, relabelled
-from sdp.datasets.output import HEAD, Output, read_output
+from sdp.datasets.output import Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
 from sdp.datasets.tombstones import Tombstones
-from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
-from sdp.errors import DatasetError, NotFound, SdpError, one_line
-from sdp.storage import FileInfo, Storage, list_source, open_source
+from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.errors import DatasetError, NotFound, SdpError
+from sdp.storage import FileInfo, Storage
 from sdp.storage.named import written_for
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _UPSTREAM_S = 10.0
 
 @dataclass(frozen=True)
 class Description:
-    """The description of a dataset that `sdp inspect` prints."""
+    """The description of a dataset."""
 
     uri: str
     kind: str
@@ -65,9 +65,7 @@ class Description:
 
 
 def describe(storage: Storage, *, verify: bool = False) -> Description:
-    """Describe a dataset of sdp, or a folder of plain Parquet files."""
-    if not storage.exists(HEAD):
-        return _describe_plain(storage)
+    """Describe a dataset; `verify` reads every byte of it."""
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
     works = output.index.works_by_part()
@@ -289,81 +287,3 @@ def _root(output: Output) -> list[str]:
     first = index.files["path"][0].as_py()
     more = index.files.num_rows - 1
     return [f"{first} and {more} more" if more else str(first)]
-
-
-def _describe_plain(storage: Storage) -> Description:
-    try:
-        files = list_source(storage.uri, storage.options)
-    except NotFound as error:
-        raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the URI"
-        ) from error
-    problems, rows, schema = [], 0, dict[str, str]()
-    for file in files:
-        try:
-            footer = pq.read_metadata(open_source(file.uri, storage.options))
-        except (pa.ArrowException, OSError) as error:
-            problems.append(f"{file.uri}: not a whole Parquet file ({one_line(error, 120)})")
-            continue
-        rows += footer.num_rows
-        schema = schema or {f.name: str(f.type) for f in footer.schema.to_arrow_schema()}
-    return Description(
-        uri=storage.uri,
-        kind="parquet",
-        complete=not problems,
-        rows=rows,
-        counts=Counts(written=rows),
-        parts=len(files),
-        parts_ordered=len(files),
-        bytes=sum(f.size for f in files),
-        schema=schema,
-        problems=problems,
-    )
-
-
-def summary(description: Description) -> str:
-    """Return a description as text."""
-    from sdp.console import counted, size, table
-
-    d = description
-    state = "complete" if d.complete else "INCOMPLETE"
-    if d.verified and not d.problems:
-        state += ", every byte verified"
-    parts = f"{d.parts:,} of {counted(d.parts_ordered, 'part')}"
-    lines = [d.uri, f"{d.kind}, {state}: {counted(d.rows, 'address', 'addresses')} in {parts}, {size(d.bytes)}"]
-    if d.manifest_version:
-        lines.append(f"manifest version {d.manifest_version}, {d.created}, sdp {d.sdp}")
-    if d.lineage:
-        lines.append("made from " + " ← ".join(d.lineage))
-    if d.tombstones:
-        lines.append(f"{counted(d.tombstones, 'takedown holds', 'takedowns hold')}")
-    if d.parts:
-        lines += ["", _counts_table(d.counts, "input" if d.complete or not d.missing else "done so far")]
-    if d.missing:
-        missing = counted(d.parts_ordered - d.parts, "part is", "parts are")
-        lines += ["", f"{missing} missing{'; the first:' if d.parts_ordered - d.parts > len(d.missing) else ':'}"]
-        lines.append(
-            table(
-                [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in d.missing], ("part", "from", "to")
-            )
-        )
-        lines.append("Run the job that writes it again to complete it.")
-    if d.problems:
-        lines += ["", f"{counted(len(d.problems), 'problem')}:", *(f"  {problem}" for problem in d.problems[:20])]
-    if d.notes:
-        lines += ["", *d.notes]
-    lines += ["", table(d.schema.items(), ("column", "type"))]
-    for sample in d.samples:
-        lines += ["", table(sample.items())]
-    return "\n".join(lines)
-
-
-def _counts_table(counts: Counts, input_name: str) -> str:
-    """Return the outcomes as shares of the rows that have one; `input_name` is the name of those."""
-    from sdp.console import table
-
-    share = max(counts.input, 1)
-    shown = {input_name: counts.input, "written": counts.written, "filtered": counts.filtered, "failed": counts.failed}
-    rows = [(name, f"{n:,}", f"{100 * n / share:.1f}%") for name, n in shown.items()]
-    rows += [(f"  {reason}", f"{n:,}", f"{100 * n / share:.1f}%") for reason, n in counts.reasons.items()]
-    return table(rows, ("outcome", "addresses", "share"))

@@ -2,8 +2,8 @@
 
 import json
 import random
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted, duration, size, spent
 from sdp.datasets import runs, tombstones
-from sdp.datasets.inspect import Description, describe, with_problems
-from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, rule_of
+from sdp.datasets.inspect import Description, with_problems
+from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
 from sdp.datasets.parts import read_account, reading
 from sdp.datasets.runs import JobRun
-from sdp.datasets.units import PARTS, parse_part_name
+from sdp.datasets.units import PARTS, parse_part_name, part_name
 from sdp.errors import DatasetError, SdpError
-from sdp.report.page import Bar, Block, Cell, Folded, Gallery, PageSection, Share, Strips, Table, Tile, listing
+from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Share, Strips, Table, Tile, listing
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
@@ -32,30 +32,37 @@ _LARGE = 40_000
 """Size in bytes from which pictures are scaled down."""
 
 
-def dataset_section(storage: Storage, pictures: int) -> PageSection:
+def dataset_section(dataset: Description, storage: Storage, pictures: int) -> PageSection:
     """Return the section of a dataset, with at most this many pictures."""
-    dataset = describe(storage)
-    names = _sample_parts(storage)
+    counts, names = dataset.counts, _sample_parts(storage)
     records, notes = runs.read(storage)
     work = runs.total(records)
-    blocks: list[Block] = [_outcomes(dataset), *_times(work)]
-    if dataset.counts.reasons:
-        blocks.append(_reasons(dataset))
+    unrecorded = counts.input - work.counts.input if work is not None else 0
+    if unrecorded > 0:
+        notes.append(f"{unrecorded:,} of the rows are from runs that were killed and left no record of their time")
+    galleries: list[Block] = []
     if pictures and "image" in dataset.schema:
         galleries, damaged = _galleries(storage, names, pictures, dataset)
-        blocks += galleries
         dataset = with_problems(dataset, damaged)
-    if dataset.counts.reasons:
-        blocks.append(_examples(storage, names))
-    if records:
-        blocks.append(_runs(records))
-    blocks += listing("Problems", dataset.problems)
-    blocks += listing("Notes", notes + _unrecorded(dataset, work))
-    if dataset.config:
-        blocks.append(Folded("Configuration", json.dumps(dataset.config, indent=1)))
-    title, verdict = _TITLES.get(dataset.kind, dataset.kind), _verdict(dataset)
-    glance = _glance(dataset, work)
-    return PageSection(title, dataset.uri, verdict, dataset.complete, _figures(dataset, work), blocks, glance)
+    outcomes = [(name, n := getattr(counts, name), f"{n:,}") for name in OUTCOMES]
+    missing = [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in dataset.missing]
+    example = dataset.samples[0] if dataset.samples else {}
+    columns = [(name, kind, str(example.get(name, ""))) for name, kind in dataset.schema.items()]
+    blocks = [
+        listing("Problems", dataset.problems),
+        Bar("Outcomes of the rows", outcomes, "cbf"),
+        *_times(work),
+        _reasons(dataset, storage, names),
+        *galleries,
+        Table("The first missing parts", ("part", "from row", "to"), missing),
+        _runs(records),
+        listing("Notes", [*dataset.notes, *notes]),
+        listing("Made from", dataset.lineage, "source"),
+        Table("Columns", ("column", "type", "example"), columns),
+        Folded("Configuration", json.dumps(dataset.config, indent=1)),
+    ]
+    title = _TITLES.get(dataset.kind, dataset.kind)
+    return PageSection(title, dataset.uri, _verdict(dataset), dataset.complete, _figures(dataset, work), blocks)
 
 
 def _verdict(dataset: Description) -> str:
@@ -67,49 +74,35 @@ def _verdict(dataset: Description) -> str:
         return f"Incomplete: {parts} written; run the job again to write the rest."
     outcomes = [f"{counts.written:,} of {counted(counts.input, 'row')} written"]
     outcomes += [f"{n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
-    return f"Complete: {', '.join(outcomes)}."
+    return f"Complete: {', '.join(outcomes)}{'; every byte verified' if dataset.verified else ''}."
 
 
 def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]:
     counts = dataset.counts
-    figures = [("rows", f"{counts.input:,}"), ("written", f"{counts.written:,}")]
-    if not dataset.complete:
-        figures[0] = ("rows done so far", f"{counts.input:,}")
+    figures = [("rows" if dataset.complete else "rows done so far", f"{counts.input:,}")]
+    figures += [("written", f"{counts.written:,}"), ("takedowns", f"{dataset.tombstones:,}" * bool(dataset.tombstones))]
     if work is not None and work.seconds:
-        figures += [("took", spent(work.seconds, work.gpu_hours))]
-        figures += [("rows/s", _rate(work.counts.input / work.seconds))]
+        figures += [("took", spent(work.seconds, work.gpu_hours)), ("rows/s", _rate(work))]
         figures += [(f"{name}/s", size(count / work.seconds)) for name, count in work.moved.items() if count]
         figures += [(role, f"{count:,}") for role, count in work.workers.items() if count]
-        if work.replaced:
-            figures.append(("workers replaced", f"{work.replaced:,}"))
+        figures += [("workers replaced", f"{work.replaced:,}" * bool(work.replaced))]
     if counts.written:
         figures.append(("bytes per row", f"{dataset.bytes / counts.written:,.0f}"))
-    return [*figures, ("size", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
+    figures += [("size", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
+    if dataset.created:
+        figures.append(("version", f"{dataset.manifest_version}, {dataset.created[:10]}, sdp {dataset.sdp}"))
+    return figures
 
 
-def _glance(dataset: Description, work: JobRun | None) -> str:
-    amount = f"{dataset.counts.written:,} of {counted(dataset.counts.input, 'row')}"
-    if not dataset.complete:
-        amount = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
-    if work is None or not work.seconds:
-        return f"{amount} · {size(dataset.bytes)}"
-    return f"{amount} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours)}"
-
-
-def _rate(count: float) -> str:
-    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
-
-
-def _outcomes(dataset: Description) -> Block:
-    counts = dataset.counts
-    parts = (("written", counts.written), ("filtered", counts.filtered), ("failed", counts.failed))
-    return Bar("Outcomes of the rows", [(name, float(count), f"{count:,}") for name, count in parts], "cbf")
+def _rate(run: JobRun) -> str:
+    rate = run.counts.input / run.seconds if run.seconds else 0.0
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _times(work: JobRun | None) -> list[Block]:
     """Return a bar for each kind of worker that spent time on more than one activity."""
     return [
-        Bar(f"Time of {role}", [(activity, s, duration(s)) for activity, s in seconds.items()], half=True)
+        Bar(f"Time of {role}", [(activity, s, duration(s)) for activity, s in seconds.items()])
         for role, seconds in (work.work.items() if work is not None else ())
         if len(seconds) > 1 and sum(seconds.values()) > 0
     ]
@@ -117,42 +110,39 @@ def _times(work: JobRun | None) -> list[Block]:
 
 def _runs(records: Sequence[JobRun]) -> Block:
     """Return a table of the newest runs."""
-    moved = list(dict.fromkeys(name for run in records for name in run.moved))
-    rows: list[tuple[Cell, ...]] = [
+    rows = [
         (
             run.job,
             run.began.replace("T", " ").removesuffix("+00:00"),
             spent(run.seconds, run.gpu_hours),
             run.counts.input,
-            round(run.counts.input / run.seconds, 2) if run.seconds else "",
+            _rate(run),
             run.counts.written,
             run.counts.failed,
-            *(size(run.moved[name]) if name in run.moved else "" for name in moved),
             ", ".join(counted(count, role.removesuffix("s"), role) for role, count in run.workers.items()),
         )
         for run in records[-_RUNS:]
     ]
-    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", *moved, "workers")
-    title = "Runs" if len(records) <= _RUNS else f"The last {_RUNS} of {len(records):,} runs"
-    return Table(title, header, rows)
+    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", "workers")
+    return Table("Runs" if len(records) <= _RUNS else f"The last {_RUNS} of {len(records):,} runs", header, rows)
 
 
-def _unrecorded(dataset: Description, work: JobRun | None) -> list[str]:
-    """Return a note on rows whose run was killed before it recorded its time."""
-    unrecorded = dataset.counts.input - work.counts.input if work is not None else 0
-    if unrecorded <= 0:
-        return []
-    return [f"{unrecorded:,} of the rows are from runs that were killed and left no record of their time"]
-
-
-def _reasons(dataset: Description) -> Block:
-    reasons, total = dataset.counts.reasons, dataset.counts.input
-    largest, meaning = max(reasons.values()) / total, {**FILTER_REASONS, **FAILURE_REASONS}
+def _reasons(dataset: Description, storage: Storage, names: Sequence[str]) -> Block:
+    """Return the number of rows by reason, with a few rows as examples from some of the parts."""
+    examples: dict[str, list[str]] = {}
+    for name in names:
+        with suppress(DatasetError):  # a damaged part, which is among the problems
+            account = read_account(storage, name)
+            for row in account.filter(pc.is_valid(account["reason"])).slice(0, 1000).to_pylist():
+                examples.setdefault(row["reason"], []).append(f"row {row['row']} {row['detail'] or ''}".strip())
+    counts, total = sorted(dataset.counts.reasons.items(), key=lambda item: -item[1]), dataset.counts.input
+    meaning = {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
-        (reason, count, Share(count / total, largest), meaning.get(rule_of(reason), ""))
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
-    ]
-    return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning"), rows)
+        (reason, count, Share(count / total, counts[0][1] / total), meaning.get(rule_of(reason), ""),
+         "; ".join(examples.get(reason, [])[:_EXAMPLES]))
+        for reason, count in counts
+    ]  # fmt: skip
+    return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning", "examples"), rows)
 
 
 def _sample_parts(storage: Storage) -> list[str]:
@@ -168,7 +158,7 @@ def _galleries(
     try:
         taken_down = tombstones.load(storage).rows
     except SdpError as error:
-        return [Table("Pictures", ("not shown",), [(f"the takedown list cannot be read: {error}",)])], []
+        return [listing("Pictures", [f"not shown, since the takedown list cannot be read: {error}"])], []
     is_drawn, rng = dataset.kind == "samples", random.Random(0)
 
     def sample(name: str, count: int) -> list[dict[str, Any]]:
@@ -194,43 +184,19 @@ def _galleries(
             problems.append(str(error))
     omitted = sum(row < dataset.rows for row in taken_down)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
-    if is_drawn:
-        return [_by_prompt(rows, remark)], problems
-    tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
-    return [Gallery(f"{counted(len(tiles), 'picture')} from the whole dataset{remark}", tiles)], problems
-
-
-def _by_prompt(rows: Sequence[dict[str, Any]], remark: str) -> Block:
-    """Return a strip of pictures for each prompt, or a gallery if each prompt has one picture."""
+    if not is_drawn:
+        tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
+        return [Gallery(f"{counted(len(tiles), 'picture')} from the whole dataset{remark}", tiles)], problems
     prompts: dict[str, list[Tile]] = {}
     for row in sorted(rows, key=lambda row: int(row["row"])):
-        prompt = str(row["prompt"])
-        note = f"row {row['row']}, seed {row.get('seed', '?')}"
-        prompts.setdefault(prompt, []).append(Tile(small(row["image"]), prompt, note))
-    if any(len(tiles) > 1 for tiles in prompts.values()):
-        return Strips(f"Pictures by prompt{remark}", sorted(prompts.items()))
-    return Gallery(f"Pictures by prompt{remark}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
+        tile = Tile(small(row["image"]), str(row["prompt"]), f"row {row['row']}, seed {row.get('seed', '?')}")
+        prompts.setdefault(tile.caption, []).append(tile)
+    return [Strips(f"Pictures by prompt{remark}", sorted(prompts.items()))], problems
 
 
 def _note(row: dict[str, Any]) -> str:
     original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
     return f"row {row['row']}: {row.get('width')} × {row.get('height')}{original}"
-
-
-def _examples(storage: Storage, names: list[str]) -> Block:
-    """Return a few rows for each reason, with details."""
-    rows, seen = list[tuple[str, int, str, int]](), Counter[str]()
-    for name in names:
-        try:
-            account = read_account(storage, name)
-        except DatasetError:
-            continue
-        excluded = account.filter(pc.is_valid(account["reason"]))
-        for row in excluded.slice(0, 1000).to_pylist():
-            if seen[row["reason"]] < _EXAMPLES:
-                seen[row["reason"]] += 1
-                rows.append((row["reason"], row["row"], row["detail"] or "", row["attempts"]))
-    return Table("Examples", ("reason", "row", "detail", "attempts"), sorted(rows))
 
 
 def small(data: bytes) -> bytes:

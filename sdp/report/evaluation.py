@@ -5,32 +5,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdp.console import counted
-from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
 from sdp.report.page import Block, Folded, PageSection, Table, listing
-from sdp.storage import Storage
 
 
-def evaluation_section(storage: Storage) -> PageSection:
+def evaluation_section(uri: str, result: Mapping[str, Any]) -> PageSection:
     """Return the section of an evaluation."""
-    result = read_json(storage, RESULT)
-    with reading(storage.uri_of(RESULT), "evaluate again"):
-        figures = [(name, value) for name, value, _ in headlines(result) if value]
-        glance = " · ".join(f"{name} {value}" for name, value in figures)
-        return PageSection("Evaluation", storage.uri, _verdict(result), True, figures, _blocks(result), glance)
+    with reading(f"{uri}/{RESULT}", "evaluate again"):
+        figures = [(name, value) for name, value, _ in headlines(result)]
+        return PageSection("Evaluation", uri, _verdict(result), True, figures, _blocks(result))
 
 
 def _blocks(result: Mapping[str, Any]) -> list[Block]:
-    blocks: list[Block] = []
-    if loss := result.get("loss"):
-        rows = [(name, float(value)) for name, value in loss["by_timestep"].items()]
-        title = f"Loss of {loss['checkpoint']} ({loss['weights']}), by timestep"
-        blocks.append(Table(title, ("timesteps", "loss"), rows))
-    blocks += listing("Before comparing", result.get("notes", []), "note")
-    blocks.append(Table("Inputs", ("input", "source"), _sources(result)))
-    blocks.append(Folded("Configuration", json.dumps(result["config"], indent=1)))
-    return blocks
+    losses = [(name, float(value)) for name, value in result.get("loss", {}).get("by_timestep", {}).items()]
+    return [
+        Table("Loss by timestep", ("timesteps", "loss"), losses),
+        listing("Before comparing", result.get("notes", []), "note"),
+        Table("Inputs", ("input", "source"), _sources(result)),
+        Folded("Configuration", json.dumps(result["config"], indent=1)),
+    ]
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -46,6 +40,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
 def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(name, result[name]["model"]) for name in ("clip", "features") if name in result]
     rows += [(name, str(result[name]["uri"])) for name in ("generated", "reference") if name in result]
-    if "loss" in result:
-        rows.append(("rows", f"{result['loss']['dataset']}"))
+    if loss := result.get("loss"):
+        rows += [("checkpoint", f"{loss['checkpoint']} ({loss['weights']})"), ("rows", str(loss["dataset"]))]
     return rows

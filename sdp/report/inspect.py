@@ -1,7 +1,4 @@
-"""Descriptions of runs, checkpoints and evaluations for `sdp inspect`; those of datasets are in sdp.datasets.
-
-`sdp report` makes its section of a run from the same description. Needs neither torch nor Ray.
-"""
+"""Descriptions of runs, checkpoints and evaluations; those of datasets are in sdp.datasets. Without torch and Ray."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,11 +37,11 @@ from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.run_folder import PROFILE, RunFolder
 
-SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset", "files"]
+SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset"]
 
 _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
-_FOLDERS, _FILES = 100, 20_000
-"""Limits on the folders and files that are listed if a URI is none of these."""
+_FOLDERS = 100
+"""Limit on the folders that are looked at if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
 """Events that report a failure."""
 _STATE = ("step", "samples", "skipped", "epoch", "loss", "seconds", "gpu_hours", "cost")
@@ -90,10 +87,6 @@ class Checkpoint:
     config: dict[str, Any]
     changed: dict[str, Any]
     """Keys of the configuration that differ from this version's defaults."""
-    history: dict[str, int]
-    """Number of the run's events up to this checkpoint, by kind."""
-    trouble: list[str]
-    """Failures and recoveries up to this checkpoint."""
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,8 +112,8 @@ class Run:
     """Steps with files but no marker: being written, or abandoned."""
     history: dict[str, int] = field(default_factory=dict)
     """Number of events, by kind."""
-    trouble: list[str] = field(default_factory=list)
-    """Failures and recoveries."""
+    trouble: list[dict[str, Any]] = field(default_factory=list)
+    """The events that report a failure or a recovery."""
     bad_rows: dict[str, int] = field(default_factory=dict)
     """Number of rows found bad in training, by reason."""
     profile: str | None = None
@@ -157,7 +150,10 @@ class Evaluation:
         return {"kind": self.kind, "uri": self.uri, **self.result}
 
 
-def describe(storage: Storage, *, verify: bool = False) -> Description | Run | Checkpoint | Evaluation:
+Described = Description | Run | Checkpoint | Evaluation
+
+
+def describe(storage: Storage, *, verify: bool = False) -> Described:
     """Describe the dataset, run, checkpoint or evaluation at a URI; `verify` reads every byte of a dataset."""
     kind, storage = identify(storage)
     match kind:
@@ -189,7 +185,7 @@ def phases_of(storage: Storage) -> list[Storage]:
 def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
     """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
 
-    A URI with datasets below it is refused with their names. One without Parquet files is refused too.
+    A URI with datasets below it is refused with their names.
     """
     if kind := kind_of(storage):
         return kind, storage
@@ -203,14 +199,7 @@ def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
     kinds = list(ordered_map(lambda name: kind_of(storage.child(name)), folders, workers=16))
     if below := [name for name, kind in zip(folders, kinds, strict=True) if kind]:
         raise DatasetError(f"{storage.uri}: no dataset here, but in {', '.join(below)}; pass one of these")
-    names = storage.names(limit=_FILES)
-    if names and not any(name.endswith(".parquet") for name in names):
-        limit = f" among the first {_FILES:,} files" if len(names) == _FILES else ""
-        raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}), and no Parquet file{limit}; "
-            "check the URI"
-        )
-    return "files", storage
+    raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
 
 
 # --- descriptions ----------------------------------------------------------------------------------------------------
@@ -226,6 +215,7 @@ def describe_run(storage: Storage) -> Run:
     history, steps = run.history(), run.steps()
     events, metrics = history.events, history.metrics
     complete = [step for step, is_complete in steps.items() if is_complete]
+    reported = [event["step"] for event in events if isinstance(event.get("step"), int)]
     bad_rows, problems = run.bad_rows()
     problems = [*history.problems, *problems]
     checkpoints = [entry for step in reversed(complete) if (entry := _list_entry(storage, step, problems)) is not None]
@@ -238,13 +228,13 @@ def describe_run(storage: Storage) -> Run:
     return Run(
         uri=storage.uri,
         state=_state(storage, events),
-        step=max([*complete[-1:], *(line["step"] for line in metrics[-1:])], default=None),
+        step=max([*complete[-1:], *(line["step"] for line in metrics[-1:]), *reported[-1:]], default=None),
         last=metrics[-1] if metrics else {},
         checkpoints=checkpoints,
         incomplete=[step for step, is_complete in steps.items() if not is_complete],
         bytes=sum(file.size for file in storage.list()),
         history=dict(Counter(event["event"] for event in events)),
-        trouble=_trouble(events),
+        trouble=[event for event in events if event["event"] in TROUBLE],
         bad_rows=dict(Counter(line["reason"] for line in bad_rows).most_common()),
         profile=storage.uri_of(PROFILE) if storage.exists(PROFILE) else None,
         newest=newest,
@@ -260,16 +250,14 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
     with reading(folder.uri_of(COMPLETE), _HINT):
         marker = read_marker(folder)
         state = state_in(marker)
-        run = open_storage(run_of(folder.uri), folder.options)
         datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
-        events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
         stored = folder.list()
         sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
         consumed = _consumed(folder, state.consumed, problems)
         rows = marker.get("epoch_rows")
         return Checkpoint(
             uri=folder.uri,
-            run=run.uri,
+            run=run_of(folder.uri),
             **{name: getattr(state, name) for name in _STATE},
             **{name: marker[name] for name in ("created", "sdp", "workers")},
             epoch_rows=rows,
@@ -284,8 +272,6 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
             lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
             config=config,
             changed=changed(JOBS["train"], config),
-            history=dict(Counter(event["event"] for event in events)),
-            trouble=_trouble(events),
             problems=problems,
         )
 
@@ -298,22 +284,6 @@ def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
     if last.get("event") == "gave_up":
         return f"given up: {'; '.join(map(str, last.get('failures', [])[-1:])) or 'unknown reason'}"
     return f"not ended; {lease.describe(run)}"
-
-
-def _trouble(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each failure and recovery."""
-    lines = []
-    for event in events:
-        failures = event.get("failures", [])
-        match event["event"]:
-            case "recovered":
-                cause = f", after {failures[-1]}" if failures else ""
-                lines.append(f"{event['time']} recovered from step {event.get('from_step', '?')}{cause}")
-            case "gave_up":
-                lines.append(f"{event['time']} gave up: {'; '.join(map(str, failures[-1:]))}")
-            case "bad_step":
-                lines.append(f"{event['time']} skipped a step ({event['verdict']}): {event.get('rows', '?')}")
-    return lines
 
 
 def _list_entry(run: Storage, step: int, problems: list[str]) -> dict[str, Any] | None:

@@ -1,14 +1,17 @@
-"""The blocks of a report, rendered by page.html as one file without scripts, style sheets or network access."""
+"""Descriptions in sections of blocks, printed as text or as one HTML page (page.html).
+
+The page has no scripts, and needs no style sheets and no network access.
+"""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import sdp
-from sdp.charts import render as render_template
-from sdp.storage.named import written_for
+from sdp import console
+from sdp.charts import render
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class Table:
 class Tile:
     """A picture with its text."""
 
-    data: bytes | None
-    """The encoded picture; None if it is missing."""
+    data: bytes
+    """The encoded picture."""
     caption: str
     note: str = ""
 
@@ -47,27 +50,27 @@ class Gallery:
 
     title: str
     tiles: Sequence[Tile]
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Svg:
-    """A chart or a profile's timeline as SVG."""
+    """A chart."""
 
     title: str
     svg: str
-    half: bool = False
-    """True for half the page's width, so that two fit side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar divided into parts: name, size, explanation."""
+    """A bar divided into parts: name, size, the size in words."""
 
     title: str
     parts: Sequence[tuple[str, float, str]]
     colours: str = "abcdef"
-    half: bool = False
+
+    @property
+    def whole(self) -> float:
+        return sum(size for _, size, _ in self.parts) or 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,9 @@ class Folded:
 Block = Table | Gallery | Strips | Svg | Bar | Folded
 
 
-def listing(title: str, lines: Sequence[str], header: str = "message") -> list[Block]:
-    """Return a table of one column with at most 50 lines, or nothing if there are no lines."""
-    return [Table(title, (header,), [(line,) for line in lines[:50]])] if lines else []
-
-
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """The report of one dataset, run or evaluation."""
+    """The description of one dataset, run, checkpoint or evaluation."""
 
     title: str
     uri: str
@@ -104,29 +102,52 @@ class PageSection:
     """The outcome in one sentence."""
     good: bool = True
     figures: Sequence[tuple[str, str]] = ()
-    """The most important numbers: name and value."""
+    """The most important numbers: name and value; an empty one is not shown."""
     blocks: Sequence[Block] = ()
-    glance: str = ""
-    """The line at the top of the page: amount and speed."""
+
+    @property
+    def shown(self) -> list[Block]:
+        """The blocks that have rows or parts."""
+        return [block for block in self.blocks if getattr(block, "rows", True) and getattr(block, "parts", True)]
 
 
-def write_page(title: str, sections: Sequence[PageSection], file: Path, option: str = "report: --out") -> None:
-    """Write sections as one page, atomically. Errors name the option that the file comes from."""
-    page = page_of(title, sections)
-    with written_for(option, file) as sink:
-        sink.write(page)
+def listing(title: str, lines: Sequence[str], header: str = "message") -> Table:
+    """Return a table of one column, with at most 50 lines."""
+    return Table(title, (header,), [(line,) for line in lines[:50]])
 
 
 def page_of(title: str, sections: Sequence[PageSection]) -> bytes:
     """Return the content of a page that is written now."""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+    written = f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by sdp {sdp.__version__}"
+    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri, "plain": _plain}
+    return render(Path(__file__).with_suffix(".html"), values).encode()
 
 
-def render(title: str, sections: Sequence[PageSection], written: str) -> str:
-    """Return the page; `written` is its last line."""
-    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
-    return render_template(Path(__file__).with_suffix(".html"), values)
+def text_of(section: PageSection) -> str:
+    """Return a section as text: its figures, tables and bars."""
+    figures = console.table((name, value) for name, value in section.figures if value)
+    texts = [f"{section.title}: {section.uri}\n{section.verdict}", figures, *_texts(section.shown)]
+    return "\n\n".join(filter(None, texts))
+
+
+def _texts(blocks: Sequence[Block]) -> Iterator[str]:
+    for block in blocks:
+        match block:
+            case Table():
+                rows = [[_plain(cell) for cell in row] for row in block.rows]
+                yield f"{block.title}\n{console.table(rows, block.header)}"
+            case Bar():
+                shares = [(name, f"{size / block.whole:.1%}", words) for name, size, words in block.parts]
+                yield f"{block.title}\n{console.table(shares)}"
+
+
+def _plain(cell: Cell) -> str:
+    match cell:
+        case Share():
+            return f"{cell.of_whole:.2%}"
+        case int() | float():
+            return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
+    return cell
 
 
 def _data_uri(picture: bytes) -> str:

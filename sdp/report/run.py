@@ -1,19 +1,17 @@
-"""The section of a training run: its curves, time, samples and history."""
+"""The sections of a training run and of a checkpoint: loss, time, samples, history, and what it was made from."""
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from statistics import median
+from itertools import chain
+from statistics import fmean, median
 from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
 from sdp.config.train import PHASES
-from sdp.console import clock, counted, duration, size
-from sdp.datasets.audit import RUN
-from sdp.datasets.output import read_json
+from sdp.console import counted, size, spent
 from sdp.errors import DatasetError, NotFound
-from sdp.report.inspect import TROUBLE, Run, describe_run
+from sdp.report.inspect import TROUBLE, Checkpoint, Run
 from sdp.report.page import Bar, Block, Folded, PageSection, Strips, Svg, Table, Tile, listing
 from sdp.storage import Storage
 from sdp.train.run_folder import PROFILE, RunFolder, samples_folder
@@ -23,189 +21,123 @@ _EVENTS = 30
 _PARTS = {"data": "waiting for data", "copy": "copying to the device", "checkpoint": "writing checkpoints"}
 _SAMPLE_STEPS = 6
 """Limit on the steps whose samples are shown."""
-_CURVES = 4
-"""Limit on the ranges of timesteps with a validation curve, besides that of all timesteps."""
-_CHARTS: Sequence[tuple[str, float, Mapping[str, str]]] = (
-    ("Images per second, all workers", 1, {"samples_per_s": ""}),
-    ("GPU memory, GB", 1e-9, {"memory_allocated": "allocated", "memory_peak": "peak"}),
-    ("Busy encoders, %", 100, {"encoders_busy": ""}),
-    ("Share of the GPUs' peak, %", 100, {"mfu": ""}),
-    ("Learning rate", 1, {"learning_rate": ""}),
-    ("Gradient norm", 1, {"gradient_norm": ""}),
-)
-"""Charts of half the page's width: the title, a factor, and the curves' names by their keys in the metrics."""
 
 
-def run_sections(storage: Storage, pictures: int = 48) -> list[PageSection]:
-    """Return the section of a single-phase run, and that of its plan if prices are known."""
-    run = describe_run(storage)
-    metrics, events, problems = run.metrics, run.events, list(run.problems)
-    blocks: list[Block] = _curves(metrics) if metrics else []
-    if pictures:
-        blocks += _samples(RunFolder(storage), pictures, problems)
-    if run.profile is not None:
-        blocks.append(Folded("Profile: where a step's time and memory go", storage.read(PROFILE).decode()))
-    if run.checkpoints:
-        rows = [(c["step"], c["samples"], c["loss"] or 0.0, size(c["bytes"]), c["created"]) for c in run.checkpoints]
-        blocks.append(Table("Checkpoints", ("step", "samples", "loss", "size", "written"), rows))
-    if events:
-        blocks.append(_history(events))
-    blocks += listing("Problems", problems)
-    if run.newest is not None:
-        blocks.append(Folded("Configuration", json.dumps(run.newest.config, indent=1)))
-    ended = bool(events) and events[-1]["event"] == "end"
-    figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
-    title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
-    verdict, good = _verdict(run), ended and not problems
-    return [PageSection(title, storage.uri, verdict, good, figures, blocks, _glance(figures))]
-
-
-def _mode(storage: Storage) -> str:
-    """Return a run's training mode and phase, as far as they are known."""
-    phase = next((name.replace("-", " ") for name in PHASES if storage.uri.endswith(f"/{name}")), "")
-    identity = read_json(storage, RUN).get("identity") if storage.exists(RUN) else None
-    mode = identity.get("data.mode") if isinstance(identity, dict) else None
-    return ", ".join(word for word in (mode, phase) if isinstance(word, str) and word)
-
-
-def _step(run: Run) -> int:
-    """Return the newest known step, from events if there are no metrics yet."""
-    reported = [int(event["step"]) for event in run.events if isinstance(event.get("step"), int)]
-    return max([run.step or 0, *reported[-1:]])
-
-
-def _verdict(run: Run) -> str:
-    step, last = _step(run), run.events[-1] if run.events else dict[str, Any](event=None)
-    where = f"at step {step:,}" if step else "before its first step"
+def run_section(run: Run, storage: Storage, pictures: int) -> PageSection:
+    """Return the section of a single-phase run, with that of its newest checkpoint in it."""
+    problems = list(run.problems)
+    samples = _samples(RunFolder(storage), pictures, problems)
+    checkpoints = [(c["step"], c["samples"], c["loss"] or 0.0, size(c["bytes"]), c["created"]) for c in run.checkpoints]
+    blocks = [
+        listing("Problems", problems),
+        *(_measures(run.metrics) if run.metrics else []),
+        samples,
+        Table("Checkpoints", ("step", "samples", "loss", "size", "written"), checkpoints),
+        listing("Incomplete checkpoints", [f"step {step:,}" for step in run.incomplete], "step"),
+        _history(run.events),
+        Table("Bad rows", ("reason", "rows"), list(run.bad_rows.items())),
+        listing("Profile", [run.profile] if run.profile else [], "file"),
+        *([Folded("Where a step's time and memory go", storage.read(PROFILE).decode())] if run.profile else []),
+        *(_contents(run.newest) if run.newest is not None else []),
+    ]
+    name = storage.uri.rpartition("/")[2]
+    title = f"Training, {name.replace('-', ' ')}" if name in PHASES else "Training"
     recovered = run.history.get("recovered", 0)
     recoveries = f", after {counted(recovered, 'recovery', 'recoveries')}" if recovered else ""
-    match last["event"]:
-        case "end":
-            return f"Ended {where}{recoveries}: {last['reason']}."
-        case "gave_up":
-            return f"Gave up {where}{recoveries}: {'; '.join(map(str, last.get('failures', [])[-1:]))}"
-    return f"Not ended: last known {where}{recoveries}."
+    verdict = f"At step {run.step or 0:,}{recoveries}; {run.state}."
+    return PageSection(title, run.uri, verdict, run.state.startswith("ended") and not problems, _figures(run), blocks)
 
 
-def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the expected end and cost of a running job, by its newest line."""
-    end = "both phases' end" if last.get("phases") else "the end"
+def checkpoint_section(c: Checkpoint) -> PageSection:
+    """Return the section of a checkpoint."""
+    verdict = f"Written {c.created} by {counted(c.workers, 'worker')}, sdp {c.sdp}."
+    if c.problems:
+        verdict = f"Damaged: {counted(len(c.problems), 'problem')}, listed below."
+    rows_in_epoch = f" of {c.epoch_rows:,} rows" if c.epoch_rows else ""
+    done = f", {c.epoch_done:.1%}{rows_in_epoch} consumed" if c.epoch_done is not None else ""
+    figures = [
+        ("step", f"{c.step:,}"),
+        ("skipped steps", f"{c.skipped:,}" * bool(c.skipped)),
+        ("samples", f"{c.samples:,}"),
+        ("epoch", f"{c.epoch}{done}"),
+        ("in the ledger", f"{counted(sum(c.consumed.values()), 'row')} of {counted(len(c.consumed), 'epoch')}"),
+        ("loss", f"{c.loss:.4f}" if c.loss is not None else ""),
+        ("trained for", spent(c.seconds, c.gpu_hours, c.cost)),
+        ("size", size(c.bytes)),
+    ]
+    return PageSection(
+        "Checkpoint", c.uri, verdict, not c.problems, figures, [listing("Problems", c.problems), *_contents(c)]
+    )
+
+
+def _contents(c: Checkpoint) -> list[Block]:
+    """Return a checkpoint's tensors, sources and configuration."""
+    tensors = [(kind, s["tensors"], s["values"], size(s["bytes"])) for kind, s in c.sizes.items()]
+    digest = f", digest {c.model['digest'][:12]}…" if c.model.get("digest") else ""
+    sources = [("sdp", c.sdp), ("model", f"{c.model.get('source', 'unknown')}{digest}")]
+    sources += [("started from the weights of", c.begun_from)] if c.begun_from else []
+    sources += [("trained on", uri) for uri in c.lineage]
     return [
-        ("both phases end" if last.get("phases") else "ends", clock(last["finish_time"]) if last.get("left_s") else ""),
-        (f"GPU-hours at {end}", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
-        (f"cost at {end}", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
+        Table("Tensors", ("stored", "tensors", "values", "size"), tensors),
+        Table("Made from", ("", "source"), sources),
+        Table("Configuration", ("key", "not the default"), [(key, json.dumps(v)) for key, v in c.changed.items()]),
+        Folded("Whole configuration", json.dumps(c.config, indent=1)),
     ]
 
 
-def _figures(metrics: Sequence[Mapping[str, Any]], *, ended: bool) -> list[tuple[str, str]]:
-    last = metrics[-1]
-    shares = [line["mfu"] for line in metrics if line.get("mfu")]
-    peaks = [line["memory_peak"] for line in metrics if line.get("memory_peak")]
-    loss = last.get("loss_smoothed")
-    figures = [
-        ("step", f"{last['step']:,}"),
+def _figures(run: Run) -> list[tuple[str, str]]:
+    """Return a run's figures, from the newest line of its metrics."""
+    figures, last = [("step", f"{run.step or 0:,}")], run.last
+    if not last:
+        return figures
+    loss, mfu, memory = last.get("loss_smoothed"), last.get("mfu"), last.get("memory_peak")
+    return [
+        *figures,
         ("samples", f"{last['samples']:,}"),
         ("epochs", f"{last['epoch'] + last['epoch_done']:.2f}"),
         ("loss", f"{loss:.4f}" if loss is not None else ""),
-        ("img/s", f"{median(line['samples_per_s'] for line in metrics):,.0f}"),
+        ("img/s", f"{median(line['samples_per_s'] for line in run.metrics):,.0f}"),
         ("workers", f"{last['workers']}"),
-        ("trained for", duration(last["seconds"])),
-        ("of GPU peak", f"{median(shares):.1%}" if shares else ""),
-        ("GPU memory", size(max(peaks)) if peaks else ""),
-        ("encoders", f"{last['encoders']:g}" if last.get("encoders") else ""),
-        ("GPU-hours", f"{last['gpu_hours']:,.2f}" if last.get("gpu_hours") else ""),
-        ("cost", f"{last['cost']:,.2f}" if last.get("cost") else ""),
-        *_ahead(last if not ended else {}),
+        ("trained for", spent(last["seconds"], last.get("gpu_hours") or 0.0, last.get("cost") or 0.0)),
+        ("of GPU peak", f"{mfu:.1%}" if mfu else ""),
+        ("GPU memory", size(memory) if memory else ""),
         ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
     ]
-    return [(name, value) for name, value in figures if value]
 
 
-def _few_figures(run: Run) -> list[tuple[str, str]]:
-    """Return figures from the newest checkpoint, for a run without metrics."""
-    figures = [("step", f"{_step(run):,}")]
-    for checkpoint in run.checkpoints[:1]:
-        figures += [("samples", f"{checkpoint['samples']:,}"), ("loss", f"{checkpoint['loss'] or 0.0:.4f}")]
-    return figures
-
-
-def _glance(figures: Sequence[tuple[str, str]]) -> str:
-    known = dict(figures)
-    forms = (("step", "{} steps"), ("loss", "loss {}"), ("img/s", "{} img/s"), ("trained for", "{}"))
-    return " · ".join(form.format(known[name]) for name, form in forms if name in known)
-
-
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    steps = [float(line["step"]) for line in metrics]
-
-    def curve(name: str, key: str, factor: float = 1, *, faint: bool = False) -> Line:
-        values = [line.get(key) for line in metrics]
-        return Line(name, steps, [None if value is None else factor * value for value in values], faint)
-
-    loss = [curve("each step", "loss", faint=True), curve("smoothed", "loss_smoothed")]
-    blocks: list[Block] = [Svg("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
-    for title, factor, names in _CHARTS:
-        if any(line.get(key) is not None for line in metrics for key in names):
-            curves = [curve(name, key, factor) for key, name in names.items()]
-            blocks.append(Svg(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True))
-    return blocks + _validation(metrics)
-
-
-def _split(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return the mean time of a step by activity. Each line is weighted by its number of steps."""
-    weights = [float(b["step"] - a["step"]) for a, b in pairwise([{"step": 0}, *metrics])]
-    weights = [max(weight, 0.0) for weight in weights]  # negative after a return to a checkpoint
-    total = sum(weights) or 1.0
-    parts = []
-    for name in dict.fromkeys(name for line in metrics for name in line.get("time") or {}):
-        seconds = [(line.get("time") or {}).get(name, 0.0) for line in metrics]
-        mean = sum(weight * value for weight, value in zip(weights, seconds, strict=True)) / total
-        parts.append((_PARTS.get(name, name), mean, f"{1000 * mean:,.1f} ms"))
-    return [Bar("Where a step's time goes", parts)] if parts else []
-
-
-def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return the loss on held-out rows: curves, and the first and last values by timestep."""
-    measured = {line["validation_step"]: line["validation"] for line in metrics if line.get("validation")}
-    if not measured:
-        return []
-    steps, losses = list(measured), list(measured.values())
-    names = [name for name in losses[-1] if name != "all"]
-    shown = [names[n * (len(names) - 1) // (_CURVES - 1)] for n in range(min(_CURVES, len(names)))]
-    curves = [Line(name, steps, [point.get(name) for point in losses]) for name in ("all", *dict.fromkeys(shown))]
-    rows = [(name, *(float(point[name]) for point in (losses[0], losses[-1]) if name in point)) for name in losses[-1]]
-    title, header = "Loss on held-out rows", [f"at step {step:,}" for step in (steps[0], steps[-1])]
+def _measures(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return the loss of the batches and on held-out rows, and the mean time of a step by activity."""
+    steps = [line["step"] for line in metrics]
+    held_out = {line["validation_step"]: line["validation"] for line in metrics if line.get("validation")}
+    curves = [
+        Line("each step", steps, [line.get("loss") for line in metrics], faint=True),
+        Line("smoothed", steps, [line.get("loss_smoothed") for line in metrics]),
+        Line("held-out rows", [*held_out], [losses.get("all") for losses in held_out.values()]),
+    ]
+    ends = [*held_out][:1] + [*held_out][1:][-1:]
+    rows = [(name, *(held_out[step].get(name, "") for step in ends)) for name in (held_out[ends[-1]] if ends else ())]
+    times = [line["time"] for line in metrics if line.get("time")]
+    means = {name: fmean(time.get(name, 0.0) for time in times) for name in dict.fromkeys(chain(*times))}
     return [
-        Svg(f"{title}, by timestep", charts.lines(curves, x_name="step")),
-        Table(title, ("timesteps", *header), rows),
+        Svg("Loss", charts.lines([curve for curve in curves if curve.x], x_name="step")),
+        Bar("Time of a step", [(_PARTS.get(name, name), s, f"{1000 * s:,.1f} ms") for name, s in means.items()]),
+        Table("Loss on held-out rows", ("timesteps", *(f"at step {step:,}" for step in ends)), rows),
     ]
 
 
-def _samples(run: RunFolder, pictures: int, problems: list[str]) -> list[Block]:
+def _samples(run: RunFolder, pictures: int, problems: list[str]) -> Block:
     """Return the pictures drawn during training, by prompt, from the first step to the last."""
-    available = run.sample_steps()
-    count = min(_SAMPLE_STEPS, len(available))
-    steps = [available[round(n * (len(available) - 1) / (count - 1))] for n in range(count)] if count > 1 else available
-    prompts = dict[int, dict[str, str]]()
+    available, strips = run.sample_steps(), dict[str, list[Tile]]()
+    last = len(available) - 1
+    steps = sorted({available[n * last // (_SAMPLE_STEPS - 1)] for n in range(_SAMPLE_STEPS) if available and pictures})
     for step in steps:
         try:
-            prompts[step] = run.sample_prompts(step)
-        except DatasetError as error:
+            for name, prompt in sorted(run.sample_prompts(step).items())[: max(1, pictures // len(steps))]:
+                data = run.storage.read(f"{samples_folder(step)}/{name}")
+                strips.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}"))
+        except (DatasetError, NotFound) as error:
             problems.append(str(error))
-    names = sorted({name for files in prompts.values() for name in files})[: max(1, pictures // max(1, len(steps)))]
-    tiles = {
-        name: [_tile(run, step, name, files[name]) for step, files in prompts.items() if name in files]
-        for name in names
-    }
-    return [Strips("Drawn during training", [(row[0].caption, row) for row in tiles.values()])] if available else []
-
-
-def _tile(run: RunFolder, step: int, name: str, prompt: str) -> Tile:
-    try:
-        data = run.storage.read(f"{samples_folder(step)}/{name}")
-    except NotFound:  # deleted since
-        data = None
-    return Tile(data, prompt, f"step {step:,}")
+    return Strips("Drawn during training", [(tiles[0].caption, tiles) for tiles in strips.values()])
 
 
 def _history(events: Sequence[Mapping[str, Any]]) -> Block:

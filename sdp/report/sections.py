@@ -1,27 +1,26 @@
-"""`sdp report`: one section for each dataset, run and evaluation, and for what it was made from."""
+"""`sdp inspect` and `sdp report`: sections on datasets, runs and evaluations, and on what they were made from."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
-from sdp.datasets.audit import RUN, datasets_of
+from sdp.datasets.audit import datasets_of
+from sdp.datasets.inspect import Description
 from sdp.datasets.manifest import MANIFEST, read_manifest
-from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import evaluated
 from sdp.model.checkpoints import run_of
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
-from sdp.report.inspect import SubjectKind, identify, kind_of, phases_of
-from sdp.report.page import PageSection, write_page
-from sdp.report.run import run_sections
+from sdp.report.inspect import Checkpoint, Described, Run, SubjectKind, describe, identify, kind_of, phases_of
+from sdp.report.page import PageSection, page_of
+from sdp.report.run import checkpoint_section, run_section
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage.named import written_for
 
 _LONGEST_LINEAGE = 9
-Subject = tuple[SubjectKind, Storage]
-"""A dataset, run or evaluation, with its kind."""
-_ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
+_ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
 
 
 def write_report(
@@ -35,7 +34,8 @@ def write_report(
         raise UserError(f"report: --out: expected a file in an existing folder, got {str(out)!r}")
     sections = gather(uris, pictures=pictures)
     file = out or _default_file(open_storage(uris[0]).uri)
-    write_page(title, sections, file)
+    with written_for("report: --out", file) as sink:
+        sink.write(page_of(title, sections))
     return file, len(sections)
 
 
@@ -45,55 +45,51 @@ def _default_file(uri: str) -> Path:
 
 
 def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[PageSection]:
-    """Return a section for each URI and for what it was made from, without repetition, in the pipeline's order.
+    """Return the sections of each URI and of what it was made from, without repetition, in the pipeline's order.
 
-    Something damaged gets a section with the error; the error is raised if there is nothing else to show.
+    A checkpoint's URI stands for its run. Something damaged gets a section with the error; the error is raised if there
+    is nothing else to show.
     """
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, Storage] = {}
     for uri in uris:
-        for subject in _subjects_at(open_storage(uri, options)):
-            for kind, storage in [*_lineage(*subject)][::-1]:
-                subjects.setdefault(storage.uri, (kind, storage))
-    sections, errors = list[PageSection](), list[SdpError]()
-    for kind, storage in subjects.values():
+        lineage = _lineage(*identify(open_storage(run_of(uri), options)))
+        subjects |= {storage.uri: storage for storage in [*lineage][::-1]}
+    sections, errors = dict[str, PageSection](), list[SdpError]()
+    for storage in subjects.values():
         try:
-            match kind:
-                case "run":
-                    sections += run_sections(storage, pictures)
-                case "evaluation":
-                    sections.append(evaluation_section(storage))
-                case _:
-                    sections.append(dataset_section(storage, pictures))
+            sections |= {section.uri: section for section in sections_of(describe(storage), storage, pictures)}
         except DatasetError as error:
             errors.append(error)
-            sections.append(PageSection("Damaged", storage.uri, f"Cannot be read: {error}", False))
+            sections[storage.uri] = PageSection("Damaged", storage.uri, f"Cannot be read: {error}", False)
     if errors and len(errors) == len(sections):
         raise errors[0]
-    return sorted(sections, key=_rank)
+    return sorted(sections.values(), key=_rank)
+
+
+def sections_of(described: Described, storage: Storage, pictures: int = 0) -> list[PageSection]:
+    """Return the section of something described, or those of a run's phases."""
+    match described:
+        case Description():
+            return [dataset_section(described, storage, pictures)]
+        case Checkpoint():
+            return [checkpoint_section(described)]
+        case Run():
+            runs = [(phase, open_storage(phase.uri, storage.options)) for phase in described.phases]
+            return [run_section(*run, pictures) for run in runs or [(described, storage)]]
+    return [evaluation_section(described.uri, described.result)]
 
 
 def _rank(section: PageSection) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 
-def _subjects_at(storage: Storage) -> list[Subject]:
-    """Return the subjects of a URI: itself, the phases of a two-phase run, or a checkpoint's run."""
-    kind = kind_of(storage)
-    if kind in (None, "checkpoint") and (run := run_of(storage.uri)) != storage.uri:
-        return _subjects_at(open_storage(run, storage.options))
-    kind = kind or identify(storage)[0]
-    if kind in ("files", "checkpoint"):
-        raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
-    return [(kind, phase) for phase in phases_of(storage)] or [(kind, storage)]
-
-
-def _lineage(kind: SubjectKind | None, storage: Storage) -> Iterator[Subject]:
+def _lineage(kind: SubjectKind | None, storage: Storage) -> Iterator[Storage]:
     """Yield a subject, then what it was made from, as far as that can be read."""
     with suppress(SdpError):  # moved, no access, or damaged, which its own section reports
         for _ in range(_LONGEST_LINEAGE):
             if kind is None:
                 return
-            yield kind, storage
+            yield storage
             if (made_from := _made_from(kind, storage)) is None:
                 return
             storage = open_storage(made_from, storage.options)
@@ -103,7 +99,8 @@ def _lineage(kind: SubjectKind | None, storage: Storage) -> Iterator[Subject]:
 def _made_from(kind: SubjectKind, storage: Storage) -> str | None:
     match kind:
         case "run":
-            return next(iter(datasets_of(storage)), None)
+            phases = phases_of(storage) or [storage]
+            return next((uri for phase in phases for uri in datasets_of(phase)), None)
         case "evaluation":
             return evaluated(storage)
     if not storage.exists(MANIFEST):

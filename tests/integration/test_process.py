@@ -13,7 +13,6 @@ from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig
 from sdp.datasets import parts, runs, tombstones
-from sdp.datasets.inspect import describe, summary
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
@@ -29,6 +28,7 @@ from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
 from sdp.process.prepare import prepare, with_tombstones
 from sdp.storage import open_storage
+from tests.kit import text_at
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
 
@@ -223,7 +223,7 @@ def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account
     assert (counts.input, counts.written, counts.filtered, counts.failed) == (54, len(kept), 54 - len(kept), 0)
     assert counts.reasons == {"score:aesthetic": 54 - len(kept)}
     assert sorted(account_of(dataset)["row"].to_pylist()) == [row for row in range(60) if not every_tenth(row)]
-    assert "score:aesthetic" in summary(describe(dataset.storage))
+    assert "score:aesthetic" in text_at(dataset.storage.uri)
 
     table, drawn = rows_of(dataset), []
     assert table["row"].to_pylist() == kept

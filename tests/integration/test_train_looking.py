@@ -18,7 +18,7 @@ from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.evaluate import job as evaluate
 from sdp.generate import job as generate
 from sdp.model.sources import resolve
-from sdp.report.page import Strips, Svg
+from sdp.report.page import Strips, Svg, Table
 from sdp.report.sections import gather
 from sdp.storage import open_storage
 from sdp.train import job
@@ -296,9 +296,11 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     summary = job.run(how)
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
-    (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
-    titles = [block.title for block in section.blocks if isinstance(block, Svg)]
-    assert "Loss on held-out rows, by timestep" in titles
+    (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
+    (chart,) = [block for block in section.blocks if isinstance(block, Svg)]
+    assert ">held-out rows</text>" in chart.svg
+    (losses,) = [block for block in section.blocks if isinstance(block, Table) and block.title.startswith("Loss on")]
+    assert losses.rows[-1] == ("all", *(line["validation"]["all"] for line in (lines[0], lines[-1])))
     (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
     assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)
@@ -318,7 +320,7 @@ def check_same_loss(root: Path, checkpoint: str, expected: dict[str, float]) -> 
     assert average["weights"] == "ema"
     assert average["mean"] != pytest.approx(expected["all"], abs=1e-7)
     sections = gather([str(root / "ema")])
-    assert [section.title for section in sections][-2:] == ["Training, offline", "Evaluation"]
+    assert [section.title for section in sections][-2:] == ["Training", "Evaluation"]
     assert dict(sections[-1].figures)["loss"].startswith(f"{average['mean']:.4f} ±")
 
 

@@ -14,7 +14,7 @@ from sdp.cli import main
 from sdp.datasets import blanking, lookup, repeated, tombstones
 from sdp.datasets.audit import audit
 from sdp.datasets.audit import summary as audit_summary
-from sdp.datasets.inspect import describe, summary
+from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
@@ -30,6 +30,7 @@ from tests.kit import (
     image_rows,
     make_images,
     make_latents,
+    text_at,
     write_images_part,
     write_source,
 )
@@ -233,7 +234,7 @@ def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path
     described = describe(images.storage)
     assert described.complete
     assert any("notes.txt: not a takedown list of sdp" in note for note in described.notes)
-    assert "notes.txt" in summary(described)
+    assert "notes.txt" in text_at(images.storage.uri)
     (tmp_path / "images/_tombstones/000000.pq").write_bytes(b"PAR1 and no more")
     with pytest.raises(DatasetError, match=r"000000\.pq: corrupt takedown list .*add its takedowns again"):
         tombstones.load(images.storage)
@@ -261,7 +262,7 @@ def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
     tombstones.add(latents.storage, [Takedown("row", "4")])
     described = describe(latents.storage)
     assert described.tombstones == 3
-    assert "3 takedowns hold" in summary(described)
+    assert "takedowns      3\n" in text_at(latents.storage.uri)
 
 
 def test_an_address_beyond_the_dataset_is_reported_as_missing(tmp_path: Path) -> None:
