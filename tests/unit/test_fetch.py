@@ -79,7 +79,7 @@ class Basket:
     def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Request[int]]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.results) >= count, deadline_s), (
-                f"{count - len(self.found)} of {count} did not come"
+                f"{count - len(self.results)} of {count} did not come"
             )
             return [self.results[token] for token in sorted(self.results)]
 
