@@ -69,6 +69,7 @@ TOOLS: Mapping[str, Tool] = {
             programs=("chromium", "chromium-browser", "google-chrome"),
             apt_package="chromium",
         ),
+        Tool(name="diffusers-oldest", python_packages=("diffusers==0.30.3", "transformers==4.44.2")),
         Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
     )
 }

@@ -1,7 +1,9 @@
 """`sdp export`: a checkpoint as a folder in diffusers layout, or as a single file."""
 
+import hashlib
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,15 +13,16 @@ from sdp.errors import ModelError, UserError
 from sdp.model import load, sources
 from sdp.model.checkpoints import find_checkpoint, read_config, read_marker, read_weights, trained_scheduler
 from sdp.model.layout import INDEX, PARTS
-from sdp.model.lora import diffusers_lora
-from sdp.model.single_file import single_file
+from sdp.model.lora import adapter_config, diffusers_lora, kohya_lora
+from sdp.model.single_file import architecture, single_file
 from sdp.model.trained import by_network, load_trained, lora_of
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, open_storage
 
+ADAPTER = "adapter_config.json"
 SCHEDULER = "scheduler/scheduler_config.json"
 TEXT_ENCODER = "text_encoder/config.json"
 Dtype = Literal["fp32", "fp16"]
-Form = Literal["folder", "single-file", "lora"]
+Form = Literal["folder", "single-file", "lora", "kohya"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,54 +33,63 @@ class Exported:
     checkpoint: str
     step: int
     ema: bool
-    files: int
+    form: Form
 
     @property
-    def draw_command(self) -> str:
-        """Return a command that draws a picture with the exported folder; empty if it is remote or a single file."""
-        if "://" in self.uri or self.uri.endswith(".safetensors"):
+    def hint(self) -> str:
+        """Return a line on how to use the export; empty if it is remote."""
+        if "://" in self.uri:
             return ""
-        folder = json.dumps(self.uri, ensure_ascii=False)
-        code = f'SD.from_pretrained({folder})("a red circle").images[0].save("picture.png")'
-        return shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
+        place = json.dumps(self.uri, ensure_ascii=False)
+        if self.form == "single-file":
+            command = shlex.join(["sdp", "export", self.checkpoint])
+            code = f"StableDiffusionPipeline.from_single_file({place}, config=FOLDER)"
+            return f"load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
+        if self.form != "folder":
+            return f"load it in diffusers: pipeline.load_lora_weights({place})"
+        code = f'SD.from_pretrained({place})("a red circle").images[0].save("picture.png")'
+        line = shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
+        return f"draw with it: {line}"
 
 
-def export(
-    checkpoint: str,
-    out: str,
-    *,
-    ema: bool = True,
-    dtype: Dtype = "fp32",
-    form: Form = "folder",
-    options: StorageOptions | None = None,
-) -> Exported:
+def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32", form: Form = "folder") -> Exported:
     """Export a checkpoint, or the newest of a run, with the averaged weights or the raw ones.
 
-    `out` is an empty folder, or a new file's name: for the whole model (single-file), or only the LoRA (lora), as
-    diffusers' load_lora_weights reads it. All networks are stored in `dtype`, including those that were not trained.
+    `out` is an empty folder, or a new file's name: for the whole model (single-file), or only the LoRA, as diffusers'
+    load_lora_weights reads it (lora) or as ComfyUI and AUTOMATIC1111 do (kohya). All networks are stored in `dtype`,
+    including those that were not trained.
     """
     one_file = form != "folder"
-    folder = find_checkpoint(checkpoint, options)
-    config = read_config(folder)
-    objective = config["objective"]
-    scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
-    step = int(read_marker(folder)["state"]["step"])
+    folder = find_checkpoint(checkpoint)
+    config, marker = read_config(folder), read_marker(folder)
+    step = int(marker["state"]["step"])
     if not step:
         raise UserError(f"export: CHECKPOINT: {folder.uri}: step 0, which has learned nothing; train first")
     parent, _, file = out.rpartition("/") if one_file else (out, "", "")
-    target = open_storage(parent or ".", options)
+    target = open_storage(parent or ".")
     if one_file and not file.endswith(".safetensors"):
         raise UserError(f"export: OUT: expected a file name that ends with .safetensors, got {out}")
     if one_file and target.exists(file):
         raise UserError(f"export: OUT: {target.uri_of(file)}: already exists; choose another name")
     if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one")
-    source = _source(folder, config, options)
-    if one_file:
-        tensors = _lora(folder, ema=ema) if form == "lora" else _whole(folder, source, ema=ema)
-        target.publish(file, _serialised(tensors, dtype))
-        return Exported(target.uri_of(file), folder.uri, step, ema, 1)
+    source = _source(folder, config)
+    if form in ("lora", "kohya"):
+        target.publish(file, _serialised(_lora(target, folder, ema=ema, kohya=form == "kohya"), dtype))
+        return Exported(target.uri_of(file), folder.uri, step, ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
+    if form == "folder":
+        _write_folder(target, networks, config["objective"], source, dtype)
+        return Exported(target.uri, folder.uri, step, ema, form)
+    text_encoder = networks.text_encoder or load.load_text_encoder(source)
+    spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
+    target.publish(file, _serialised(single_file(networks.unet, load.load_vae(source), text_encoder), dtype, spec))
+    return Exported(target.uri_of(file), folder.uri, step, ema, form)
+
+
+def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], source: Path, dtype: Dtype) -> None:
+    """Write the trained networks and the source's other parts in diffusers layout."""
+    scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         for part, network in networks.named_children():
             network.save_pretrained(Path(scratch) / part, safe_serialization=True)
@@ -85,8 +97,7 @@ def export(
         parts = {name.partition("/")[0] for name in saved}
         copied = {name: source / name for name in sources.present(source) if name.partition("/")[0] not in parts}
         # The index comes last: without it the folder is visibly unfinished.
-        names = sorted({**copied, **saved}, key=lambda name: (name == INDEX, name))
-        for name in names:
+        for name in sorted({**copied, **saved}, key=lambda name: (name == INDEX, name)):
             data = {**copied, **saved}[name].read_bytes()
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
@@ -97,14 +108,13 @@ def export(
             elif name == TEXT_ENCODER:
                 data = _text_encoder(data)
             target.publish(name, data)
-    return Exported(target.uri, folder.uri, step, ema, len(names))
 
 
-def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | None) -> Path:
+def _source(folder: Storage, config: dict[str, Any]) -> Path:
     """Return the folder of the model that the run started from; its content must be unchanged."""
     source = config["model"]["source"]
-    sources.check(source, storage=options)
-    model = sources.resolve(source, storage=options)
+    sources.check(source)
+    model = sources.resolve(source)
     digest = read_marker(folder).get("model", {}).get("digest")
     if digest is not None and digest != model.digest:
         raise ModelError(
@@ -114,16 +124,38 @@ def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | N
     return model.path
 
 
-def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
+def _lora(target: Storage, folder: Storage, *, ema: bool, kohya: bool) -> dict[str, Any]:
+    """Return the LoRA's tensors; for PEFT, which does not know kohya's names, also write its configuration."""
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    return diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
+    tensors = diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
+    if kohya:
+        return kohya_lora(tensors)
+    adapter = _json(adapter_config(lora))
+    if target.exists(ADAPTER) and target.read(ADAPTER) != adapter:
+        raise UserError(f"export: OUT: {target.uri_of(ADAPTER)} belongs to another LoRA; choose another folder")
+    target.publish(ADAPTER, adapter)
+    return tensors
 
 
-def _whole(folder: Storage, source: Path, *, ema: bool) -> dict[str, Any]:
-    networks = load_trained(folder, source, ema=ema, name=str(source))
-    return single_file(networks.unet, load.load_vae(source), networks.text_encoder or load.load_text_encoder(source))
+def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any], text_encoder: Any) -> dict[str, str]:
+    """Return what the ModelSpec standard and sdp say of a single file."""
+    prediction, side = config["objective"]["prediction"], config["data"]["resolution"]
+    spec = {
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": architecture(text_encoder, prediction),
+        "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+        "modelspec.title": title,
+        "modelspec.date": marker.get("created"),
+        "modelspec.resolution": f"{side}x{side}",
+        "modelspec.prediction_type": prediction,
+        "sdp.step": marker["state"]["step"],
+        "sdp.zero_terminal_snr": json.dumps(config["objective"]["zero_terminal_snr"]),
+        "sdp.model": marker.get("model", {}).get("digest"),
+        "sdp.dataset": marker.get("dataset", {}).get("manifest_digest"),
+    }
+    return {name: str(value) for name, value in spec.items() if value is not None}
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
@@ -133,13 +165,21 @@ def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
     return _serialised(load_tensors(data), dtype)
 
 
-def _serialised(tensors: dict[str, Any], dtype: Dtype) -> bytes:
+def _serialised(tensors: dict[str, Any], dtype: Dtype, spec: Mapping[str, str] | None = None) -> bytes:
+    """Return a weights file; one with a specification also holds the tensors' digest."""
     import torch
     from safetensors.torch import save as save_tensors
 
     target = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
     cast = {name: tensor.to(target) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return save_tensors({name: tensor.contiguous() for name, tensor in cast.items()}, {"format": "pt"})
+    cast = {name: tensor.contiguous() for name, tensor in cast.items()}
+    data = save_tensors(cast, {"format": "pt"})
+    if not spec:
+        return data
+    begin = 8 + int.from_bytes(data[:8], "little")
+    digest = hashlib.sha256(memoryview(data)[begin:]).hexdigest()
+    del data  # gigabytes
+    return save_tensors(cast, {"format": "pt", **spec, "modelspec.hash_sha256": f"0x{digest}"})
 
 
 def _index(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ The names are PEFT's: `….to_q.lora_A.weight` beside `….to_q.weight`.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sdp.config.train import LoraConfig
 from sdp.errors import UserError
 
 
@@ -64,8 +66,30 @@ def merge_lora(network: nn.Module) -> None:
 
 
 def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return LoRA's tensors for diffusers' `load_lora_weights`, which knows no scale: B is multiplied by it."""
-    return {name: value * (scale if ".lora_B." in name else 1) for name, value in weights.items()}
+    """Return LoRA's tensors for diffusers' `load_lora_weights`, which knows no scale: B is multiplied by it.
+
+    The text encoder's layers get the names that transformers gave them before version 5, which all versions read.
+    """
+    old = re.compile(r"^text_encoder\.(?!text_model\.)")
+    return {
+        old.sub("text_encoder.text_model.", name): value * (scale if ".lora_B." in name else 1)
+        for name, value in weights.items()
+    }
+
+
+def kohya_lora(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return diffusers' tensors of a LoRA under kohya's names, which ComfyUI and AUTOMATIC1111 read."""
+    from diffusers.utils import state_dict_utils
+
+    convert: Any = state_dict_utils.convert_state_dict_to_kohya  # diffusers leaves it untyped
+    # Names with te1 are for the first of two text encoders, in other models.
+    return {name.replace("lora_te1_", "lora_te_"): value for name, value in convert(tensors).items()}
+
+
+def adapter_config(lora: LoraConfig) -> dict[str, Any]:
+    """Return PEFT's configuration of a LoRA whose matrices include its scale."""
+    targets = [*lora.targets, *lora.text_targets]
+    return {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": targets}
 
 
 def _layers(

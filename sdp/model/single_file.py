@@ -57,11 +57,23 @@ def single_file(unet: Any, vae: Any, text_encoder: Any) -> dict[str, Tensor]:
     tensors = {f"model.diffusion_model.{name}": value for name, value in _unet(unet.state_dict(), unet.config).items()}
     tensors |= {f"first_stage_model.{name}": value for name, value in _vae(vae.state_dict()).items()}
     text = {name.removeprefix("text_model."): value for name, value in text_encoder.state_dict().items()}
-    if text_encoder.config.hidden_act == "quick_gelu":  # OpenAI's CLIP, of Stable Diffusion 1
+    if _is_first(text_encoder):
         prefix = "cond_stage_model.transformer.text_model."
     else:
         prefix, text = "cond_stage_model.model.", _open_clip(text)
     return tensors | {f"{prefix}{name}": value for name, value in text.items()}
+
+
+def architecture(text_encoder: Any, prediction: str) -> str:
+    """Return the architecture's name in the ModelSpec standard."""
+    if _is_first(text_encoder):
+        return "stable-diffusion-v1"
+    return "stable-diffusion-v2-768-v" if prediction == "v" else "stable-diffusion-v2-512"
+
+
+def _is_first(text_encoder: Any) -> bool:
+    """Return whether it is OpenAI's CLIP, of Stable Diffusion 1."""
+    return bool(text_encoder.config.hidden_act == "quick_gelu")
 
 
 def _unet(tensors: Tensors, config: Any) -> dict[str, Tensor]:

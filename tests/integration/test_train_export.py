@@ -1,5 +1,6 @@
 """The export of a checkpoint as a folder that diffusers loads."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -200,6 +201,37 @@ def test_a_folder_that_was_not_finished_is_no_model(
     with pytest.raises(OSError, match="no space left"):
         export(str(root / "run"), str(tmp_path / "out"))
     assert not (tmp_path / "out/model_index.json").exists()
+
+
+def test_a_single_file_says_what_its_model_predicts_and_how_to_load_it(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.safetensors"
+    train(config(root, "single", objective__prediction="v", objective__zero_terminal_snr=True, max_steps=1))
+    assert main(["export", str(root / "single"), str(file), "--single-file"]) == 0
+    folder = root / "single/checkpoints/step-000000001"
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f'sdp: load it in diffusers: StableDiffusionPipeline.from_single_file("{file}", config=FOLDER), '
+        f"where FOLDER is written by: sdp export {folder} FOLDER"
+    )
+    data = file.read_bytes()
+    header = int.from_bytes(data[:8], "little")
+    marker = json.loads((folder / "complete.json").read_text())
+    assert json.loads(data[8 : 8 + header])["__metadata__"] == {
+        "format": "pt",
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": "stable-diffusion-v2-768-v",
+        "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+        "modelspec.title": "mine",
+        "modelspec.date": marker["created"],
+        "modelspec.resolution": "64x64",
+        "modelspec.prediction_type": "v",
+        "modelspec.hash_sha256": "0x" + hashlib.sha256(data[8 + header :]).hexdigest(),
+        "sdp.step": "1",
+        "sdp.zero_terminal_snr": "true",
+        "sdp.model": marker["model"]["digest"],
+        "sdp.dataset": marker["dataset"]["manifest_digest"],
+    }
 
 
 def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
