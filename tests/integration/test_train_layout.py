@@ -1,5 +1,6 @@
 """Workers agree on the layout of a checkpoint once, and again only when the tensors change."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import open_storage
 from sdp.train.world import World
 from tests.workers import run_workers
+
+PAGE = Path(__file__).parents[2] / "docs/train.md"
 
 
 def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
@@ -67,3 +70,13 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
         assert tensors.keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(tensors[key], tensor), (name, key)
+    (code,) = (
+        code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "tensors.json" in code
+    )
+    for key in ("sharded", "replicated", "turned", "empty"):
+        variables: dict[str, Any] = {}
+        exec(
+            code.replace("ema.conv_in.weight", key).replace("run/checkpoints/step-000001000", str(tmp_path / "c")),
+            variables,
+        )
+        assert variables["weight"].tolist() == tensors[key].tolist()
