@@ -423,9 +423,7 @@ def reconstruction(vae: Any, size: int, count: int) -> tuple[np.ndarray[Any, Any
     right = 0
     for start in range(0, count, 20):
         images = pictures(start, min(20, count - start), size, HELD_OUT)
-        restored = conventions.to_images(
-            conventions.decode(vae, conventions.encode(vae, conventions.to_pixels(images)))
-        )
+        restored = conventions.to_images(conventions.decode(vae, latents_of(vae, images)))
         error = (restored.float() - images.float()).square().mean((1, 2, 3))
         psnr += (10 * torch.log10(255**2 / error)).tolist()
         for i, image in enumerate(restored.numpy()):
@@ -436,7 +434,13 @@ def reconstruction(vae: Any, size: int, count: int) -> tuple[np.ndarray[Any, Any
 
 def encoded(vae: Any, size: int, count: int) -> Iterator[Tensor]:
     for start in range(0, count, 50):
-        yield conventions.encode(vae, conventions.to_pixels(pictures(start, 50, size, HELD_OUT)))
+        yield latents_of(vae, pictures(start, 50, size, HELD_OUT))
+
+
+def latents_of(vae: Any, images: Tensor) -> Tensor:
+    """Return the scaled mode of the VAE's posterior."""
+    scaled: Tensor = vae.encode(conventions.to_pixels(images)).latent_dist.mean * vae.config.scaling_factor
+    return scaled
 
 
 def readable(folder: Path) -> list[float]:

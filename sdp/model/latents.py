@@ -28,14 +28,6 @@ def to_images(pixels: "torch.Tensor") -> "torch.Tensor":
     return pixels.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def encode(vae: Vae, pixels: "torch.Tensor", noise: "torch.Tensor | None" = None) -> "torch.Tensor":
-    """Return the scaled latents of pixels: a sample of the VAE's posterior by the noise, or its mode without."""
-    posterior = vae.encode(pixels).latent_dist
-    latents = posterior.mean if noise is None else posterior.mean + posterior.std * noise
-    scaled: torch.Tensor = latents * vae.config.scaling_factor
-    return scaled
-
-
 def decode(vae: Vae, latents: "torch.Tensor") -> "torch.Tensor":
     """Return the pixels of scaled latents."""
     pixels: torch.Tensor = vae.decode(latents / vae.config.scaling_factor).sample

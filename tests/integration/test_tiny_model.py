@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from scripts import make_tiny_models as script
 from scripts.demo.shapes import sample
 from sdp.model import latents, load
+from sdp.model.family import SCALE
 from sdp.model.sources import present, resolve
 
 HELD_OUT = script.HELD_OUT
@@ -47,8 +48,9 @@ def test_drawing_from_the_posterior_instead_of_its_mode_changes_little(tiny: Pat
     pixels = latents.to_pixels(script.pictures(0, 20, 64, HELD_OUT))
     noise = torch.randn(20, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        drawn = latents.decode(vae, latents.encode(vae, pixels, noise))
-        exact = latents.decode(vae, latents.encode(vae, pixels))
+        posterior = vae.encode(pixels).latent_dist
+        drawn = latents.decode(vae, SCALE * (posterior.mean + posterior.std * noise))
+        exact = latents.decode(vae, SCALE * posterior.mean)
     assert 10 * math.log10(4 / float((drawn - exact).square().mean())) > 25
 
 
@@ -104,8 +106,8 @@ def test_a_short_training_learns_to_heed_the_caption(tiny: Path) -> None:
     vae, encoder, tokenizer = load.load_vae(tiny), load.load_text_encoder(tiny), load.load_tokenizer(tiny)
     samples = [sample(i, seed=1) for i in range(512)]
     with torch.no_grad():
-        pixels = latents.to_pixels(script.pictures(0, 512, 64, seed=1))
-        clean = torch.cat([latents.encode(vae, part) for part in torch.split(pixels, 64)])
+        images = script.pictures(0, 512, 64, seed=1)
+        clean = torch.cat([script.latents_of(vae, part) for part in torch.split(images, 64)])
         tokens = torch.from_numpy(load.tokenize(tokenizer, [s.caption for s in samples]).astype(np.int64))
         text = encoder(tokens[:, :24]).last_hidden_state  # the rest of the 77 says the same
     unet: Any = load.load_unet(tiny, pretrained=False)
