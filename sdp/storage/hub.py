@@ -70,7 +70,7 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
 
     async def call(attempt: Attempt) -> list[SourceFile]:
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
-        return await attempt(asyncio.wrap_future(_in_thread(listing)))
+        return await attempt(_in_thread(listing))
 
     return wait(persist(call, options, web.explaining(folder.uri_of(folder.path))))
 
@@ -94,7 +94,7 @@ def _token() -> str | None:
     return get_token()
 
 
-def _in_thread(work: Callable[[], T]) -> "Future[T]":
+async def _in_thread(work: Callable[[], T]) -> T:
     future: Future[T] = Future()
 
     def run() -> None:
@@ -105,7 +105,7 @@ def _in_thread(work: Callable[[], T]) -> "Future[T]":
             future.set_exception(Reported(_failure(error)))
 
     threading.Thread(target=run, name="sdp-hub", daemon=True).start()
-    return future
+    return await asyncio.wrap_future(future)
 
 
 def _failure(error: Exception) -> StorageFailure:

@@ -9,6 +9,7 @@ import asyncio
 import io
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import obstore
@@ -109,8 +110,9 @@ class RemoteObject:
             await asyncio.to_thread(file.seek, 0)
             response = await attempt(obstore.get_async(self._store, self._key))
             stream = response.stream()
-            while (chunk := await attempt(anext(stream, None), PIECE)) is not None:
-                await asyncio.to_thread(file.write, chunk)
+            with suppress(StopAsyncIteration):
+                while True:
+                    await asyncio.to_thread(file.write, await attempt(anext(stream), PIECE))
 
         wait(persist(download, self._options, self._explain))
         file.seek(0)

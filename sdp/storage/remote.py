@@ -9,6 +9,7 @@ bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,7 +23,7 @@ from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError
 from sdp.storage import aws
 from sdp.storage.base import Data, FileInfo, FileList, Names, Storage, StorageOptions, checked, folder, view
 from sdp.storage.explain import FailureKind, StorageFailure, classify
-from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait
+from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait, watch
 from sdp.storage.uri import Location, shown
 
 if TYPE_CHECKING:
@@ -121,7 +122,9 @@ class ObjectStorage(Storage):
                 nonlocal stream
                 if stream is None or attempt.before:  # continue behind the last listed object
                     stream = obstore.list(store, below, offset=last, chunk_size=_PAGE)
-                return await attempt(anext(stream, None))
+                with suppress(StopAsyncIteration):
+                    return await attempt(anext(stream))
+                return None
 
             # A folder is never missing: a 404 means the bucket.
             while batch := await persist(page, self.options, self._explain(inside, missing="bucket")):
@@ -212,14 +215,12 @@ class ObjectStorage(Storage):
         key, store = self._key(path), self._ready(path, part_retries if multipart else 0)
 
         async def call(attempt: Attempt) -> FileInfo:
-            condition = mode
+            how = {"mode": mode, "use_multipart": multipart, "chunk_size": _PART, "max_concurrency": 4}
             if isinstance(mode, dict) and self.location.scheme == "gs":
-                condition = await self._generation(attempt, store, key, mode["e_tag"])
-            work = obstore.put_async(
-                store, key, content, mode=condition, use_multipart=multipart, chunk_size=_PART, max_concurrency=4
-            )
+                how["mode"] = await self._generation(attempt, store, key, mode["e_tag"])
             try:
-                result = await attempt(work, len(content))
+                # A view of its own: a connection may hold it for longer than the request lasts.
+                result = await attempt(obstore.put_async(store, key, watch(content[:]), **how), len(content))
             except (AlreadyExistsError, PreconditionError):
                 # The previous attempt may have succeeded although its response was lost.
                 if not attempt.before or (meta := await self._same(attempt, store, key, content)) is None:

@@ -3,21 +3,29 @@
 Every call to a store is a coroutine in one background thread, where it can be cancelled: at its deadline the connection
 is closed, whatever the server does. obstore's own retries are off, except for the parts of a multipart upload: it
 would repeat a conditional write whose response was lost, and then report a conflict with itself.
+
+obstore's threads do not survive a fork, and they abort a process whose interpreter ends while they need it. So a forked
+child is refused, and a process cancels its requests before its interpreter ends.
 """
 
 import asyncio
+import atexit
 import itertools
 import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
+
+import obstore
 
 from sdp.backoff import backoff
 from sdp.console import say
-from sdp.errors import SdpError
+from sdp.errors import SdpError, StorageError
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import REPORTED, StorageFailure, classify
 
@@ -32,9 +40,19 @@ _ATTEMPT_S = 20.0
 SLOWEST = 4 * 1024 * 1024
 """Bytes a second: an attempt slower than this is abandoned for another."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+_CLOSE_S = 10.0
+"""Time for obstore to end cancelled requests before the process ends."""
 
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
+_closed = False
+_ENDING = "the process ends: storage cannot be used any more"
+_FORKED = (
+    "storage: this process was forked from one that had used a store, whose connections do not survive a fork; start "
+    'processes by spawn or forkserver (DataLoader: multiprocessing_context="spawn")'
+)
+_held: list["weakref.ref[Any]"] = []
+"""Futures and buffers that obstore's threads may still use."""
 _announced = -math.inf
 _answered = "RAY_RAYLET_PID" in os.environ
 """True once a store has answered; true in Ray's workers, which start after the driver's first operations."""
@@ -51,7 +69,21 @@ class Attempt:
     async def __call__(self, request: Awaitable[T], nbytes: int = 0) -> T:
         """Wait for a request that moves this many bytes."""
         left_s = self._deadline - time.monotonic()
-        return await asyncio.wait_for(request, max(0.001, min(left_s, self._share_s + nbytes / SLOWEST)))
+        try:
+            async with asyncio.timeout(max(0.001, min(left_s, self._share_s + nbytes / SLOWEST))):
+                return await watch(request)
+        finally:
+            del request  # the traceback of its own exception would keep it alive
+
+
+def watch(item: T) -> T:
+    """Return a future or buffer of obstore's; a process does not end before the last reference to it has gone.
+
+    obstore drops that reference once its thread no longer needs the interpreter. The weak references have no
+    callback, which would run in that thread.
+    """
+    _held[:] = [*(ref for ref in _held if ref() is not None), weakref.ref(item)]
+    return item
 
 
 async def persist(
@@ -89,21 +121,55 @@ async def persist(
 
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the background thread and return its result; it is cancelled if this thread is interrupted."""
-    future: Future[T] = asyncio.run_coroutine_threadsafe(work, _loop())
+    """Run a coroutine in the background thread and return its result; it is cancelled if this thread is interrupted.
+
+    Once the process ends, raise SystemExit, which ends a thread without a traceback.
+    """
+    future = _submit(work)
     try:
         return future.result()
+    except CancelledError:
+        raise SystemExit(_ENDING) from None
     except BaseException:  # an interrupt above all
         future.cancel()
         raise
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop, which runs in a daemon thread; a forked child starts its own."""
+def _submit(work: Coroutine[Any, Any, T]) -> "Future[T]":
+    """Start a coroutine in this process's event loop, which runs in a daemon thread."""
     global _running
+    # Compared before the lock is taken, which another thread may have held during the fork.
+    if _running is not None and _running[0] != os.getpid():
+        work.close()
+        raise StorageError(_FORKED)
     with _lock:
-        if _running is None or _running[0] != os.getpid():
+        if _closed:
+            work.close()
+            raise SystemExit(_ENDING)
+        if _running is None:
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="sdp-storage", daemon=True).start()
             _running = (os.getpid(), loop)
-        return _running[1]
+        return asyncio.run_coroutine_threadsafe(work, _running[1])
+
+
+@atexit.register
+def _close() -> None:
+    """Refuse new calls, cancel those under way, and wait until no thread of obstore needs the interpreter."""
+    global _closed
+    if _running is None or _running[0] != os.getpid():
+        return
+    with _lock:
+        _closed = True
+    with suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(_cancel(), _running[1]).result(_CLOSE_S)
+
+
+async def _cancel() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    while any(ref() is not None for ref in _held):
+        await asyncio.sleep(0.001)
+        obstore.Bytes()  # any call into obstore drops the references that its threads have given up

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError
+from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError
 from sdp.storage import FileInfo, Storage, list_source, open_source, open_storage
 from sdp.storage import remote as remote_module
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+from tests.programs import run_program
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -209,6 +210,38 @@ def test_a_storage_travels_to_other_processes_by_its_uri(storage: Storage) -> No
     assert hash(copy) == hash(storage)
     assert copy.read("x") == b"1"
     assert copy.options == storage.options
+
+
+ENDING = """
+import sys, threading, time
+from asyncio.selector_events import BaseSelectorEventLoop as Loop
+from sdp.storage import open_storage
+storage, wake = open_storage(sys.argv[1]), Loop._write_to_self
+def wake_slowly(loop):  # keeps obstore's threads in Python code, waiting for the interpreter
+    wake(loop)
+    if threading.current_thread() is not threading.main_thread(): time.sleep(0.02)
+Loop._write_to_self = wake_slowly
+def repeat(call):
+    while True: call()
+reads = [lambda: storage.read("x"), lambda: storage.open("x"), storage.list]
+for call in [lambda: storage.publish("x", bytes(500_000)), *reads]:
+    threading.Thread(target=repeat, args=[call], daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+def test_a_process_may_end_with_requests_under_way(storage: Storage) -> None:
+    storage.publish("x", b"1")
+    for _ in range(3):
+        program = run_program(ENDING, [storage.uri])
+        assert (program.returncode, program.stderr) == (0, b"")
+
+
+def test_a_forked_child_of_a_process_that_used_a_store_is_refused_at_once(storage: Storage) -> None:
+    storage.publish("x", b"1")
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool, pytest.raises(StorageError) as caught:
+        pool.submit(storage.read, "x").result(timeout=30)
+    assert "spawn or forkserver" in one_line(caught.value)
 
 
 def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
