@@ -15,7 +15,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
 from sdp.errors import DatasetError, one_line
-from sdp.storage import Storage, StorageOptions, open_source
+from sdp.storage import Storage, open_source
 from sdp.urls import BadUrl, parse
 
 Hit = tuple[str, str, int]
@@ -31,10 +31,10 @@ def in_parts(storage: Storage, paths: Iterable[str], urls: frozenset[str], hashe
     return [hit for hits in by_part for hit in hits]
 
 
-def in_source(index: Index, column: str, urls: frozenset[str], options: StorageOptions | None = None) -> list[Hit]:
+def in_source(index: Index, column: str, urls: frozenset[str]) -> list[Hit]:
     """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
-    by_file = ordered_map(lambda file: list(_in_file(file, column, urls, options)), files, workers=4)
+    by_file = ordered_map(lambda file: list(_in_file(file, column, urls)), files, workers=4)
     return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
@@ -89,12 +89,10 @@ def _in_part(storage: Storage, path: str, urls: frozenset[str], hashes: frozense
     return hits
 
 
-def _in_file(
-    file: dict[str, object], column: str, urls: frozenset[str], options: StorageOptions | None
-) -> Iterator[Hit]:
+def _in_file(file: dict[str, object], column: str, urls: frozenset[str]) -> Iterator[Hit]:
     uri, first = str(file["path"]), int(str(file["first_row"]))
     try:
-        source = open_source(uri, options)
+        source = open_source(uri)
         if source.size() != file["size"]:
             raise DatasetError(
                 f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; restore it"

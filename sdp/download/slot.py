@@ -48,11 +48,11 @@ _SPECIAL = [
 class Buffer:
     """A limit on bytes in memory."""
 
-    def __init__(self, limit: int, on_release: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._used = 0
         self._lock = threading.Lock()
-        self.on_release = on_release
+        self.on_release: Callable[[], None] = lambda: None
         """A function that the releasing thread calls."""
 
     def reserve(self, size: int, *, spare: int = 0, beyond_limit: bool = False) -> bool:

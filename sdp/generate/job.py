@@ -30,8 +30,6 @@ class GenerateSummary:
     """None after a dry run."""
     figures: PoolFigures
     """This run's own."""
-    sheet: str | None = None
-    """URI of the contact sheet."""
 
 
 def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
@@ -68,7 +66,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
         )
         sheet = _write_sheet(dataset, prompts, config, lease)
     say(table(_closing(dataset, figures, sheet, config.output.image_files)))
-    return GenerateSummary(dataset, figures, sheet)
+    return GenerateSummary(dataset, figures)
 
 
 def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prompts: Prompts) -> list[tuple[str, str]]:

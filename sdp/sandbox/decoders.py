@@ -37,6 +37,8 @@ _BATCH, _BATCH_BYTES = 8, 4 << 20
 _PIPE_BYTES = 1 << 20
 _LARGEST_MESSAGE = 1 << 30
 _START_S = 120.0
+_ANSWER_S = 60.0
+"""Time in which a decoder must read a batch, and in which it must answer."""
 _STOP_S = 5.0
 _TRIES = 2
 _CHECK_S = 1.0
@@ -69,8 +71,8 @@ class _Task:
 class Decoders:
     """A queue of images and the `count` processes that decode them."""
 
-    def __init__(self, settings: DecoderSettings, count: int, *, answer_s: float = 60.0) -> None:
-        self._settings, self._answer_s = settings, answer_s
+    def __init__(self, settings: DecoderSettings, count: int) -> None:
+        self._settings = settings
         hide()
         self._tasks: deque[_Task] = deque()
         self._changed = threading.Condition()
@@ -97,7 +99,7 @@ class Decoders:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self.join(_STOP_S + self._answer_s)
+        self.join(_STOP_S + _ANSWER_S)
 
     def _run(self) -> None:
         child: _Child | None = None
@@ -106,9 +108,9 @@ class Decoders:
                 if child is None:
                     child = _Child(self._settings)
                 try:
-                    child.send([task.data for task in batch], self._answer_s)
+                    child.send([task.data for task in batch], _ANSWER_S)
                     while batch:  # each image leaves it as it is done
-                        reply, data = child.receive(self._answer_s)
+                        reply, data = child.receive(_ANSWER_S)
                         batch.popleft().deliver(reply, data)
                 except _Died as death:
                     child.end()

@@ -19,6 +19,7 @@ Data: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 HIDDEN = ".sdp-"
 """The prefix of the storage's own names (drafts, locks), which no listing shows and no caller may use."""
 
+_CONNECT_S = 5.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -32,14 +33,13 @@ class StorageOptions:
     """Region of the bucket; None asks AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, then us-east-1."""
     timeout_s: float = 120.0
     """Deadline of one operation with all its attempts; in a long listing, of each page."""
-    connect_timeout_s: float = 5.0
     retries: int | None = None
     """Attempts after the first, made only where another one can help; None: until the deadline, but few while no store
     has answered this process yet."""
 
     def client(self, address: str, retries: int = 0) -> dict[str, Any]:
         """Return obstore's settings for the server at an address; its own retries are off."""
-        limit, connect_s = timedelta(seconds=self.timeout_s), min(self.connect_timeout_s, self.timeout_s)
+        limit, connect_s = timedelta(seconds=self.timeout_s), min(_CONNECT_S, self.timeout_s)
         options = {"timeout": limit, "connect_timeout": timedelta(seconds=connect_s)}
         return {
             "client_options": {**options, "allow_http": address.startswith("http:")},

@@ -124,7 +124,6 @@ class Trainer:
         """Rows that have turned out bad since the last checkpoint."""
         self.save_wanted = False
         """Set by callbacks, on all workers at the same step, to save after the step's last callback."""
-        self.resumed = False
         self._bad_before: set[str] = set()
         """On the main worker: the files of bad steps from before this job, some of which may be repeated."""
         self.reason = ""
@@ -135,7 +134,7 @@ class Trainer:
     def train(self) -> str:
         """Train until there is a reason to end; return the reason."""
         try:
-            self.resumed = self._restore()
+            self._restore()
             for callback in self.callbacks:
                 callback.on_start(self)
             with _manual_garbage_collection():
@@ -411,21 +410,20 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_checkpoint(self, saved)
 
-    def _restore(self) -> bool:
-        """Restore the newest checkpoint; return whether there was one."""
+    def _restore(self) -> None:
+        """Restore the newest checkpoint, if there is one."""
         state = self.checkpointer.restore(self.tensors())
         if self.world.is_main:
             self._bad_before = set(self.checkpointer.run.storage.names(BAD_STEPS))
         if state is None:
             if self.begin_from is not None:
                 self._begin_with(self.begin_from)
-            return False
+            return
         self.state, self.saver.last_step = state, state.step
         self.optimizer.set_steps_taken(state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
         if self.scale.enabled and state.scale is not None:
             self.scale.restore(state.scale, state.scale_growth)
-        return True
 
     def _begin_with(self, other: Storage) -> None:
         """Load the weights and moving average of another run's checkpoint, and AdamW's moments if configured."""

@@ -84,10 +84,8 @@ class Pool:
 
 
 @contextmanager
-def decoders(
-    results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS, **options: float
-) -> Iterator[Pool]:
-    pool = Decoders(settings, count, **options)
+def decoders(results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS) -> Iterator[Pool]:
+    pool = Decoders(settings, count)
     try:
         yield Pool(results, pool)
     finally:
@@ -109,9 +107,12 @@ def test_every_image_is_checked_once_whatever_its_pieces() -> None:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("poison", "how"), [(b"SEGFAULT", "signal 11"), (b"EXIT", "exit code 3"), (b"HANG", "answer")])
-def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_checked(poison: bytes, how: str) -> None:
+def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_checked(
+    monkeypatch: pytest.MonkeyPatch, poison: bytes, how: str
+) -> None:
+    monkeypatch.setattr("sdp.sandbox.decoders._ANSWER_S", 2.0)
     results = Results()
-    with decoders(results, answer_s=2.0) as pool:
+    with decoders(results) as pool:
         for token in range(12):
             pool.put(token, [GOOD, poison] if token in (3, 4) else [GOOD])
         outcomes = results.wait_for(12)
@@ -132,9 +133,10 @@ def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_a_decoder_that_answers_and_then_reads_nothing_is_ended() -> None:
+def test_a_decoder_that_answers_and_then_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.sandbox.decoders._ANSWER_S", 1.0)
     results = Results()
-    with decoders(results, answer_s=1.0) as pool:
+    with decoders(results) as pool:
         pool.put(0, [GOOD, b"DEAF"])
         results.wait_for(1)
         pool.put(1, [GOOD, bytes(3_000_000)])  # more than a pipe holds

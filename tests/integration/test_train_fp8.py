@@ -91,11 +91,10 @@ def test_a_run_goes_on_whether_it_was_in_fp8_or_not(
     before, _ = trained(inputs, run, first)
     saved = weights(before)
     trainer = assemble(config(inputs, run, **{**then, "max_steps": 4}), World())
-    assert trainer._restore()
+    trainer._restore()
     for name, tensor in weights(trainer).items():
         assert torch.equal(tensor, saved[name]), name
     trainer, watch = trained(inputs, run, {**then, "max_steps": 4})
-    assert trainer.resumed
     assert [report.step for report in watch.reports] == [3, 4]
 
 

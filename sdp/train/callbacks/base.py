@@ -55,7 +55,7 @@ class Callback:
     """An observer of training. Every worker calls it; `trainer.world.is_main` tells the main worker."""
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Run before the first step, after the state is restored (`trainer.resumed` if there was one)."""
+        """Run before the first step, after the state is restored."""
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         """Run after each step."""

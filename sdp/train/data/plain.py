@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.columns import rows_by_group
 from sdp.datasets.concurrently import ordered_map
-from sdp.errors import DatasetError, NotFound, one_line
+from sdp.encode.reading import footer_of
+from sdp.errors import DatasetError, NotFound
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
 from sdp.storage.uri import join
@@ -81,13 +82,14 @@ def open_plain(
         low = low[wanted]
     first = paths[int(row_groups.part[np.flatnonzero(row_groups.rows)[0]])]
     files, high = PlainFiles(uri, options), low + row_groups.rows
-    kinds = find_columns(_footer(first, options), first, resolution, columns)
+    file = pq.ParquetFile(open_source(first, options), metadata=footer_of(first, options))
+    kinds = find_columns(file, first, resolution, columns)
     return LatentsDataset(files, paths, row_groups, *kinds, low, high, addressed=False)
 
 
 def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
     def groups(file: SourceFile) -> list[int]:
-        return rows_by_group(_footer(file.uri, options).metadata, file.uri, file.size)
+        return rows_by_group(footer_of(file.uri, options), file.uri, file.size)
 
     rows = [
         {"uri": file.uri, "size": file.size, "etag": with_sample(file, options).etag, "row_groups": counts}
@@ -114,14 +116,6 @@ def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: St
                 f"{became}); restore it, or choose another output.uri for a new run on {uri}"
             )
     return listing
-
-
-def _footer(uri: str, options: StorageOptions) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(open_source(uri, options))
-    except pa.ArrowException as error:
-        cause = one_line(error, 160)
-        raise DatasetError(f"{uri}: not a Parquet file ({cause}); repair it, or remove it from source.uri") from error
 
 
 def _read(run: Storage, name: str) -> pa.Table:

@@ -17,6 +17,8 @@ from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.weights import Weigh
 from sdp.train.randomness import Purpose, RowRandom
 
+_KEPT = 64
+"""Consumed windows whose memory is kept."""
 _MARK = 8
 """Leading bytes that are all zero only if a caption is missing: no text begins with so many zeros."""
 _BITS = 31
@@ -96,9 +98,9 @@ def _padding(count: int, columns: tuple[Column, Column]) -> Rows:
 class Buffers:
     """Memory of consumed windows for reuse: allocating pages costs as much as copying into them."""
 
-    def __init__(self, columns: tuple[Column, Column], keep: int = 64) -> None:
+    def __init__(self, columns: tuple[Column, Column]) -> None:
         self._columns = columns
-        self._free: deque[Rows] = deque(maxlen=keep)
+        self._free: deque[Rows] = deque(maxlen=_KEPT)
 
     def take(self, count: int) -> Rows:
         for _ in range(len(self._free)):
