@@ -45,11 +45,6 @@ def mask(storage: Storage, folder: str, rows: Addresses) -> NDArray[np.bool_]:
     return members
 
 
-def has(storage: Storage, folder: str, row: int) -> bool:
-    """Return whether an address is in the set."""
-    return row in _shard(storage, folder, row // _SHARD_ROWS)
-
-
 @lru_cache(maxsize=8)
 def _shard(storage: Storage, folder: str, number: int) -> BitMap64:
     try:

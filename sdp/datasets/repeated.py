@@ -48,7 +48,7 @@ class Repeated:
     folder: str
 
     def __contains__(self, row: int) -> bool:
-        return address_sets.has(self.storage, self.folder, row)
+        return bool(self.mask(np.array([row]))[0])
 
     def mask(self, rows: Addresses) -> NDArray[np.bool_]:
         return address_sets.mask(self.storage, self.folder, rows)

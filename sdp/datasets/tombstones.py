@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -40,6 +39,8 @@ SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.in
 _LIST = re.compile(r"_tombstones/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _KEY = b"sdp.looked"
+_NORMAL = re.compile(r"https?://[a-z0-9-]+(\.[a-z0-9-]+)*/[A-Za-z0-9._~/-]*", re.ASCII)
+"""Most URLs in normal form; parsing the others takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,20 +58,15 @@ class Tombstones:
 
     rows: BitMap64
     """Every address to leave out."""
-    lists: tuple[pa.Table, ...] = ()
-    """The lists as stored. They are parsed on demand, since most readers need only `rows`."""
+    listed: frozenset[Takedown] = frozenset()
 
     @property
     def urls(self) -> frozenset[str]:
-        return frozenset(_values(self.lists, "url"))
+        return frozenset(takedown.value for takedown in self.listed if takedown.kind == "url")
 
     @property
     def hashes(self) -> frozenset[str]:
-        return frozenset(_values(self.lists, "sha256"))
-
-    def has(self, takedown: Takedown) -> bool:
-        """Return whether a takedown is listed."""
-        return any(value == takedown.value for value in _values(self.lists, takedown.kind))
+        return frozenset(takedown.value for takedown in self.listed if takedown.kind == "sha256")
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """Return for each address whether it has been taken down."""
@@ -78,12 +74,7 @@ class Tombstones:
 
     def __len__(self) -> int:
         """Count the takedowns, each once however many rows it matches."""
-        if not self.lists:
-            return 0
-        names = ["kind", "value"]
-        entries = pa.concat_tables([table.select(names).replace_schema_metadata() for table in self.lists])
-        without_urls = entries.filter(pc.field("kind") != "url").group_by(names).aggregate([])
-        return len(self.urls) + int(without_urls.num_rows)
+        return len(self.listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +149,7 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
         _create(storage, FOLDER, before.next_list, _table(entries))
     settle(storage)
     stop, known = read_output(storage).index.rows, _Book.read(storage).known
-    rows = {t: matches for t in wanted if (matches := sorted(row for row in known.get(t, ()) if row < stop))}
+    rows = {t: matches for t in wanted if (matches := sorted({row for row in known.get(t, ()) if row < stop}))}
     return Added(fresh, len(wanted) - len(fresh), rows, [t for t in wanted if t not in rows])
 
 
@@ -185,13 +176,13 @@ def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
     """Load the takedowns beside some datasets."""
-    rows, lists = BitMap64(), list[pa.Table]()
+    rows, listed = BitMap64(), set[Takedown]()
     for book in map(_Book.read, chain):
-        lists += book.lists.values()
-        rows |= book.rows()
+        listed |= book.known.keys()
+        rows.update(row for matches in book.known.values() for row in matches)
         if (lookup := book.search()) is not None:
-            rows |= _bitmap(row for _, _, row in lookup.hits)
-    return Tombstones(rows, tuple(lists))
+            rows.update(row for _, _, row in lookup.hits)
+    return Tombstones(rows, frozenset(listed))
 
 
 def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
@@ -266,28 +257,16 @@ class _Book:
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
     @cached_property
-    def known(self) -> dict[Takedown, set[int]]:
+    def known(self) -> dict[Takedown, list[int]]:
         """The addresses that each listed takedown is known to match."""
-        known: dict[Takedown, set[int]] = {}
+        known: dict[Takedown, list[int]] = {}
         for table in self.lists.values():
             for kind, value, row in _entries(table):
-                known.setdefault(Takedown(kind, _normal(kind, value)), set()).update([] if row is None else [row])
-        for kind, value, row in self._hits():
+                known.setdefault(Takedown(kind, _normal(kind, value)), []).extend([] if row is None else [row])
+        for kind, value, row in (hit for lookup in self.lookups for hit in lookup.hits):
             # Matches of a deleted list are dropped.
-            known.get(Takedown(kind, value), set()).add(row)
+            known.get(Takedown(kind, value), []).append(row)
         return known
-
-    def rows(self) -> BitMap64:
-        """Return the addresses that listed takedowns are known to match, without an object for each takedown."""
-        rows = BitMap64()
-        for table in self.lists.values():
-            rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
-        for kind in ("url", "sha256"):
-            matches = [(value, row) for hit_kind, value, row in self._hits() if hit_kind == kind]
-            matched = {value for value, _ in matches}
-            listed = {value for value in _values(self.lists.values(), kind) if value in matched} if matched else set()
-            rows |= _bitmap(row for value, row in matches if value in listed)
-        return rows
 
     @staticmethod
     def read(storage: Storage) -> "_Book":
@@ -303,9 +282,6 @@ class _Book:
                     continue  # damaged: its parts are searched again
         return _Book(storage, lists, lookups, next_lookup)
 
-    def _hits(self) -> Iterator[Hit]:
-        return (hit for lookup in self.lookups for hit in lookup.hits)
-
     def search(self) -> _Lookup | None:
         """Search the parts that no lookup covers; return None if there are none."""
         to_look_up = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
@@ -320,8 +296,7 @@ class _Book:
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
         if not parts and digest is None:
             return None
-        lists = self.lists.values()
-        urls, hashes = (frozenset(_values(lists, kind)) for kind in ("url", "sha256"))
+        urls, hashes = (frozenset(t.value for t in self.known if t.kind == kind) for kind in ("url", "sha256"))
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
@@ -340,13 +315,9 @@ def _read_list(storage: Storage, name: str) -> pa.Table:
     """Read a list. A damaged one is an error, since its images must not come back."""
     try:
         table = _read(storage.read(name))
-        kind, value, row = (table[column] for column in SCHEMA.names)
-        foreign = pc.invert(pc.and_(pc.is_in(kind, pa.array(KINDS)), pc.is_valid(value)))
-        negative = pc.fill_null(pc.less(row, 0), False)
-        for line in table.filter(pc.or_(foreign, negative)).slice(0, 1).to_pylist():
-            raise ValueError(f"{line['kind']} {line['value']} {line['row']} is not a takedown")
-        for line in table.filter(pc.and_(pc.equal(kind, "row"), pc.is_null(row))).slice(0, 1).to_pylist():
-            raise ValueError(f"row {line['value']} without its address")
+        for kind, value, row in _entries(table):
+            if kind not in KINDS or value is None or (row is None and kind == "row") or (row or 0) < 0:
+                raise ValueError(f"{kind} {value} {row} is not a takedown")
         return table
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
@@ -355,16 +326,9 @@ def _read_list(storage: Storage, name: str) -> pa.Table:
         ) from error
 
 
-def _values(lists: Iterable[pa.Table], kind: str) -> Iterator[str]:
-    """Yield the values of one kind in normal form."""
-    for table in lists:
-        for batch in table.filter(pc.equal(table["kind"], kind)).to_batches(max_chunksize=65_536):
-            yield from (_normal(kind, value) for value in batch["value"].to_pylist())
-
-
 def _normal(kind: str, value: str) -> str:
     try:
-        return parse(value).text if kind == "url" else value
+        return value if kind != "url" or _NORMAL.fullmatch(value) else parse(value).text
     except BadUrl:
         return value
 
@@ -374,7 +338,7 @@ def _read(data: bytes) -> pa.Table:
     return table.cast(SCHEMA.with_metadata(table.schema.metadata))
 
 
-def _entries(table: pa.Table) -> Iterator[tuple[str, str, int]]:
+def _entries(table: pa.Table) -> Iterator[tuple[str, str, Any]]:
     return zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True)
 
 
@@ -393,7 +357,3 @@ def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
         except AlreadyExists:
             continue  # another process has just written this number
     raise DatasetError(f"{storage.uri_of(folder)}: too many takedown lists; merge some of them")
-
-
-def _bitmap(rows: Iterable[int]) -> BitMap64:
-    return BitMap64(np.fromiter(rows, np.uint64))

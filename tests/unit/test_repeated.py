@@ -44,7 +44,6 @@ def test_a_set_is_read_by_the_shards_that_are_asked_for(tmp_path: Path, monkeypa
     assert list(address_sets.within(storage, "set", 101, 300)) == []
     asked = np.array([2_000_000_000, -1, 350, 351, 0, 77_777], np.int64)
     assert address_sets.mask(storage, "set", asked).tolist() == [True, False, True, False, True, False]
-    assert [address_sets.has(storage, "set", row) for row in (99, 98)] == [True, False]
 
 
 def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
