@@ -17,7 +17,6 @@ from sdp.model import sources
 from sdp.model.family import SD2
 from sdp.report.inspect import describe_checkpoint
 from sdp.storage import open_storage
-from sdp.train import calibrate
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
@@ -225,23 +224,6 @@ def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
         run(config(root, **place, data__batch_size=72), dry_run=True)
     run(config(root, **place, data__batch_size=8), dry_run=True)
     assert "may not fit" not in capsys.readouterr().err
-
-
-def test_a_calibration_trains_some_steps_beside_the_run_and_keeps_their_speed_alone(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibrate, "STEPS", 20)
-    job = how(root, max_steps=1000, samples__every_steps=5, samples__prompts=("x",))
-    ((side, figure),) = calibrate.calibrate(job).items()
-    assert side == job.data.resolution
-    assert figure.source.startswith("calibrated in ")
-    beside = RunFolder(open_storage(f"{root / 'run'}-calibration/{side}"))
-    speeds = [line["samples_per_s"] for line in beside.metrics()]
-    assert len(speeds) == 4
-    assert figure.value >= min(speeds)
-    assert beside.latest() is None
-    assert not beside.sample_steps()
-    assert not (root / "run").exists()
 
 
 def test_each_line_of_the_metrics_tells_when_the_run_ends_and_what_it_will_have_cost(
