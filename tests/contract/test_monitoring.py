@@ -285,6 +285,13 @@ def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
 
 
 @NEEDS_HELM
+def test_the_exporter_may_open_no_connection(render: Render) -> None:
+    policy = one(render(), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy
+
+
+@NEEDS_HELM
 def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Render) -> None:
     manifests = render()
     kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy", "Pod": "V1Pod"}
