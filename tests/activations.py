@@ -16,6 +16,7 @@ from sdp.device import DTYPES
 from sdp.model.family import SD2, TOKENS, latent_shape, predict, unet_class
 from sdp.model.lora import add_lora
 from sdp.plan.memory import Activations
+from sdp.train.strategies import cast_norms
 
 
 def activations(config: TrainConfig) -> Activations:
@@ -36,6 +37,8 @@ def _activations(sharded: bool, precision: str, recompute: bool, resolution: int
     dtype = DTYPES[precision]
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _Attention.call):
         unet = _unet(dtype if sharded else torch.float32, lora)
+        if not sharded:
+            cast_norms(unet, dtype)
         blocks = _watched_blocks(unet) if recompute else []
         # Autocast also saves bytes that do not depend on the batch; two batch sizes separate them.
         one, two = (_saved(unet, batch, dtype, resolution, blocks) for batch in (1, 2))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp.config.train import StrategyConfig
@@ -54,6 +56,8 @@ class Replicated(Strategy):
     def __init__(self, model: nn.Module, world: World, precision: str, *, half_gradients: bool = False) -> None:
         self._precision = precision
         self._device = world.device.type
+        if precision != "fp32":
+            cast_norms(model, DTYPES[precision])
         self.model = model
         if world.size > 1:
             self.model = DistributedDataParallel(
@@ -73,6 +77,21 @@ class Replicated(Strategy):
         if isinstance(self.model, DistributedDataParallel) and not last:
             return self.model.no_sync()
         return super().backward(last=last)
+
+
+def cast_norms(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have normalisations return a dtype, as with fsdp: autocast keeps their inputs and outputs in fp32 on a GPU."""
+    for module in model.modules():
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+            module.forward = partial(_normalised, module, dtype)  # type: ignore[method-assign]
+
+
+def _normalised(module: nn.GroupNorm | nn.LayerNorm, dtype: torch.dtype, values: Tensor) -> Tensor:
+    weight, bias = (None if each is None else each.to(dtype) for each in (module.weight, module.bias))
+    with torch.autocast(values.device.type, enabled=False):
+        if isinstance(module, nn.GroupNorm):
+            return functional.group_norm(values.to(dtype), module.num_groups, weight, bias, module.eps)
+        return functional.layer_norm(values.to(dtype), module.normalized_shape, weight, bias, module.eps)
 
 
 class Sharded(Strategy):

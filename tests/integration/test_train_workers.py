@@ -10,6 +10,7 @@ import torch
 
 from sdp.config.train import StrategyConfig
 from sdp.datasets.ledger import Ledger
+from sdp.device import DTYPES
 from sdp.model import load
 from sdp.model.sources import resolve
 from sdp.train.assemble import make_networks
@@ -195,6 +196,20 @@ def test_gradients_are_exchanged_in_bf16_where_that_is_set_and_nothing_deprecate
         assert torch.tensor(whole).bfloat16().float().tolist() != whole
         assert torch.tensor(half).bfloat16().float().tolist() == half
         assert half == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ddp_normalises_in_the_precision_of_the_run(precision: str) -> None:
+    norms = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.Flatten(), torch.nn.LayerNorm(8, bias=False))
+    strategy = make_strategy(StrategyConfig(kind="ddp"), norms, World(), precision)
+    values = torch.arange(16.0).view(2, 4, 2)
+    with strategy.forward():
+        normalised = strategy.model(values)
+    assert normalised.dtype == DTYPES[precision]
+    grouped = (values.view(2, 2, 4) - values.view(2, 2, 4).mean(2, keepdim=True)) / 1.25**0.5
+    assert torch.allclose(normalised.float().view(2, 2, 4), grouped, atol=0.01)
+    normalised.float().square().sum().backward()
+    assert all(weights.grad is not None and weights.grad.dtype == torch.float32 for weights in norms.parameters())
 
 
 def unet_loaded_once(world: World, root: Path) -> list[float]:

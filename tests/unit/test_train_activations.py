@@ -27,13 +27,14 @@ from sdp.plan.memory import (
     known_activations,
 )
 from sdp.plan.prices import reference
+from sdp.train.strategies import cast_norms
 from tests.activations import _Attention, _autocast, _counting, _default_dtype, activations
 
 # Fake CUDA tensors have autograd start threads for a device, after which no forked process can compute gradients.
 pytestmark = pytest.mark.own_process
 
-# MB a sample at 256 px, counted by another program on fake tensors, without a block that is recomputed.
-COUNTED = {("ddp", False): 318, ("ddp", True): 46, ("fsdp", False): 237, ("fsdp", True): 39}
+# MB a sample at 256 px, counted by another program on fake tensors with fsdp, without a block that is recomputed.
+COUNTED = {False: 237, True: 39}
 
 
 def train(*settings: str) -> TrainConfig:
@@ -55,11 +56,11 @@ def test_what_is_recorded_of_activations_is_what_fake_tensors_and_another_progra
     config = train(f"strategy.kind={kind}", f"strategy.activation_checkpointing={recompute}".lower())
     counted, known = activations(config), known_activations(config)
     assert (counted.per_sample, counted.fixed) == pytest.approx((known.per_sample, known.fixed), rel=0.01)
-    other = COUNTED[kind, recompute]
+    other = COUNTED[recompute]
     if recompute:  # by the other program, and one transformer's block on top
         assert 1.4 * other < counted.per_sample / 1e6 < 1.55 * other
-    else:
-        assert counted.per_sample / 1e6 == pytest.approx(other, rel=0.01)
+    else:  # with ddp, some inputs are in fp32
+        assert other < counted.per_sample / 1e6 < 1.03 * other
 
 
 def test_averages_in_8_bits_take_a_quarter_of_their_memory() -> None:
@@ -72,12 +73,12 @@ def test_averages_in_8_bits_take_a_quarter_of_their_memory() -> None:
 @pytest.mark.timeout(300)
 def test_lora_saves_less_than_training_all_and_more_than_checkpointing() -> None:
     lora = activations(train("lora.rank=8")).per_sample
-    assert 68e6 < lora < 318e6
+    assert 58e6 < lora < 242e6
 
 
 def test_sizes_between_and_beyond_the_recorded_ones_are_on_their_line() -> None:
-    # Counted by hand at 384 px: 705.05 MB.
-    assert known_activations(train("data.resolution=384")).per_sample == pytest.approx(705.05e6, rel=1e-3)
+    # Counted by hand at 384 px: 533.44 MB.
+    assert known_activations(train("data.resolution=384")).per_sample == pytest.approx(533.44e6, rel=1e-3)
 
 
 def test_the_counts_of_parameters_are_the_networks_own() -> None:
@@ -111,6 +112,8 @@ def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _Attention.call):
         with _default_dtype(dtype):
             network = text_encoder()
+        if kind == "ddp":
+            cast_norms(network, torch.bfloat16)
         for batch in (1, 2):
             ids = torch.zeros(batch, TOKENS, dtype=torch.int64, device="cuda")
             with _counting(network) as own, _autocast(kind == "ddp", torch.bfloat16):
@@ -129,10 +132,10 @@ def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_i
     assert both.parts["optimizer"] / alone.parts["optimizer"] == pytest.approx(1 + per)
     assert "text encoder" in alone.parts
     assert "text encoder" not in both.parts
-    assert both.per_sample - alone.per_sample == pytest.approx(73e6, rel=0.01)
+    assert both.per_sample - alone.per_sample == pytest.approx(58.33e6, rel=0.01)
     place = TrainerGpus(GPUS["A100-80G"], 8, embedded=False, family=SD1)
     smaller = estimate(train("model.train_text_encoder=true"), place)
-    assert smaller.per_sample - alone.per_sample == pytest.approx(73e6 * 12 * 768 / (23 * 1024), rel=0.01)
+    assert smaller.per_sample - alone.per_sample == pytest.approx(58.33e6 * 12 * 768 / (23 * 1024), rel=0.01)
     apart = rows("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")[0]
     assert apart.per_sample == alone.per_sample
     assert sum(apart.parts.values()) == sum(alone.parts.values()) - alone.parts["text encoder"]
@@ -149,9 +152,9 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     assert rows("A100-40G", *steps, workers=32)[0].total / 1e9 == pytest.approx(6.73, rel=0.03)
 
     small, *others = rows("A100-40G", "data.batch_size=128")
-    assert small.total / 1e9 == pytest.approx(60, rel=0.02)
+    assert small.total / 1e9 == pytest.approx(50.3, rel=0.02)
     assert not small.fits
-    assert small.largest_batch < 64
+    assert small.largest_batch < 84
     assert rows("A100-80G", "data.batch_size=128")[0].fits
     by_name = {memory.name: memory.largest_batch for memory in (small, *others)}
     assert by_name["ddp"] < by_name["fsdp shard_grad_op"] < by_name["ddp, checkpointed activations"]
@@ -201,7 +204,7 @@ def _doubled() -> dict[str, Any]:
 
 
 def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -> None:
-    within = train(*A100, "data.batch_size=72")
+    within = train(*A100, "data.batch_size=84")
     own = estimate(within, TrainerGpus(GPUS["A100-40G"], 8, embedded=False))
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
     assert f"; {own.largest_batch} would be safe;" in (fit(within, SD2, embedded=False) or "")
@@ -213,16 +216,16 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
 
 
 def test_what_counts_is_the_share_of_a_step_that_a_trainer_takes_at_once() -> None:
-    settings = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
-    assert rows("A100-40G", *settings, workers=32)[0].batch == 64
-    assert "64 at once may not fit" in (fit(train(*A100, *settings), SD2, embedded=False) or "")
-    assert rows("A100-40G", "data.batch_size=48", *settings[1:], workers=32)[0].batch == 32, "in two equal pieces"
-    with pytest.raises(ConfigError, match="got 128"):
+    settings = ("data.batch_size=168", "data.global_batch_size=2688", "scaling.num_workers=32")
+    assert rows("A100-40G", *settings, workers=32)[0].batch == 84
+    assert "84 at once may not fit" in (fit(train(*A100, *settings), SD2, embedded=False) or "")
+    assert rows("A100-40G", "data.batch_size=48", *settings[1:], workers=32)[0].batch == 42, "in two equal pieces"
+    with pytest.raises(ConfigError, match="got 168"):
         fit(train(*A100, *settings[:2], "scaling.num_workers=16"), SD2, embedded=False)
 
 
 def test_a_trainer_alone_is_not_refused_for_gradients_that_it_does_not_hold_with_its_activations() -> None:
-    batch = ("data.batch_size=80", "scaling.accelerator=A100-40G")
+    batch = ("data.batch_size=100", "scaling.accelerator=A100-40G")
     with pytest.raises(ConfigError):
         fit(train(*batch, "scaling.num_workers=2"), SD2, embedded=False)
     assert fit(train(*batch), SD2, embedded=False)
@@ -234,9 +237,9 @@ def test_an_accelerator_that_may_be_several_gpus_is_taken_for_the_largest() -> N
 
 @pytest.mark.parametrize("setting", ["strategy.compile=true", "lora.rank=8", "strategy.fp8.enabled=true"])
 def test_where_less_may_be_kept_than_was_counted_nothing_is_refused_that_checkpointing_would_fit(setting: str) -> None:
-    assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=128"), SD2, embedded=False) or "")
+    assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=140"), SD2, embedded=False) or "")
     with pytest.raises(ConfigError):
-        fit(train(*A100, setting, "data.batch_size=600"), SD2, embedded=False)
+        fit(train(*A100, setting, "data.batch_size=700"), SD2, embedded=False)
 
 
 def test_a_second_phase_is_looked_at_with_its_own_resolution_and_batch() -> None:
