@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sdp.datasets.columns import cut, open_parquet, rows_by_group
+from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
@@ -49,7 +49,8 @@ _FEW = 32
 """Largest piece, in rows, that is cut straight into single rows."""
 _LARGEST_IMAGE, _LARGEST_TEXT = 1 << 28, 1 << 20
 """Bytes; of a larger file no more is read, and of a larger member of a tar nothing."""
-_TAR_BUFFER = 1 << 20
+_TAR_BUFFER, _TAR_BLOCK = 1 << 20, 4 * tarfile.BLOCKSIZE
+"""Bytes that are read at once, and those that tell a sample from another: a header with its name, however long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ def _text(value: pa.Scalar | None) -> str | None:
         return None
     try:
         text = value.as_py()
-        return text.decode() if isinstance(text, bytes) else str(text)
+        return (text.decode() if isinstance(text, bytes) else str(text))[:LARGEST_CELL]
     except (ValueError, OverflowError):  # Parquet's readers check neither that text is UTF-8 nor that a date exists
         return None
 
@@ -348,27 +349,29 @@ def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sam
 
 def count_samples(uri: str, options: StorageOptions | None = None) -> int:
     """Return the number of images in a tar."""
-    with _open_tar(uri, options) as tar:
+    with _open_tar(uri, options) as (tar, _):
         return sum(1 for _ in _members(tar))
 
 
 def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: StorageOptions | None) -> Iterator[_Sample]:
-    with _open_tar(uri, options) as tar:
+    with _open_tar(uri, options, start) as (tar, first):
+        last: dict[str, tarfile.TarInfo] = {}
 
         def content(member: tarfile.TarInfo | None, largest: int = _LARGEST_TEXT) -> bytes | None:
             file = tar.extractfile(member) if member and member.size <= largest else None
             return None if file is None else file.read()
 
-        for key, members in islice(_members(tar), start, stop):
-            image = next(member for suffix, member in members.items() if suffix in PICTURES)
-            caption = content(members.get(TEXT))
-            if caption is None and (data := content(members.get(".json"))) is not None:
+        samples = islice(_members(tar), start - first, stop - first)
+        for number, (key, last) in enumerate(samples, start):  # noqa: B007 (the last one is used below)
+            image = next(member for suffix, member in last.items() if suffix in PICTURES)
+            caption = content(last.get(TEXT))
+            if caption is None and (data := content(last.get(".json"))) is not None:
                 caption = _field(data, columns.caption)
-            yield (
-                key,
-                content(image, _LARGEST_IMAGE),
-                None if caption is None else caption.decode("utf-8", "replace").strip(),
-            )
+            text = None if caption is None else caption.decode("utf-8", "replace").strip()
+            yield key, content(image, _LARGEST_IMAGE), text
+        if last and not tar.pax_headers:  # those would be missed
+            offset = min(member.offset for member in last.values())
+            _place_in(uri)[0] = (number, offset, _block_at(tar.fileobj, offset))
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
@@ -384,16 +387,35 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarI
             yield name.removeprefix("/").encode(errors="replace").decode(), members  # a name need not be UTF-8
 
 
+_Place = tuple[int, int, bytes]
+"""A sample's number, its offset in the tar, and the bytes that are there."""
+
+
+@lru_cache(maxsize=_FOOTERS)  # a tar's pieces are read one after another
+def _place_in(uri: str) -> list[_Place]:  # noqa: ARG001 (the key of the cache)
+    """Return the variable that holds the last sample that was read, so that no piece reads all before it."""
+    return [(0, 0, b"")]
+
+
+def _block_at(file: Any, offset: int) -> bytes:
+    file.seek(offset)
+    return bytes(file.read(_TAR_BLOCK))
+
+
 @contextmanager
-def _open_tar(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFile]:
+def _open_tar(uri: str, options: StorageOptions | None, sample: int = 0) -> Iterator[tuple[tarfile.TarFile, int]]:
+    """Open a tar at a sample that is not after the given one, and return its number."""
     try:
         file = io.BufferedReader(open_source(uri, options), _TAR_BUFFER)
         file.seek(-min(tarfile.BLOCKSIZE, file.seek(0, io.SEEK_END)), io.SEEK_END)
         if file.read().strip(b"\0"):  # tarfile accepts a truncated file
             raise tarfile.ReadError("its end is missing")
-        file.seek(0)
+        first, offset, block = _place_in(uri)[0]
+        if first > sample or _block_at(file, offset) != block:  # the file may have been replaced
+            first = offset = 0
+        file.seek(offset)
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            yield tar
+            yield tar, first
     except SdpError:
         raise
     except Exception as error:  # tarfile raises any exception on malformed headers

@@ -4,12 +4,12 @@ import io
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from PIL import Image
 
-from sdp.encode.reading import count_samples
+from sdp.encode.reading import Columns, _samples_of, count_samples
 from sdp.imaging import decode, read_header
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
@@ -63,7 +63,12 @@ def _tar(pieces: int, folder: Path) -> Callable[[], object]:
     with tarfile.open(file, "w") as tar:
         for number in range(pieces):
             tar.addfile(tarfile.TarInfo(f"{number:07}.png"))
-    return lambda: count_samples(str(file))
+    return lambda: [count_samples(str(file)), *map(list, _pieces(str(file), pieces))]
+
+
+def _pieces(uri: str, samples: int) -> Iterator[Iterator[object]]:
+    for start in range(0, samples, 256):
+        yield _samples_of(uri, Columns(), start, min(start + 256, samples), None)
 
 
 CASES: tuple[Case, ...] = (
@@ -73,5 +78,5 @@ CASES: tuple[Case, ...] = (
     Case("JPEG of EXIF segments", 20_000, _markers(b"\xff\xe1\0\x08Exif\0\0")),
     Case("GIF of comments", 100_000, _comments),
     Case("pieces to a decoder", 400_000, _pipe, full=2),
-    Case("tar of members", 4_000, _tar),
+    Case("tar of members", 5_000, _tar),
 )

@@ -15,9 +15,10 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
+from sdp.encode import reading
 from sdp.encode.chunk import SourceRow
 from sdp.encode.pictures import Selection, open_pictures
-from sdp.encode.reading import read_piece
+from sdp.encode.reading import Columns, read_piece
 from sdp.errors import DatasetError, UserError
 from sdp.storage import StorageOptions, list_source, open_storage
 from tests.process_kit import picture
@@ -94,6 +95,7 @@ def test_odd_samples_of_a_tar_keep_their_good_pictures(tmp_path: Path) -> None:
     odd = {
         "surrogate": rb'{"caption": "a \ud800 cat"}',
         "deep": b"[" * 100_000,
+        "wide": b'{"caption": "%s"}' % (b"a" * 100_000),
         "long": b'{"caption": "%s"}' % (b"a" * (1 << 20)),
     }
     members = {
@@ -104,10 +106,36 @@ def test_odd_samples_of_a_tar_keep_their_good_pictures(tmp_path: Path) -> None:
     assert rows == [
         (0, "surrogate", picture(0), "a ? cat"),
         (1, "deep", picture(0), None),
-        (2, "long", picture(0), None),
-        (3, "caf?", picture(1), None),
-        (4, "last", picture(2), None),
+        (2, "wide", picture(0), "a" * 65_536),
+        (3, "long", picture(0), None),
+        (4, "caf?", picture(1), None),
+        (5, "last", picture(2), None),
     ]
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_tar_is_read_on_from_where_the_last_piece_ended(
+    tmp_path: Path, form: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tarfile, "DEFAULT_FORMAT", form)
+    names = [f"{'long ' * 40}{row:02}" for row in range(12)]
+    write_tar(tmp_path / "a.tar", {f"{name}.{end}": name.encode() for name in names for end in ("cls", "jpg", "txt")})
+
+    def keys(*pieces: tuple[int, int]) -> list[str]:
+        return [
+            key
+            for start, stop in pieces
+            for key, *_ in reading._samples_of(str(tmp_path / "a.tar"), Columns(), start, stop, None)
+        ]
+
+    assert keys((0, 4), (4, 5), (8, 12), (2, 4), (3, 6)) == [*names[:5], *names[8:], *names[2:4], *names[3:6]]
+    headers = []
+    read = tarfile.TarInfo.frombuf
+    monkeypatch.setattr(tarfile.TarInfo, "frombuf", classmethod(lambda _, *args: headers.append(1) or read(*args)))
+    assert keys((6, 7)) == names[6:7]
+    assert len(headers) < 20, "not those of the samples before"
+    write_tar(tmp_path / "a.tar", {f"{name}.jpg": b"" for name in reversed(names)})
+    assert keys((7, 9)) == names[4:2:-1], "another file"
 
 
 def test_a_tar_of_nested_headers_is_refused_in_one_line(tmp_path: Path) -> None:
