@@ -44,7 +44,6 @@ def main() -> int:
                 for job, times in run(Path(name, str(turn)), server, str(cluster.address)).items():
                     taken.setdefault(job, []).append(times)
         finally:
-            server.shutdown()
             cluster.shutdown()
     later = {
         job: [statistics.median(column) for column in zip(*(times[1:] or times), strict=True)]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.allreduce import bus_rate, memory_lock, network_of
+from scripts.allreduce import bus_rate, memory_lock, network_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_NODES = """
 import sys
 from ray.cluster_utils import Cluster
 import ray
-from scripts.bench.allreduce import main
+from scripts.allreduce import main
 cluster = Cluster()
 cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
 for name in ("A100", "A100"):

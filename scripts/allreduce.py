@@ -1,6 +1,6 @@
 """Measure an all-reduce between the GPUs of several nodes, as in a training step, and name the network that NCCL used.
 
-    ray job submit --working-dir scripts/bench -- python allreduce.py --nodes 2 --gpus 8 --accelerator A100
+    ray job submit --working-dir scripts -- python allreduce.py --nodes 2 --gpus 8 --accelerator A100
 
 It takes whole nodes, with a process for each GPU. Without EFA a cluster trains at a third of its speed, and nothing
 else shows it. `--gpus 0` measures CPUs.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -52,7 +53,7 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
     group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", **labels)
     if not group.wait(wait_s):
         raise SystemExit(f"all-reduce: {nodes} nodes with {gpus} {accelerator or 'GPUs'} did not start in {wait_s:g} s")
-    ranks = [
+    ranks: list[Any] = [
         ray.remote(Rank)
         .options(
             num_gpus=1 if gpus else 0,
@@ -70,8 +71,9 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
     network = f", through {results[0][1]}" if results[0][1] else ""
     locks = ", ".join(sorted({lock for _, _, lock in results}))
     return (
-        f"all-reduce of {megabytes} MB: {bus_rate(megabytes * 1_000_000, seconds, len(ranks)):.3g} GB/s ({nodes} nodes, "
-        f"{f'{nodes * gpus} GPUs' if gpus else 'CPUs only'}, {seconds * 1e3:.3g} ms{network}; ulimit -l: {locks})"
+        f"all-reduce of {megabytes} MB: {bus_rate(megabytes * 1_000_000, seconds, len(ranks)):.3g} GB/s "
+        f"({nodes} nodes, {f'{nodes * gpus} GPUs' if gpus else 'CPUs only'}, {seconds * 1e3:.3g} ms{network}; "
+        f"ulimit -l: {locks})"
     )
 
 
@@ -85,7 +87,7 @@ class Rank:
         """Return a free address on this node for the process group."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"  # type: ignore[no-untyped-call]
 
     def run(self, address: str, megabytes: int) -> tuple[float, str, str]:
         """Return the seconds of one all-reduce, NCCL's network, and this process's limit on locked memory."""
