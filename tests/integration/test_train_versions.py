@@ -46,8 +46,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> "Counter[int]":
     counts: Counter[int] = Counter()
     step = Trainer._step
 
-    def count(trainer: Trainer, batch: object, ended: float) -> object:
-        report = step(trainer, batch, ended)  # type: ignore[arg-type]
+    def count(trainer: Trainer, batch: object) -> object:
+        report = step(trainer, batch)  # type: ignore[arg-type]
         counts.update(batch.rows[batch.weights > 0].tolist())  # type: ignore[attr-defined]
         return report
 

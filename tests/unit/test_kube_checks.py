@@ -199,8 +199,8 @@ def test_trainers_that_cannot_fit_the_accelerator_they_name_are_found(tmp_path: 
     first, second = memory(read({"train": text})[0])
     assert (first.state, second.state) == ("ok", "failed")
     assert second.check == "train memory at 512 px"
-    assert "data.batch_size: expected at most 5" in second.says
-    assert "got 128, which needs 166 GiB; strategy.kind: fsdp" in second.says
+    assert "data.batch_size: expected at most 71" in second.says
+    assert "got 128, which needs 130 GiB; strategy.kind: fsdp" in second.says
     assert not list(memory(read({"train": text.replace(str(tmp_path), "builtin:tiny")})[0]))
     assert not list(memory(read({"train": text.replace(str(tmp_path), "s3://nowhere/\x00")})[0]))
 

@@ -73,7 +73,7 @@ def test_output_to_stdout_comes_before_later_prints(tmp_path: Path) -> None:
         subprocess.run(command, stdout=out, check=True, timeout=120)
     account, _, description = (tmp_path / "out").read_bytes().rpartition(b"PAR1")
     assert pq.read_table(pa.BufferReader(account + b"PAR1")).num_rows == 42
-    assert description.decode().startswith(images)
+    assert description.decode().startswith(f"Images: {images}\n")
 
 
 def test_an_account_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
