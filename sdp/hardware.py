@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 GIB = 1 << 30
 TERA = 1e12
-FP8_CAPABILITY = (8, 9)
-"""The lowest compute capability whose tensor cores multiply fp8 (Ada; then Hopper and Blackwell)."""
 
 CUDA_MAJOR = 13
 """The CUDA release family of the locked torch; kept here because a laptop that checks a cluster has no torch."""
@@ -32,12 +30,6 @@ class Gpu:
     """As in the datasheet; NVML reports a few per cent less."""
     peak_flops: float
     """Dense bf16 tensor FLOP/s."""
-    compute_capability: tuple[int, int]
-    """The generation of the chip, as CUDA numbers it."""
-
-    @property
-    def has_fp8(self) -> bool:
-        return self.compute_capability >= FP8_CAPABILITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +51,20 @@ class Instance:
 #   some print for the A10G, is the peak of the A10, another GPU.
 # For the Ada cards, L4 and L40S, some sources say that bf16 with fp32 accumulation runs at half the datasheet's rate
 # (such as allenai/OLMo-core's speed_monitor.py). cuBLAS has exceeded that half on an L4, so the datasheet is used.
-# Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
 
 _A100_40G = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB")
 _A100_80G = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
 _GPUS = (
-    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, (8, 6)),
-    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, (8, 9)),
-    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, (8, 9)),
-    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA, (8, 0)),
-    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA, (8, 0)),
-    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, (9, 0)),
-    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, (9, 0)),
-    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, (9, 0)),
-    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, (9, 0)),
-    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, (10, 0)),
+    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA),
+    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA),
+    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA),
+    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA),
+    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA),
+    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA),
+    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA),
+    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA),
+    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA),
+    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA),
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})

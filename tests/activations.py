@@ -22,8 +22,7 @@ from sdp.train.strategies import cast_norms
 def activations(config: TrainConfig) -> Activations:
     """Count the bytes that a forward pass saves for the backward pass, assuming flash attention.
 
-    With activation checkpointing the largest block is added, since it is recomputed as a whole. fp8 changes nothing:
-    its layers save their inputs in bf16.
+    With activation checkpointing the largest block is added, since it is recomputed as a whole.
     """
     strategy = config.strategy
     sharded = strategy.kind == "fsdp" or config.precision == "fp32"  # then autocast casts nothing

@@ -69,7 +69,6 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
                 "compile": case["compile"],
                 "channels_last": case["channels_last"],
                 "activation_checkpointing": case["activation_checkpointing"],
-                "fp8": case["fp8"],
             },
         },
     )

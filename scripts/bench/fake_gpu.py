@@ -55,7 +55,6 @@ PLAIN = {
     "compile": None,
     "channels_last": False,
     "activation_checkpointing": False,
-    "fp8": {},
     "train_text_encoder": False,
     "gpus": 1,
 }

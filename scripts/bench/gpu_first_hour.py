@@ -81,7 +81,6 @@ ROWS = (
         "accumulate", "as without",
         f"{TRAIN} fsdp --compile on --resolutions 256 --batch 128 --micro-batches 4 --steps 10", compiler=True,
     ),
-    Row("fp8", "faster than bf16", f"{TRAIN} fsdp --compile on --resolutions 256 --batch 64 --fp8 off,on", packages=(*STEP, "torchao"), compiler=True),
     Row("pipeline", "ends well", f"scripts.demo --folder {WORK} --images 400", packages=RAY),
     Row("collocated", "latents as on the CPU", f"{CHECK} latents --images {WORK}/images", packages=RAY, gpus=2),
     Row("processes", "one on each GPU", f"{CHECK} checkpoint --latents {WORK}/latents --work {WORK}/run", packages=RAY, gpus=2),
@@ -164,7 +163,7 @@ def _look() -> Machine:
     machine = Machine()
     python = ".".join(map(str, sys.version_info[:3]))
     machine.lines.append(f"python: {python} at {sys.executable}")
-    names = dict.fromkeys([*RAY, *EXPORTER, "torchao", "triton"])
+    names = dict.fromkeys([*RAY, *EXPORTER, "triton"])
     versions = importlib.metadata.packages_distributions()
     machine.missing = {name for name in names if importlib.util.find_spec(name) is None}
     present = [

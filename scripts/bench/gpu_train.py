@@ -2,7 +2,6 @@
 
     python -m scripts.bench.gpu_train                                     every GPU of this machine, all cases
     python -m scripts.bench.gpu_train --resolutions 512 --strategies fsdp --compile on --batch 32 --steps 50
-    python -m scripts.bench.gpu_train --compile on --fp8 off,on           linear layers without and with fp8
     python -m scripts.bench.gpu_train --compile on --without ,search      all in use, then without cuDNN's search
     python -m scripts.bench.gpu_train --checkpoint --batch 64             how long a checkpoint stalls, and a resume
     python -m scripts.bench.gpu_train --tiny                              the same code with the tiny model, on a CPU
@@ -10,8 +9,7 @@
 The loop is that of `sdp train`, with the text encoder beside the U-Net as for a dataset with token ids; batches are
 already in pinned memory. Each case runs in separate processes, one per GPU, and one that fails stops no other. Without
 --batch, halving finds the largest power of two that fits, from what `sdp plan` expects. MFU counts only the U-Net's
-arithmetic, against the dense bf16 peak of sdp/hardware.py, in fp8 too, so that figures can be compared. --tiny emulates
-fp8.
+arithmetic, against the dense bf16 peak of sdp/hardware.py.
 """
 
 import argparse
@@ -53,21 +51,18 @@ def main(arguments: Sequence[str]) -> int:
     print(
         f"gpu_train: {workers} x {gpus[0] if gpus else 'CPU'}, {options.steps} steps after {options.warm}", flush=True
     )
-    if "on" in options.fp8 and (gpu := _gpu_without_fp8(gpus)):
-        print(f"gpu_train: {gpu} has no fp8: left out")
-        options.fp8 = ["off"]
     rows, measured = [], False
-    for resolution, kind, compiled, fp8, without in product(
-        options.resolutions, options.strategies, options.compile, options.fp8, options.without
+    for resolution, kind, compiled, without in product(
+        options.resolutions, options.strategies, options.compile, options.without
     ):
         case = {
             "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
             "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
             "channels_last": options.channels_last and kind == "ddp", "without": without, "lora": options.lora,
             "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
-            "fp8": _fp8(options, fp8), "checkpoint": options.checkpoint, "room": options.room,
+            "checkpoint": options.checkpoint, "room": options.room,
         }  # fmt: skip
-        name = f"{resolution} px, {kind}" + ", compiled" * (compiled == "on") + ", fp8" * (fp8 == "on")
+        name = f"{resolution} px, {kind}" + ", compiled" * (compiled == "on")
         name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
         name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
         try:
@@ -77,10 +72,10 @@ def main(arguments: Sequence[str]) -> int:
         except SdpError as error:
             hand_over(name, reason=one_line(error, 300))
             cells = ("out of memory" if isinstance(error, OutOfMemory) else "failed", *("-",) * 6)
-        rows.append((str(resolution), kind, compiled, fp8, without or "-", *cells))
+        rows.append((str(resolution), kind, compiled, without or "-", *cells))
         print(f"  {' '.join(rows[-1])}", flush=True)
     header = (
-        "px", "strategy", "compile", "fp8", "without", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory",
+        "px", "strategy", "compile", "without", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory",
         "step ms", "first s",
     )  # fmt: skip
     print(table(rows, header))
@@ -95,8 +90,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resolutions", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--strategies", type=words, default=["ddp", "fsdp"])
     parser.add_argument("--compile", type=words, default=["off", "on"])
-    parser.add_argument("--fp8", type=words, default=["off"], help="off,on: H100, H200, L40S and later")
-    parser.add_argument("--fp8-min-features", type=int, help="default: the setting's own")
     parser.add_argument("--without", type=words, default=[""], help=f"nothing, or one of {', '.join(SWITCHES)}")
     parser.add_argument("--batch", type=int, help="per GPU (default: the largest power of two that fits)")
     parser.add_argument("--micro-batches", type=int, default=1, help="equal parts that a GPU cuts its batch into")
@@ -126,14 +119,6 @@ def _gpus() -> list[str]:
     return [line for line in names.splitlines() if line]
 
 
-def _gpu_without_fp8(gpus: Sequence[str]) -> str | None:
-    """Return the name of this machine's GPU if the catalogue says that it lacks fp8."""
-    from sdp.hardware import gpu_by_product
-
-    gpu = gpu_by_product(gpus[0]) if gpus else None
-    return gpu.name if gpu is not None and not gpu.has_fp8 else None
-
-
 def _measure(case: dict[str, Any], batch: int | None, gpus: Sequence[str]) -> dict[str, Any]:
     """Run a case at the largest batch that fits, or at the given one; return its figures."""
     size = batch or (4 if case["tiny"] else _first_batch(case, gpus))
@@ -155,14 +140,6 @@ def _first_batch(case: dict[str, Any], gpus: Sequence[str]) -> int:
         return LARGEST.get(case["resolution"], 32)
     config = make_config({**case, "batch": 1, "folder": "unused"}, case["workers"])
     return 1 << max(1, int(predicted(config, case["workers"], gpu).largest(1.0))).bit_length() - 1
-
-
-def _fp8(options: argparse.Namespace, fp8: str) -> dict[str, Any]:
-    """Return the settings of strategy.fp8."""
-    if fp8 != "on":
-        return {}
-    least = options.fp8_min_features or (16 if options.tiny else None)
-    return {"enabled": True, "emulate": options.tiny} | ({"min_features": least} if least else {})
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _measure(options: argparse.Namespace, count: int, *, stand_in: bool) -> dict
     case = {
         "resolution": 64 if stand_in else 512, "kind": "ddp", "compile": False, "workers": count, "batch": 2, "warm": 3,
         "steps": options.steps, "shard": "shard_grad_op", "tiny": stand_in, "channels_last": False,
-        "activation_checkpointing": False, "fp8": {}, "wait_s": options.wait_ms / 1000 if stand_in else 0.0,
+        "activation_checkpointing": False, "wait_s": options.wait_ms / 1000 if stand_in else 0.0,
     }  # fmt: skip
     try:
         return gpu_train.run(case)

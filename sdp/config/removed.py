@@ -7,6 +7,7 @@ from sdp.config.jobs import JOBS
 
 REMOVED: Mapping[str, str] = {
     "evaluate fid": "0.3: FID is not extrapolated",
+    "train strategy.fp8": "0.3: linear layers compute in the precision of the others",
     "evaluate output.rows_per_file": "0.3: features are not stored",
 }
 """Version and line by `JOB KEY`; docs/upgrading.md lists the same."""

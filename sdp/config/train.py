@@ -202,21 +202,6 @@ class ScalingConfig(TrainersConfig):
                 yield self.problem(name, "null while in_driver is on", "the driver uses what its machine has")
 
 
-class Fp8Config(Section):
-    """The U-Net's linear layers in fp8, on GPUs that have it (L4, L40S, H100 and later); the rest stays in bf16."""
-
-    enabled: bool = key(False)
-    """Compute large linear layers in fp8; needs torchao, and helps only with compile."""
-    min_features: Positive = key(1024)
-    """Linear layers with fewer inputs or outputs stay in bf16: casting them takes longer than fp8 saves."""
-    emulate: bool = key(False)
-    """Round as fp8 does but compute in fp32, on any device: slow, for seeing its effect on the loss."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.emulate and not self.enabled:
-            yield self.problem("emulate", "false while enabled is false", "set enabled as well")
-
-
 class StrategyConfig(Section):
     """The parallelism, and what makes a step faster or smaller."""
 
@@ -233,8 +218,6 @@ class StrategyConfig(Section):
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
     channels_last: bool = key(False)
     """Keep images channels-last in memory, and with ddp the convolutions' weights as well."""
-    fp8: Fp8Config = key(Fp8Config)
-    """The U-Net's linear layers in fp8."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.half_gradients and self.kind == "fsdp":
@@ -544,15 +527,9 @@ class TrainConfig(JobConfig):
     def _precision_contradictions(self) -> Iterable[Problem]:
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield self.problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "take bf16")
-        if self.strategy.fp8.enabled and self.precision != "bf16":
-            expected = f"false while precision is {self.precision}"
-            yield self.problem("strategy.fp8.enabled", expected, "set precision to bf16")
-        if self.lora.rank is not None:
-            if self.model.unet == "new":
-                hint = "LoRA needs trained weights to start from"
-                yield self.problem("model.unet", "pretrained while lora.rank is set", hint)
-            if self.strategy.fp8.enabled:
-                yield self.problem("strategy.fp8.enabled", "false while lora.rank is set", "set it to false")
+        if self.lora.rank is not None and self.model.unet == "new":
+            hint = "LoRA needs trained weights to start from"
+            yield self.problem("model.unet", "pretrained while lora.rank is set", hint)
 
     def _scaling_contradictions(self) -> Iterable[Problem]:
         if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":

@@ -38,10 +38,6 @@ REQUIREMENTS: Final = (
     ("unet.in_channels", CHANNELS),
 )
 """Required values in the configurations of a model's networks."""
-FEW_ROWS: Final = ("attn2.to_k", "attn2.to_v")
-"""Endings of the names of linear layers that process the text's 77 tokens; the others process latents."""
-TIMESTEP: Final = "time_emb"
-"""Part of the names of linear layers that process one row per picture."""
 
 _DEFAULTS = {"scaling_factor": SCALE, "hidden_size": 512}
 """The libraries' own defaults: older files lack these keys."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sdp.model.schedule import NoiseSchedule
 
-# If torchao is installed (strategy.fp8), importing diffusers imports it too, and that logs three warnings on which no
+# If torchao is installed (for adamw_8bit), importing diffusers imports it too, and that logs three warnings on which no
 # user can act.
 for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer"):
     logging.getLogger(_name).setLevel(logging.ERROR)

@@ -158,7 +158,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
     An unknown GPU or model is accepted. A trainer is refused only if a lower bound exceeds the whole memory. With
-    torch.compile, fp8 or LoRA, which may keep less than was measured, the bound has checkpointed activations.
+    torch.compile or LoRA, which may keep less than was measured, the bound has checkpointed activations.
     """
     gpus = gpus_by_accelerator(config.scaling.accelerator or "")
     if not gpus or family is None:
@@ -166,7 +166,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
     place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)
     own = lower_bound = estimate(config, place)
-    if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
+    if strategy.compile or config.lora.rank is not None:
         lower_bound = estimate(_with_changes(config, activation_checkpointing=True), place)
     hardware = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"

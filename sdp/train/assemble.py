@@ -20,7 +20,6 @@ from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.storage import open_storage
-from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.batch import Reader
@@ -183,8 +182,6 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         networks.add_lora(config.lora)
     if config.strategy.channels_last:
         channels_last(unet, weights=config.strategy.kind == "ddp")
-    if config.strategy.fp8.enabled:
-        fp8.convert(unet, config.strategy.fp8, config.data.resolution, world.device)
     if config.strategy.activation_checkpointing:
         networks.recompute_activations()
     if config.strategy.compile:

@@ -28,9 +28,9 @@ from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
 from sdp.train.messages import progress_line, summary_lines
+from sdp.train.optimizer import require_torchao
 from sdp.train.phases import finished_phases, refuse_other_phases, with_remaining_budget
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
@@ -41,9 +41,7 @@ from sdp.train.world import World, choose_device
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or continue."""
     require_wandb(config.log.wandb.project)
-    require_fp8(config)
-    if config.optimizer.kind == "adamw_8bit":
-        require_torchao("optimizer.kind", "adamw_8bit", "adamw")
+    require_torchao(config.optimizer.kind)
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_phases(config)
     phases = config.phases

@@ -40,7 +40,6 @@ from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.online import slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.fp8 import refuse_cluster
 from sdp.train.limits import OtherPhases
 from sdp.train.messages import progress_line
 from sdp.train.network import network_error
@@ -72,8 +71,6 @@ def train_on_ray(
     resources = cluster.connect()
     scaling = config.scaling
     trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE, gpus=scaling.gpus_per_worker)
-    if config.strategy.fp8.enabled:
-        refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
 
     def room(*beside: Place) -> int:
         """Wait for places for trainers, and for any others; return how many trainers have places."""

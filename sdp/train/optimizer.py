@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sdp.config.train import OptimizerConfig
+from sdp.errors import UserError
 
 _BLOCK, _LEAST_PACKED = 256, 4096
 """torchao's limits: the numbers that share a scale, and the smallest parameter whose moments are packed."""
+
+
+def require_torchao(kind: str) -> None:
+    """Raise a UserError if the optimizer needs torchao, which is missing."""
+    if kind == "adamw_8bit" and find_spec("torchao") is None:
+        raise UserError(
+            "optimizer.kind: adamw_8bit needs torchao, which is not installed; pip install 'torchao>=0.18,<1' (in the "
+            "image, if the job runs on a cluster), or set it to adamw"
+        )
 
 
 class AdamW:

@@ -235,7 +235,7 @@ def test_an_accelerator_that_may_be_several_gpus_is_taken_for_the_largest() -> N
     assert fit(train("scaling.accelerator=A100", "data.batch_size=128"), SD2, embedded=False) is None
 
 
-@pytest.mark.parametrize("setting", ["strategy.compile=true", "lora.rank=8", "strategy.fp8.enabled=true"])
+@pytest.mark.parametrize("setting", ["strategy.compile=true", "lora.rank=8"])
 def test_where_less_may_be_kept_than_was_counted_nothing_is_refused_that_checkpointing_would_fit(setting: str) -> None:
     assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=140"), SD2, embedded=False) or "")
     with pytest.raises(ConfigError):
