@@ -1,4 +1,7 @@
-"""charts/sdp-cluster as helm renders it, with each of the values files that tests render it with."""
+"""charts/sdp-cluster as helm renders it, with each of the values files that tests render it with.
+
+`python -m tests.contract.sdp_cluster` writes the renderings in tests/contract/rendered, which a reviewer reads.
+"""
 
 import subprocess
 from collections.abc import Hashable
@@ -55,3 +58,24 @@ def pods(cluster: Manifest) -> dict[str, Manifest]:
         "head": spec["headGroupSpec"]["template"],
         **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
     }
+
+
+RENDERED = {example: Path(__file__).parent / "rendered" / f"{example}.yaml" for example in ("minimal", "efa", "full")}
+"""All defaults, the values of EFA over them, and every value that there is."""
+
+
+def rendered(helm: Path, example: str) -> str:
+    """Return an example's manifests, of which neither order nor layout depends on helm."""
+    done = helm_template(helm, example)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_dump_all(parsed(done.stdout), width=120)
+
+
+if __name__ == "__main__":
+    from scripts.tools import find
+
+    helm = find("helm")
+    assert helm is not None, "python -m scripts.tools fetch helm"
+    for example, path in RENDERED.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rendered(helm, example))
