@@ -42,7 +42,8 @@ on-demand fallback, for a cluster without GPUs, for EFA, and for [GKE](../../doc
 
 Values that cannot work are refused before anything is applied, with the path of the value:
 
-- values.schema.json refuses wrong types, typos (in the keys of `jobs` too) and unknown accelerators.
+- values.schema.json refuses wrong types, values out of range and typos, in the keys of `jobs` too. Fractions need
+  `--set-json` or a values file, since `--set` makes text of them.
 - The templates refuse minReplicas above maxReplicas, GPUs without an accelerator, jobs that no group can serve, and
   values that have no effect.
 

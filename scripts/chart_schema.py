@@ -1,12 +1,13 @@
 """Write `jobs` in charts/sdp-cluster's values.schema.json, and its products.json: `python -m scripts.chart_schema`.
 
-The keys of each job come from its configuration, so that `helm template` refuses a typo in values before the job does.
-The schema checks only names and enumerations. The job itself checks required keys and other values, because the chart
-and the job add defaults and a null removes one. products.json maps each accelerator type to the catalogue's GPUs, in
+Each job's keys, types and limits come from `sdp config schema`, so that `helm template` refuses a typo or a wrong value
+before the job does. The job itself checks required keys, because the chart and the job add defaults and a null removes
+one. products.json maps each accelerator type to the catalogue's GPUs, in
 the form of node labels.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ PRODUCTS = CHART / "products.json"
 _MORE = "(-[a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"
 """The optional suffix after a job in the name of its configuration."""
 
+_NOTES = {"$schema", "$defs", "title", "description", "default", "examples", "shapes_output", "required"}
+_LINE = 110
+
 
 def current(text: str) -> str:
     """Return the schema with `jobs` from the present configurations."""
     schema = json.loads(text)
     schema["properties"]["jobs"]["patternProperties"] = {f"^{job}{_MORE}": _of_job(job) for job in JOBS}
-    return json.dumps(schema, indent=1) + "\n"
+    return _text(schema)
 
 
 def products() -> str:
@@ -40,47 +44,50 @@ def products() -> str:
 
 def _of_job(job: str) -> dict[str, Any]:
     schema = json_schema(job)
-    return _keys(schema, schema.get("$defs", {}))
+    return _or_null(_checks(schema, schema["$defs"]))
 
 
-def _keys(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that checks the keys of objects and of objects in lists, and accepts all other values."""
+def _checks(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return what a schema checks, without references and notes; no key is required, and any may be null."""
     if "$ref" in schema:
-        return _keys(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return _either([_keys(choice, definitions) for choice in choices])
-    if "properties" in schema:
-        properties = {name: _keys(subschema, definitions) for name, subschema in schema["properties"].items()}
-        return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
-    if isinstance(items := schema.get("items"), dict):
-        return _unless_empty("items", _keys(items, definitions))
-    if isinstance(values := schema.get("additionalProperties"), dict):
-        return _unless_empty("additionalProperties", _keys(values, definitions))
-    if "enum" in schema or "const" in schema:
-        return {"enum": [*schema.get("enum", [schema.get("const")]), None]}
-    return {"enum": [None]} if schema.get("type") == "null" else {}
+        return _checks(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        return _any_type([_checks(choice, definitions) for choice in schema["anyOf"] if choice != {"type": "null"}])
+    checks = {name: value for name, value in schema.items() if name not in _NOTES}
+    for below in ("items", "additionalProperties"):
+        if isinstance(checks.get(below), dict):
+            checks[below] = _checks(checks[below], definitions)
+    if "properties" in checks:
+        checks["properties"] = {
+            name: _or_null(_checks(value, definitions)) for name, value in schema["properties"].items()
+        }
+    return checks
 
 
-def _unless_empty(key: str, below: dict[str, Any]) -> dict[str, Any]:
-    return {key: below} if below else {}
+def _any_type(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one schema for choices of different types: each of their other checks applies to one type only."""
+    if len(choices) == 1:
+        return choices[0]
+    return {name: value for choice in choices for name, value in choice.items()} | {
+        "type": [c["type"] for c in choices]
+    }
 
 
-def _either(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a schema for one of several: an enumeration if all are; otherwise each applies only to its own type."""
-    if all("enum" in choice for choice in choices):
-        return {"enum": list(dict.fromkeys(word for choice in choices for word in choice["enum"]))}
-    merged: dict[str, Any] = {}
-    for choice in choices:
-        if "properties" in choice:
-            merged["additionalProperties"] = False
-            merged["properties"] = merged.get("properties", {}) | choice["properties"]
-        elif "items" in choice:
-            merged["items"] = choice["items"]
-        elif "additionalProperties" in choice:
-            return {}  # any key is valid
-    if merged and all("properties" in choice or choice == {"enum": [None]} for choice in choices):
-        merged = {"type": ["object", "null"], **merged}
-    return merged
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if "enum" in schema:
+        return {"enum": [*schema["enum"], None]}
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return schema | {"type": [*types, "null"]}
+
+
+def _text(schema: dict[str, Any]) -> str:
+    """Return indented JSON with short lists and objects on a line of their own, so that it stays readable."""
+    text = json.dumps(schema, indent=1)
+    for pattern in (r"\[[^][{}]*\]", r"\{[^{}]*\}"):
+        text = re.sub(
+            pattern, lambda match: line if len(line := " ".join(match[0].split())) < _LINE else match[0], text
+        )
+    return text + "\n"
 
 
 def main() -> int:

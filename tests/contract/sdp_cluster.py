@@ -3,6 +3,7 @@
 `python -m tests.contract.sdp_cluster` writes the renderings in tests/contract/rendered, which a reviewer reads.
 """
 
+import re
 import subprocess
 from collections.abc import Hashable
 from pathlib import Path
@@ -18,6 +19,7 @@ VALUES = {
 } | {"e2e": Path(__file__).parents[1] / "e2e" / "values.yaml"}
 
 Manifest = dict[str, Any]
+FRACTION = re.compile(r"[^=]+=[0-9]+\.[0-9]+")
 
 
 class Strict(yaml.SafeLoader):
@@ -33,7 +35,8 @@ class Strict(yaml.SafeLoader):
 def helm_template(
     helm: Path, example: str, *settings: str, values: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    """Render an example with settings; `--set` would make text of a fraction."""
+    arguments = [part for one in settings for part in ("--set-json" if FRACTION.fullmatch(one) else "--set", one)]
     if values is not None:
         arguments = ["-f", str(values), *arguments]
     if example == "e2e":  # which names the image that it has built

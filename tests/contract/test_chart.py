@@ -256,7 +256,7 @@ def test_no_variable_is_set_twice_and_the_most_specific_value_wins(render: Rende
 
 @NEEDS_HELM
 def test_a_key_that_is_null_in_a_job_is_left_to_the_job_to_judge(render: Render) -> None:
-    jobs = one(render("minimal", "jobs.train.optimizer=null", "jobs.download.workers.cpus=0.5"), "ConfigMap")["data"]
+    jobs = one(render("minimal", "jobs.train.optimizer=null"), "ConfigMap")["data"]
     assert yaml.safe_load(jobs["train.yaml"])["optimizer"] is None
     assert policies(render("minimal", "jobs.download.workers=null", "networkPolicy.clientNamespaces=null"))
 

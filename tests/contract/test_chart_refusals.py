@@ -3,11 +3,16 @@
 import json
 import subprocess
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts import chart_schema
+from sdp.config import JOBS, draft
+from sdp.config.base import keys
 from sdp.hardware import GPUS
 from tests.contract.sdp_cluster import CHART, VALUES, helm_template, one, parsed, pods
 
@@ -82,6 +87,14 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["jobs.train.strategy.kind=fdsp"], "/strategy/kind"),
         (["jobs.train.optimizer=adamw"], "/jobs/train/optimizer"),
         (["jobs.process.encode.num_workers.mx=4"], "'mx'"),
+        (["jobs.process.encode.num_workers=lots"], "/num_workers': got string, want null or integer or object"),
+        (["jobs.train.max_steps=lots"], "/jobs/train/max_steps': got string, want null or integer"),
+        (["jobs.train.data.batch_size=-5"], "/data/batch_size': minimum: got -5, want 1"),
+        (["jobs.train.data.resolution=100"], "/data/resolution': multipleOf: got 100, want 8"),
+        (["jobs.train.strategy.compile=maybe"], "/strategy/compile': got string, want null or boolean"),
+        (["jobs.train.samples.prompts={a,}"], "/samples/prompts/1': minLength: got 0, want 1"),
+        (["autoscaling.resources.limits.memory=1Gx"], "/autoscaling/resources/limits/memory': '1Gx' does not match"),
+        (["autoscaling.resources.limit.memory=1Gi"], "'limit' not allowed"),
         (["head.shmSize=16Gi"], "head.shmSize: expected less than memory (16Gi), which it is part of, got 16Gi"),
         (["groups.cpu.shmSize=130G"], "groups.cpu.shmSize: expected less than memory (120Gi)"),
         (["upgradeStrategy=Rolling"], "/upgradeStrategy"),
@@ -239,6 +252,22 @@ def test_values_that_cannot_work_are_refused_with_their_path(
 )
 def test_values_that_can_work_are_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
     done = helm_template(tool("helm"), "minimal", *settings)
+    assert done.returncode == 0, done.stderr
+
+
+@NEEDS_HELM
+def test_each_job_s_defaults_and_examples_are_not_refused(tool: Callable[[str], Path], tmp_path: Path) -> None:
+    jobs: dict[str, Any] = {}
+    for name, model in JOBS.items():
+        jobs[name] = draft(name, None).config.model_dump(mode="json")
+        for key in keys(model):
+            *sections, last = key.path.split(".")
+            if key.example is not None:
+                reduce(getitem, sections, jobs[name])[last] = key.example
+            if last == "accelerator":
+                reduce(getitem, sections, jobs[name])[last] = "A100"
+    (tmp_path / "all.yaml").write_text(json.dumps({"jobs": jobs}))
+    done = helm_template(tool("helm"), "minimal", values=tmp_path / "all.yaml")
     assert done.returncode == 0, done.stderr
 
 
