@@ -76,7 +76,7 @@ _TRANSPORT_ERRORS: tuple[tuple[str, FailureKind, str], ...] = (
     (r"kind: Timeout\b", "transient", "no response in time"),
     (r"kind: (Interrupted|Request)\b", "transient", "connection lost in the middle of a request"),
 )
-_CREDENTIAL_SOURCES = ("/latest/api/token", "/latest/meta-data/", "metadata.google.internal", "computeMetadata")
+_CREDENTIAL_SOURCES = ("metadata.google.internal", "computeMetadata")
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})( [A-Z][A-Za-z ]+)?")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")

@@ -62,7 +62,7 @@ def transport(kind: str, detail: str) -> str:
         (GenericError(answered("416 Range Not Satisfiable", "InvalidRange")), "beyond"),
         (NotSupportedError("Operation not supported: Range request not supported by "), "unranged"),
         (GenericError("Generic S3 error: Received non-partial response when range requested"), "unranged"),
-        (GenericError(answered("403 Forbidden").replace("bucket/key", "latest/api/token")), "credentials"),
+        (GenericError(answered("403 Forbidden").replace("bucket/key", "computeMetadata/v1/token")), "credentials"),
         (UnauthenticatedError("… path External AWS credential provider: ValueError: expired"), "denied"),
         (GenericError(transport("Connect", "kind: ConnectionRefused")), "transient"),
         (GenericError(transport("Connect", '"dns error"')), "transient"),
