@@ -62,6 +62,21 @@ def test_the_head_gets_grafana_s_address_under_ray_s_names(render: Render) -> No
     assert not any(names & {variable["name"] for variable in containers[0]["env"]} for containers in workers)
 
 
+@NEEDS_HELM
+def test_an_umbrella_chart_renders_both_charts(tool: Callable[[str], Path], tmp_path: Path) -> None:
+    """Helm has one table of named templates for all charts of a release."""
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: umbrella, version: 1.0.0}\n")
+    for chart in ("sdp-cluster", "sdp-monitoring"):
+        shutil.copytree(CHART.parent / chart, tmp_path / "charts" / chart)
+    exporter = {"exporter": {"image": {"repository": "registry.example.com/sdp/exporter"}}}
+    values = {"sdp-cluster": yaml.safe_load(VALUES["minimal"].read_text()), "sdp-monitoring": exporter}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    command = [str(tool("helm")), "template", "umbrella", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"RayCluster", "DaemonSet", "PrometheusRule"} <= {manifest["kind"] for manifest in parsed(done.stdout)}
+
+
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
 
@@ -320,7 +335,8 @@ def test_labels_that_go_by_the_chart_s_version_make_no_pod_an_older_one(
 PROBE = """
 apiVersion: v1
 kind: Probe
-older: {{ include "sdp.older" (dict "root" . "pods" (.Files.Get "pods.json" | fromJsonArray)) | fromYaml | toJson }}
+{{- $pods := .Files.Get "pods.json" | fromJsonArray }}
+older: {{ include "sdp-cluster.older" (dict "root" . "pods" $pods) | fromYaml | toJson }}
 """
 
 

@@ -1,22 +1,22 @@
 {{/* Refuse values that cannot work, before anything is applied: one sentence that begins with the value's path. */}}
-{{- define "sdp.check" -}}
-{{- include "sdp.check-required" . -}}
-{{- include "sdp.check-ineffective" . -}}
-{{- include "sdp.check-labels" . -}}
-{{- include "sdp.check-scheduler" (dict "path" "head" "root" . "pod" .Values.head) -}}
-{{- include "sdp.check-memory" (dict "path" "head" "pod" .Values.head) -}}
-{{- include "sdp.check-containers" (dict "path" "head" "pod" .Values.head) -}}
+{{- define "sdp-cluster.check" -}}
+{{- include "sdp-cluster.check-required" . -}}
+{{- include "sdp-cluster.check-ineffective" . -}}
+{{- include "sdp-cluster.check-labels" . -}}
+{{- include "sdp-cluster.check-scheduler" (dict "path" "head" "root" . "pod" .Values.head) -}}
+{{- include "sdp-cluster.check-memory" (dict "path" "head" "pod" .Values.head) -}}
+{{- include "sdp-cluster.check-containers" (dict "path" "head" "pod" .Values.head) -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- include "sdp.check-group" (dict "root" $ "name" $name "group" (include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml)) -}}
+{{- include "sdp-cluster.check-group" (dict "root" $ "name" $name "group" (include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml)) -}}
 {{- end -}}
 {{- end -}}
-{{- include "sdp.check-pods" . -}}
-{{- include "sdp.check-volumes" (dict "root" . "path" "head." "name" "head" "is" "head" "settings" .Values.head) -}}
-{{- include "sdp.check-jobs" . -}}
+{{- include "sdp-cluster.check-pods" . -}}
+{{- include "sdp-cluster.check-volumes" (dict "root" . "path" "head." "name" "head" "is" "head" "settings" .Values.head) -}}
+{{- include "sdp-cluster.check-jobs" . -}}
 {{- end -}}
 
-{{- define "sdp.check-required" -}}
+{{- define "sdp-cluster.check-required" -}}
 {{- if not .Values.image.repository -}}
 {{- fail "image.repository: required: the repository in your registry of the image that images/ray/Dockerfile builds" -}}
 {{- end -}}
@@ -45,7 +45,7 @@
 {{- end -}}
 
 {{/* Refuse values that have no effect together with others. */}}
-{{- define "sdp.check-ineffective" -}}
+{{- define "sdp-cluster.check-ineffective" -}}
 {{- if and (hasPrefix "gs://" .Values.storage.uri) .Values.storage.endpoint -}}
 {{- fail (printf "storage.endpoint: expected none with gs://, which has its own, got %s" .Values.storage.endpoint) -}}
 {{- end -}}
@@ -61,8 +61,8 @@
 {{- end -}}
 
 {{/* Refuse labels and annotations that the chart or KubeRay uses to select pods and place jobs. */}}
-{{- define "sdp.check-labels" -}}
-{{- $own := append (include "sdp.labels" . | fromYaml | keys) "sdp/group" -}}
+{{- define "sdp-cluster.check-labels" -}}
+{{- $own := append (include "sdp-cluster.labels" . | fromYaml | keys) "sdp/group" -}}
 {{- range $label, $_ := .Values.podLabels -}}
 {{- if or (has $label $own) (hasPrefix "sdp/" $label) -}}
 {{- fail (printf "podLabels: %s is the chart's own: choose another name" $label) -}}
@@ -92,21 +92,21 @@
 {{- end -}}
 
 {{/* Refuse a scheduler other than the queue's. Takes path, root and pod. */}}
-{{- define "sdp.check-scheduler" -}}
-{{- $scheduler := (include "sdp.queue" .root | fromYaml).scheduler -}}
+{{- define "sdp-cluster.check-scheduler" -}}
+{{- $scheduler := (include "sdp-cluster.queue" .root | fromYaml).scheduler -}}
 {{- if and $scheduler .pod.schedulerName -}}
 {{- fail (printf "%s.schedulerName: expected none with queue.manager %s, which sets it for every pod, got %s" .path .root.Values.queue.manager .pod.schedulerName) -}}
 {{- end -}}
 {{- end -}}
 
-{{- define "sdp.check-memory" -}}
-{{- if ge (include "sdp.bytes" .pod.shmSize | float64) (include "sdp.bytes" .pod.memory | float64) -}}
+{{- define "sdp-cluster.check-memory" -}}
+{{- if ge (include "sdp-cluster.bytes" .pod.shmSize | float64) (include "sdp-cluster.bytes" .pod.memory | float64) -}}
 {{- fail (printf "%s.shmSize: expected less than memory (%s), which it is part of, got %s" .path .pod.memory .pod.shmSize) -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Check the user's containers and resources against the chart's. Takes path and pod. */}}
-{{- define "sdp.check-containers" -}}
+{{- define "sdp-cluster.check-containers" -}}
 {{- range $key := list "initContainers" "sidecars" -}}
 {{- range get $.pod $key -}}
 {{- if or (not .name) (has .name (list "ray-head" "ray-worker" "autoscaler" "wait-gcs-ready")) -}}
@@ -114,7 +114,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $own := include "sdp.resources" (omit .pod "resources") | fromYaml -}}
+{{- $own := include "sdp-cluster.resources" (omit .pod "resources") | fromYaml -}}
 {{- range $name, $_ := .pod.resources -}}
 {{- if hasKey $own $name -}}
 {{- fail (printf "%s.resources: %s has its own value in this chart: set that" $.path $name) -}}
@@ -123,7 +123,7 @@
 {{- end -}}
 
 {{/* Check one group. Takes root, name, and the group merged over groupDefaults. */}}
-{{- define "sdp.check-group" -}}
+{{- define "sdp-cluster.check-group" -}}
 {{- $group := .group -}}
 {{- $path := printf "groups.%s" .name -}}
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$" .name) -}}
@@ -140,16 +140,16 @@
 {{- fail (printf "%s.replicas: expected from minReplicas (%d) to maxReplicas (%d), got %d" $path (int $group.minReplicas) (int $group.maxReplicas) (int $group.replicas)) -}}
 {{- end -}}
 {{- end -}}
-{{- $most := include "sdp.most-pods" (dict "Values" .root.Values "group" $group) | int -}}
+{{- $most := include "sdp-cluster.most-pods" (dict "Values" .root.Values "group" $group) | int -}}
 {{- if gt (int $group.minAvailable) $most -}}
 {{- fail (printf "%s.minAvailable: expected at most the group's pods (%d), got %d" $path $most (int $group.minAvailable)) -}}
 {{- end -}}
-{{- include "sdp.check-scheduler" (dict "path" $path "root" .root "pod" $group) -}}
-{{- include "sdp.check-memory" (dict "path" $path "pod" $group) -}}
-{{- include "sdp.check-containers" (dict "path" $path "pod" $group) -}}
-{{- include "sdp.check-gpus" (dict "path" $path "root" .root "group" $group) -}}
+{{- include "sdp-cluster.check-scheduler" (dict "path" $path "root" .root "pod" $group) -}}
+{{- include "sdp-cluster.check-memory" (dict "path" $path "pod" $group) -}}
+{{- include "sdp-cluster.check-containers" (dict "path" $path "pod" $group) -}}
+{{- include "sdp-cluster.check-gpus" (dict "path" $path "root" .root "group" $group) -}}
 {{- with $group.hugepages2Mi -}}
-{{- if mod (include "sdp.bytes" . | float64 | int64) 2097152 -}}
+{{- if mod (include "sdp-cluster.bytes" . | float64 | int64) 2097152 -}}
 {{- fail (printf "%s.hugepages2Mi: expected a multiple of 2Mi, got %s" $path .) -}}
 {{- end -}}
 {{- end -}}
@@ -160,10 +160,10 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- include "sdp.check-volumes" (dict "root" .root "path" (printf "%s." $path) "name" .name "is" "worker" "settings" $group) -}}
+{{- include "sdp-cluster.check-volumes" (dict "root" .root "path" (printf "%s." $path) "name" .name "is" "worker" "settings" $group) -}}
 {{- end -}}
 
-{{- define "sdp.check-gpus" -}}
+{{- define "sdp-cluster.check-gpus" -}}
 {{- $group := .group -}}
 {{- if and (gt (int $group.gpus) 0) (not $group.accelerator) -}}
 {{- fail (printf "%s.accelerator: required if gpus is not 0: jobs use it to place encoders and trainers" .path) -}}
@@ -195,8 +195,8 @@
 {{- end -}}
 
 {{/* Check the user's volumes and mounts against the chart's. Takes path and the arguments of sdp.pod. */}}
-{{- define "sdp.check-volumes" -}}
-{{- $spec := (include "sdp.pod-spec" (omit . "path") | fromYaml).spec -}}
+{{- define "sdp-cluster.check-volumes" -}}
+{{- $spec := (include "sdp-cluster.pod-spec" (omit . "path") | fromYaml).spec -}}
 {{- $names := list "ray-logs" -}}{{/* KubeRay adds it with an autoscaler */}}
 {{- range $spec.volumes }}{{ $names = append $names .name }}{{ end -}}
 {{- $mounts := list -}}
@@ -206,7 +206,7 @@
 {{- if not $volume.name -}}
 {{- fail (printf "%svolumes: expected each to have a name, got %s" $path (toJson $volume)) -}}
 {{- end -}}
-{{- if gt (include "sdp.count" (list $volume.name $names) | int) 1 -}}
+{{- if gt (include "sdp-cluster.count" (list $volume.name $names) | int) 1 -}}
 {{- fail (printf "%svolumes: expected each name once in a pod, got %s, which the chart or another volume uses; choose another name" $path $volume.name) -}}
 {{- end -}}
 {{- end -}}
@@ -214,7 +214,7 @@
 {{- if not (has $mount.name $names) -}}
 {{- fail (printf "%svolumeMounts: expected the name of a volume, got %s; the pod has %s" $path (toString $mount.name) (join ", " (rest $names))) -}}
 {{- end -}}
-{{- if gt (include "sdp.count" (list $mount.mountPath $mounts) | int) 1 -}}
+{{- if gt (include "sdp-cluster.count" (list $mount.mountPath $mounts) | int) 1 -}}
 {{- fail (printf "%svolumeMounts: expected each mountPath once in a pod, got %s, where the chart or another volume is mounted" $path $mount.mountPath) -}}
 {{- end -}}
 {{- end -}}
@@ -222,7 +222,7 @@
 {{- end -}}
 
 {{/* Return how often a word is in a list. Takes the word and the list. */}}
-{{- define "sdp.count" -}}
+{{- define "sdp-cluster.count" -}}
 {{- $word := first . -}}
 {{- $count := 0 -}}
 {{- range last . }}{{ if eq . $word }}{{ $count = add1 $count }}{{ end }}{{ end -}}
@@ -230,7 +230,7 @@
 {{- end -}}
 
 {{/* Return the most pods that a group can have: maxReplicas with the autoscaler, otherwise its fixed number. */}}
-{{- define "sdp.most-pods" -}}
+{{- define "sdp-cluster.most-pods" -}}
 {{- if .Values.autoscaling.enabled -}}
 {{- int .group.maxReplicas -}}
 {{- else -}}
@@ -239,14 +239,14 @@
 {{- end -}}
 
 {{/* Check that there is a group, and that some group can have a pod. */}}
-{{- define "sdp.check-pods" -}}
+{{- define "sdp-cluster.check-pods" -}}
 {{- $groups := 0 -}}
 {{- $pods := 0 -}}
 {{- range $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
 {{- $groups = add1 $groups -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
-{{- $pods = add $pods (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $pods = add $pods (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $groups -}}
@@ -258,12 +258,12 @@
 {{- end -}}
 
 {{/* Check that the groups can serve each job. */}}
-{{- define "sdp.check-jobs" -}}
+{{- define "sdp-cluster.check-jobs" -}}
 {{- $have := dict -}}
 {{- range $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
-{{- $gpus := mul (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus) -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $gpus := mul (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus) -}}
 {{- if $gpus }}{{ $_ := set $have $group.accelerator (add $gpus (get $have $group.accelerator | default 0)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
@@ -298,18 +298,18 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if eq $kind "train" }}{{ include "sdp.check-grace-period" (dict "Values" $.Values "job" $job "own" $own "gpus" $have) }}{{ end -}}
+{{- if eq $kind "train" }}{{ include "sdp-cluster.check-grace-period" (dict "Values" $.Values "job" $job "own" $own "gpus" $have) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Check that trainers have time for a checkpoint when their pod must stop: Ray needs the last 20 seconds (sdp.own-env). */}}
-{{- define "sdp.check-grace-period" -}}
+{{- define "sdp-cluster.check-grace-period" -}}
 {{- $scaling := get .own "scaling" -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $trains := or (and $accelerator (eq (toString $accelerator) $group.accelerator)) (and (not $accelerator) (or (not $.gpus) (gt (int $group.gpus) 0))) -}}
 {{- if and $trains (lt (int $group.terminationGracePeriodSeconds) 30) -}}
 {{- fail (printf "groups.%s.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.%s), because they save a checkpoint in all but the last 20 seconds, got %d" $name $.job (int $group.terminationGracePeriodSeconds)) -}}

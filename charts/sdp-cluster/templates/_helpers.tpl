@@ -1,4 +1,4 @@
-{{- define "sdp.name" -}}
+{{- define "sdp-cluster.name" -}}
 {{- $name := .Values.nameOverride | default .Release.Name -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "nameOverride: expected lower-case letters, digits and hyphens, with a letter first, as KubeRay requires, got %q; choose another name" $name) -}}
@@ -9,7 +9,7 @@
 {{- $name -}}
 {{- end -}}
 
-{{- define "sdp.labels" -}}
+{{- define "sdp-cluster.labels" -}}
 app.kubernetes.io/name: sdp
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -17,7 +17,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
-{{- define "sdp.image" -}}
+{{- define "sdp-cluster.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
@@ -27,22 +27,22 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{- define "sdp.account" -}}
-{{ .Values.serviceAccount.name | default (include "sdp.name" .) }}
+{{- define "sdp-cluster.account" -}}
+{{ .Values.serviceAccount.name | default (include "sdp-cluster.name" .) }}
 {{- end -}}
 
 {{/* Not empty if any group has GPUs; the groups without GPUs then download. */}}
-{{- define "sdp.has-gpus" -}}
+{{- define "sdp-cluster.has-gpus" -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- if gt (int $group.gpus) 0 }}{{ $name }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Return an environment from maps of name: value, sorted by name. Later maps override earlier ones, so no name occurs twice. */}}
-{{- define "sdp.env" -}}
+{{- define "sdp-cluster.env" -}}
 {{- $all := dict -}}
 {{- range . -}}
 {{- range $name, $value := . }}{{ $_ := set $all $name $value }}{{ end -}}
@@ -54,30 +54,30 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
 {{/* Return name: value with each value as a string. */}}
-{{- define "sdp.texts" -}}
+{{- define "sdp-cluster.texts" -}}
 {{- range $name, $value := . }}
 {{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end -}}
 
 {{/* Return a group's settings: its own values over groupDefaults. */}}
-{{- define "sdp.group" -}}
+{{- define "sdp-cluster.group" -}}
 {{- $group := mustMergeOverwrite (deepCopy .Values.groupDefaults) (deepCopy .group) -}}
 {{- if and (gt (int $group.efaDevices) 0) (not $group.hugepages2Mi) }}{{ $_ := set $group "hugepages2Mi" "5120Mi" }}{{ end -}}
 {{- toYaml $group -}}
 {{- end -}}
 
 {{/* Return the default number of trainers of a job: all GPUs of its accelerator, or one pod's GPUs fewer. Takes Values and own. */}}
-{{- define "sdp.trainers" -}}
+{{- define "sdp-cluster.trainers" -}}
 {{- $scaling := get .own "scaling" | default dict -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
 {{- $most := 0 -}}
 {{- $pod := 0 -}}
 {{- range $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- if and $accelerator (eq $group.accelerator (toString $accelerator)) -}}
-{{- $most = add $most (mul (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus)) -}}
+{{- $most = add $most (mul (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus)) -}}
 {{- $pod = max $pod (int $group.gpus) -}}
 {{- end -}}
 {{- end -}}
@@ -94,11 +94,11 @@ num_workers: {{ $most }}
 {{- end -}}
 
 {{/* Return the instance type of the groups with an accelerator, if their node selectors name the same one. Takes Values and accelerator. */}}
-{{- define "sdp.instance" -}}
+{{- define "sdp-cluster.instance" -}}
 {{- $types := list -}}
 {{- range $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- if and $.accelerator (eq $group.accelerator (toString $.accelerator)) -}}
 {{- $types = append $types (get ($group.nodeSelector | default dict) "node.kubernetes.io/instance-type" | toString) -}}
 {{- end -}}
@@ -111,7 +111,7 @@ num_workers: {{ $most }}
 Return where downloads run, and with how many workers: in groups without GPUs, if there are any, with as many workers as
 those can grow to. Ray does not know this number for a group without a pod.
 */}}
-{{- define "sdp.downloaders" -}}
+{{- define "sdp-cluster.downloaders" -}}
 {{- $workers := get .own "workers" | default dict -}}
 {{- if not (kindIs "map" $workers) }}{{ $workers = dict }}{{ end -}}{{/* the job itself refuses it, by name */}}
 {{- $cpus := get $workers "cpus" | default 4 | int | max 1 -}}
@@ -119,9 +119,9 @@ those can grow to. Ray does not know this number for a group without a pod.
 {{- $plain := list -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $names = append $names $name -}}
-{{- if and (eq (int $group.gpus) 0) (gt (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) 0) -}}
+{{- if and (eq (int $group.gpus) 0) (gt (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) 0) -}}
 {{- $text := toString $group.cpu -}}{{/* KubeRay rounds CPUs up to a whole number for Ray. */}}
 {{- $cpu := int (ceil (hasSuffix "m" $text | ternary (divf (float64 (trimSuffix "m" $text)) 1000) (float64 $text))) -}}
 {{- $plain = append $plain (dict "name" $name "cpu" $cpu "most" (int $group.maxReplicas)) -}}
@@ -149,14 +149,14 @@ workers:
 {{- end -}}
 
 {{/* Return a quantity of memory in bytes. */}}
-{{- define "sdp.bytes" -}}
+{{- define "sdp-cluster.bytes" -}}
 {{- $units := dict "M" 1e6 "G" 1e9 "T" 1e12 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
 {{- $number := regexFind "^[0-9.]+" . -}}
 {{- mulf (float64 $number) (get $units (trimPrefix $number .)) -}}
 {{- end -}}
 
 {{/* Return a pod's resources, used as both requests and limits. */}}
-{{- define "sdp.resources" -}}
+{{- define "sdp-cluster.resources" -}}
 cpu: {{ .cpu | toString | quote }}
 memory: {{ .memory }}
 {{- if gt (int (default 0 .gpus)) 0 }}
@@ -177,7 +177,7 @@ ephemeral-storage: {{ . }}
 {{- end -}}
 
 {{/* Return the seconds that jobs have for a last checkpoint when a pod must stop: all but those that Ray needs to end. */}}
-{{- define "sdp.checkpoint-seconds" -}}
+{{- define "sdp-cluster.checkpoint-seconds" -}}
 {{- max 1 (sub (int .terminationGracePeriodSeconds) 20) -}}
 {{- end -}}
 
@@ -185,7 +185,7 @@ ephemeral-storage: {{ . }}
 Return what the queue's manager reads: labels and annotations of the RayCluster, and every pod's scheduler and annotations.
 Volcano takes a pod's queue from its annotation; the label is for KubeRay's own support of Volcano.
 */}}
-{{- define "sdp.queue" -}}
+{{- define "sdp-cluster.queue" -}}
 {{- with .Values.queue -}}
 {{- if eq .manager "kueue" }}
 labels: {kueue.x-k8s.io/queue-name: {{ .name }}}
@@ -207,7 +207,7 @@ scheduler: kai-scheduler
 Return a pod's affinity: the settings' own, or the default by GPUs; and, with colocateBy, affinity to the group's other pods.
 Takes the arguments of sdp.pod.
 */}}
-{{- define "sdp.affinity" -}}
+{{- define "sdp-cluster.affinity" -}}
 {{- $s := .settings -}}
 {{- $affinity := deepCopy ($s.affinity | default dict) -}}
 {{- if not $affinity -}}
@@ -215,7 +215,7 @@ Takes the arguments of sdp.pod.
 {{- if eq (int (default 0 $s.gpus)) 0 -}}{{/* otherwise it could keep a node alive that costs a hundred times as much */}}
 {{- $expression = dict "key" "nvidia.com/gpu.product" "operator" "DoesNotExist" -}}
 {{- else -}}
-{{- with include "sdp.products" . -}}
+{{- with include "sdp-cluster.products" . -}}
 {{- $expression = dict "key" "nvidia.com/gpu.product" "operator" "In" "values" (fromJsonArray .) -}}
 {{- end -}}
 {{- end -}}
@@ -225,7 +225,7 @@ Takes the arguments of sdp.pod.
 {{- end -}}
 {{- end -}}
 {{- with $s.colocateBy -}}
-{{- $labels := dict "ray.io/cluster" (include "sdp.name" $.root) "sdp/group" $.name -}}
+{{- $labels := dict "ray.io/cluster" (include "sdp-cluster.name" $.root) "sdp/group" $.name -}}
 {{- $term := dict "topologyKey" . "labelSelector" (dict "matchLabels" $labels) -}}
 {{- $pods := get $affinity "podAffinity" | default dict -}}
 {{- $required := append (get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list) $term -}}
@@ -235,25 +235,25 @@ Takes the arguments of sdp.pod.
 {{- end -}}
 
 {{/* Return a pod's annotations from the values; a group's own override the others. Takes the arguments of sdp.pod. */}}
-{{- define "sdp.annotations" -}}
-{{- $queue := (include "sdp.queue" .root | fromYaml).podAnnotations | default dict -}}
+{{- define "sdp-cluster.annotations" -}}
+{{- $queue := (include "sdp-cluster.queue" .root | fromYaml).podAnnotations | default dict -}}
 {{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) $queue }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* Return the environment that the chart sets for a pod, as name: value. Takes the arguments of sdp.pod. */}}
-{{- define "sdp.own-env" -}}
+{{- define "sdp-cluster.own-env" -}}
 {{- $v := .root.Values -}}
 {{- $s := .settings -}}
 HOME: /home/ray
 {{- if eq .is "worker" }} {{- /* trainers are notified and save; Ray needs the last seconds to end */}}
-RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ include "sdp.checkpoint-seconds" $s | quote }}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ include "sdp-cluster.checkpoint-seconds" $s | quote }}
 {{- end }}
 {{- if eq .is "head" }} {{- /* the panels that Ray's dashboard embeds */}}
 {{- with $v.monitoring.grafana }}
 {{- if .url }}
 RAY_GRAFANA_HOST: {{ .url | quote }}
 RAY_GRAFANA_IFRAME_HOST: {{ .publicUrl | default .url | quote }}
-RAY_GRAFANA_CLUSTER_FILTER: {{ include "sdp.name" $.root }}
+RAY_GRAFANA_CLUSTER_FILTER: {{ include "sdp-cluster.name" $.root }}
 {{- end }}
 {{- end }}
 {{- with $v.monitoring.prometheus.url }}
@@ -284,55 +284,55 @@ NCCL_DEBUG: WARN
 {{- end -}}
 
 {{/* Return the pod template, shared by the head and every group. Takes root, name, is ("head" or "worker") and settings. */}}
-{{- define "sdp.pod" -}}
+{{- define "sdp-cluster.pod" -}}
 metadata:
   labels:
-    {{- include "sdp.labels" .root | nindent 4 }}
+    {{- include "sdp-cluster.labels" .root | nindent 4 }}
     sdp/group: {{ .name }}
     {{- with .root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
-    sdp/template: {{ include "sdp.digest" . | quote }}
-    {{- with include "sdp.annotations" . }}{{ . | nindent 4 }}{{ end }}
-{{ include "sdp.pod-spec" . }}
+    sdp/template: {{ include "sdp-cluster.digest" . | quote }}
+    {{- with include "sdp-cluster.annotations" . }}{{ . | nindent 4 }}{{ end }}
+{{ include "sdp-cluster.pod-spec" . }}
 {{- end -}}
 
 {{/*
 Return the digest of a pod's template, which the pod carries; a pod with another digest is of an older template. The
 number of pods and the labels that change with the chart's version are not part of it. Takes the arguments of sdp.pod.
 */}}
-{{- define "sdp.digest" -}}
+{{- define "sdp-cluster.digest" -}}
 {{- $v := .root.Values -}}
-{{- $made := include "sdp.pod-spec" . | fromYaml -}}
-{{- $_ := set $made "metadata" (list $v.podLabels (include "sdp.annotations" . | fromYaml)) -}}
+{{- $made := include "sdp-cluster.pod-spec" . | fromYaml -}}
+{{- $_ := set $made "metadata" (list $v.podLabels (include "sdp-cluster.annotations" . | fromYaml)) -}}
 {{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.autoscaling.enabled) -}}{{/* KubeRay's own additions depend on these */}}
 {{- if eq .is "worker" -}}
 {{- $_ := set $made "labels" (list .settings.labels .settings.accelerator .settings.rayStartParams) -}}
 {{- else -}}
 {{- $_ := set $made "start" .settings.rayStartParams -}}
-{{- if $v.autoscaling.enabled }}{{ $_ := set $made "autoscaler" (include "sdp.autoscaler" .root | fromYaml) }}{{ end -}}
+{{- if $v.autoscaling.enabled }}{{ $_ := set $made "autoscaler" (include "sdp-cluster.autoscaler" .root | fromYaml) }}{{ end -}}
 {{- end -}}
 {{- toJson $made | sha256sum | trunc 12 -}}
 {{- end -}}
 
 {{/* Return the digests of all pod templates by group, the head's under `head`. */}}
-{{- define "sdp.digests" -}}
-head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings" .Values.head) | quote }}
+{{- define "sdp-cluster.digests" -}}
+head: {{ include "sdp-cluster.digest" (dict "root" . "name" "head" "is" "head" "settings" .Values.head) | quote }}
 {{- range $name, $own := .Values.groups }}
 {{- if kindIs "map" $own }}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml }}
-{{ $name | quote }}: {{ include "sdp.digest" (dict "root" $ "name" $name "is" "worker" "settings" $group) | quote }}
+{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml }}
+{{ $name | quote }}: {{ include "sdp-cluster.digest" (dict "root" $ "name" $name "is" "worker" "settings" $group) | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
 {{/* Return the number of pods of an older template by group, NAME: COUNT. Takes root and the namespace's pods. */}}
-{{- define "sdp.older" -}}
-{{- $digests := include "sdp.digests" .root | fromYaml -}}
+{{- define "sdp-cluster.older" -}}
+{{- $digests := include "sdp-cluster.digests" .root | fromYaml -}}
 {{- $older := dict -}}
 {{- range .pods -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- $group := get $labels "sdp/group" -}}
-{{- $ours := and (eq (get $labels "ray.io/cluster") (include "sdp.name" $.root)) (hasKey $digests $group) -}}
+{{- $ours := and (eq (get $labels "ray.io/cluster") (include "sdp-cluster.name" $.root)) (hasKey $digests $group) -}}
 {{- if and $ours (not .metadata.deletionTimestamp) (ne (get (.metadata.annotations | default dict) "sdp/template") (get $digests $group)) -}}
 {{- $_ := set $older $group (add1 (get $older $group | default 0)) -}}
 {{- end -}}
@@ -341,8 +341,8 @@ head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings
 {{- end -}}
 
 {{/* Return the autoscaler's container in the head's pod, without the settings that it rereads while it runs. */}}
-{{- define "sdp.autoscaler" -}}
-image: {{ include "sdp.image" . }}
+{{- define "sdp-cluster.autoscaler" -}}
+image: {{ include "sdp-cluster.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 resources: {{- toYaml .Values.autoscaling.resources | nindent 2 }}
 securityContext: {{- /* its own user: containers of a pod share processes, and jobs in the head could otherwise read its token */}}
@@ -351,7 +351,7 @@ securityContext: {{- /* its own user: containers of a pod share processes, and j
   readOnlyRootFilesystem: {{ .Values.readOnlyRootFilesystem }}
   capabilities: {drop: [ALL]}
 env:
-  {{- include "sdp.env" (list (dict "HOME" "/home/ray") .Values.env) | nindent 2 }}
+  {{- include "sdp-cluster.env" (list (dict "HOME" "/home/ray") .Values.env) | nindent 2 }}
 volumeMounts: {{- /* its own volumes, so that jobs cannot change files that it runs */}}
   - {name: autoscaler-tmp, mountPath: /tmp}
   - {name: autoscaler-home, mountPath: /home/ray}
@@ -360,15 +360,15 @@ volumeMounts: {{- /* its own volumes, so that jobs cannot change files that it r
 {{- end -}}
 
 {{/* Return the spec of the pod template. */}}
-{{- define "sdp.pod-spec" -}}
+{{- define "sdp-cluster.pod-spec" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values -}}
 {{- $s := .settings -}}
 {{- $gpus := int (default 0 $s.gpus) -}}
 spec:
   {{- $suffix := eq .is "head" | ternary "-head" "" }}
-  {{- if and (eq .is "worker") (eq $gpus 0) (include "sdp.has-gpus" $root) }}{{ $suffix = "-downloads" }}{{ end }}
-  serviceAccountName: {{ include "sdp.account" $root }}{{ $suffix }}
+  {{- if and (eq .is "worker") (eq $gpus 0) (include "sdp-cluster.has-gpus" $root) }}{{ $suffix = "-downloads" }}{{ end }}
+  serviceAccountName: {{ include "sdp-cluster.account" $root }}{{ $suffix }}
   automountServiceAccountToken: false
   {{- with $v.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
@@ -388,7 +388,7 @@ spec:
   {{ $key }}: {{ . }}
   {{- end }}
   {{- end }}
-  {{- with (include "sdp.queue" $root | fromYaml).scheduler | default $s.schedulerName }}
+  {{- with (include "sdp-cluster.queue" $root | fromYaml).scheduler | default $s.schedulerName }}
   schedulerName: {{ . }}
   {{- end }}
   {{- if $s.dnsConfig }}
@@ -402,7 +402,7 @@ spec:
   {{- with $s.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with include "sdp.affinity" . }}
+  {{- with include "sdp-cluster.affinity" . }}
   affinity: {{- . | nindent 4 }}
   {{- end }}
   {{- if or $s.tolerations (gt $gpus 0) }}
@@ -415,20 +415,20 @@ spec:
   {{- with $s.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- range . }}
-    - {{- toYaml (merge (dict "labelSelector" (dict "matchLabels" (dict "ray.io/cluster" (include "sdp.name" $root) "sdp/group" $.name))) .) | nindent 6 }}
+    - {{- toYaml (merge (dict "labelSelector" (dict "matchLabels" (dict "ray.io/cluster" (include "sdp-cluster.name" $root) "sdp/group" $.name))) .) | nindent 6 }}
     {{- end }}
   {{- end }}
   containers:
     - name: ray-{{ .is }}
-      image: {{ include "sdp.image" $root }}
+      image: {{ include "sdp-cluster.image" $root }}
       imagePullPolicy: {{ $v.image.pullPolicy }}
       {{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" $v.readOnlyRootFilesystem "capabilities" (dict "drop" (list "ALL")) }}
       securityContext: {{- toYaml (mergeOverwrite $context (deepCopy ($s.securityContext | default dict))) | nindent 8 }}
       resources:
-        requests: {{- include "sdp.resources" $s | nindent 10 }}
-        limits: {{- include "sdp.resources" $s | nindent 10 }}
+        requests: {{- include "sdp-cluster.resources" $s | nindent 10 }}
+        limits: {{- include "sdp-cluster.resources" $s | nindent 10 }}
       env:
-        {{- include "sdp.env" (list (include "sdp.own-env" . | fromYaml) $v.env $s.env) | nindent 8 }}
+        {{- include "sdp-cluster.env" (list (include "sdp-cluster.own-env" . | fromYaml) $v.env $s.env) | nindent 8 }}
       {{- if or $v.storage.secretName $v.envFrom }}
       envFrom:
         {{- with $v.storage.secretName }}
@@ -439,7 +439,7 @@ spec:
       {{- if eq .is "head" }}
       lifecycle: # the head runs the drivers: their jobs save a last checkpoint
         preStop:
-          exec: {command: [python, -m, sdp.kube.leave, {{ include "sdp.checkpoint-seconds" $s | quote }}]}
+          exec: {command: [python, -m, sdp.kube.leave, {{ include "sdp-cluster.checkpoint-seconds" $s | quote }}]}
       ports:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}
@@ -466,7 +466,7 @@ spec:
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ $s.shmSize }}}}
     - {name: tmp, emptyDir: {}}
     - {name: home, emptyDir: {}}
-    - {name: jobs, configMap: {name: {{ include "sdp.name" $root }}-jobs}}
+    - {name: jobs, configMap: {name: {{ include "sdp-cluster.name" $root }}-jobs}}
     {{- if $s.hugepages2Mi }}
     - {name: hugepages, emptyDir: {medium: HugePages}}
     {{- end }}

@@ -1,5 +1,5 @@
 {{/* Node labels that identify a kind of node: a group that selects by one of them needs no GPU product. */}}
-{{- define "sdp.kinds-of-nodes" -}}
+{{- define "sdp-cluster.kinds-of-nodes" -}}
 - nvidia.com/gpu.product
 - node.kubernetes.io/instance-type
 - cloud.google.com/gke-accelerator
@@ -11,9 +11,9 @@
 {{- end -}}
 
 {{/* Return a group's GPU products as JSON, as GPU feature discovery labels nodes; empty if the group itself selects its nodes. */}}
-{{- define "sdp.products" -}}
+{{- define "sdp-cluster.products" -}}
 {{- $said := false -}}
-{{- range include "sdp.kinds-of-nodes" . | fromYamlArray -}}
+{{- range include "sdp-cluster.kinds-of-nodes" . | fromYamlArray -}}
 {{- if hasKey ($.settings.nodeSelector | default dict) . }}{{ $said = true }}{{ end -}}
 {{- end -}}
 {{- if not $said }}{{ get (.root.Files.Get "products.json" | fromJson) .settings.accelerator | toJson }}{{ end -}}
