@@ -39,10 +39,8 @@ def config_for(source: Path | str, output: Path | str, /, **sections: Mapping[st
         "source": {"uri": str(source)},
         "output": {"uri": str(output), "rows_per_file": 20},
         "fetch": {
-            "allow_private": True,
-            "timeout_s": 6.0,
-            "first_byte_timeout_s": 4.0,
-            "connect_timeout_s": 2.0,
+            "allow_networks": ["127.0.0.0/8"],
+            "timeout_s": 24.0,
             "connections": 32,
         },
         "hosts": {"at_once": 64, "per_second": None},

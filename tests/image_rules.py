@@ -15,5 +15,5 @@ def image_rules(
     **image: Any,
 ) -> ImageRules:
     """Return rules that accept any size, unless overridden."""
-    config = ImageConfig(**{"least_side": 1, "crop": "center" if crop else "none", **image})
+    config = ImageConfig(**{"crop": "center" if crop else "none", **image})
     return ImageRules(config, FiltersConfig(min_side=min_side, max_aspect=max_aspect), max_bytes)

@@ -197,7 +197,7 @@ def _run_sdp(work: Path, connections: int) -> Cost:
     config = {
         "source": {"uri": str(work / "urls.parquet")},
         "output": {"uri": str(work / "out"), "rows_per_file": rows_per_file},
-        "fetch": {"allow_private": True, "connections": connections},
+        "fetch": {"allow_networks": ["127.0.0.0/8"], "connections": connections},
         "hosts": {"at_once": connections, "per_second": None},
         "image": {"size": SIZE, "crop": "center", "quality": QUALITY},
     }

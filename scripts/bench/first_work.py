@@ -68,7 +68,7 @@ def run(folder: Path, server: ImageServer, address: str) -> dict[str, tuple[floa
     download = {
         "source": {"uri": str(folder / "metadata"), "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": str(images)},
-        "fetch": {"allow_private": True},
+        "fetch": {"allow_networks": ["127.0.0.0/8"]},
     }
     process = {"resolutions": [64], "model": tiny, "encode": {"use_gpu": False}}
     train = {

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
-from sdp.config.shared import JobConfig, OutputConfig, SourceConfig
+from sdp.config.shared import Filters, JobConfig, OutputConfig, SourceConfig
 from sdp.config.types import HeaderText, Labels, Name, Positive, Uri
 from sdp.config.uri import problem
 from sdp.errors import Problem
@@ -21,7 +21,8 @@ OWN_COLUMNS = (
 )
 """The columns of an images dataset, whose names a carried column may not have."""
 
-EVERYWHERE = ("0.0.0.0/0", "::/0")
+SILENCE_SHARE, CONNECT_SHARE = 1 / 6, 1 / 12
+"""Shares of an image's deadline: 10 and 5 s of 60, so that a retry still fits. On a slow network all three grow."""
 
 
 def _network(value: str) -> str:
@@ -63,24 +64,13 @@ class FetchConfig(Section):
 
     timeout_s: float = key(60.0, gt=0, le=86_400)
     """Deadline of an image in seconds, over all attempts and redirects; waiting for the host's turn and pauses between
-    attempts do not count."""
-    connect_timeout_s: float = key(5.0, gt=0, le=86_400)
-    """Deadline of a connection in seconds, within timeout_s."""
-    first_byte_timeout_s: float = key(10.0, gt=0, le=86_400)
-    """Seconds for which a server may be silent, before or within its response."""
+    attempts do not count. A server may be silent for a sixth of it, and take a twelfth to connect."""
     retries: int = key(2, ge=0, le=100)
     """Retries of an image after a temporary failure."""
-    longest_wait_s: float = key(60.0, ge=0, le=86_400)
-    """The longest Retry-After to wait for, in seconds; a host that asks for more is left alone that long (at most an
-    hour) and its rows fail."""
     connections: Positive = key(256, le=10_000)
     """Concurrent requests of one download worker."""
-    buffer_mb: Positive = key(256, le=1_000_000)
-    """Megabytes of fetched images that one worker buffers before decoding."""
     max_bytes: Positive = key(50_000_000, shapes_output=True, le=1_000_000_000)
     """An image with more bytes fails."""
-    max_redirects: int = key(5, ge=0, le=100)
-    """Redirects to follow for one image."""
     user_agent: HeaderText = key("sdp (image dataset download)")
     """The User-Agent header."""
     respect_opt_out: bool = key(True, shapes_output=True)
@@ -89,21 +79,23 @@ class FetchConfig(Section):
     """This agent's name in X-Robots-Tag and robots.txt."""
     robots: Literal["ignore", "honour"] = key("ignore", shapes_output=True)
     """Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent."""
-    allow_private: bool = key(False)
-    """Allow URLs that resolve to private, loopback or link-local addresses. For tests and intranets."""
-    allow_networks: tuple[Network, ...] = key(())
-    """Private networks to allow, where allow_private would allow too much."""
+    allow_networks: tuple[Network, ...] = key((), example="10.1.0.0/16")
+    """Private, loopback or link-local networks that URLs may lead to, such as 10.1.0.0/16."""
     use_proxy: bool = key(False)
     """Use the environment's proxies, which then decide which addresses are allowed."""
     verify_tls: bool = key(True)
-    """Refuse a server with an invalid TLS certificate."""
-    ca_file: Name | None = key(None)
-    """A file of certificates to trust in place of the public ones."""
+    """Refuse a server with an invalid TLS certificate. The environment's SSL_CERT_FILE names certificates to trust in
+    place of the public ones."""
 
     @property
-    def allowed_networks(self) -> tuple[str, ...]:
-        """The networks that are allowed although they are not public."""
-        return EVERYWHERE if self.allow_private else self.allow_networks
+    def silence_s(self) -> float:
+        """Seconds for which a server may be silent, before or within its response."""
+        return self.timeout_s * SILENCE_SHARE
+
+    @property
+    def connect_s(self) -> float:
+        """Deadline of a connection in seconds."""
+        return self.timeout_s * CONNECT_SHARE
 
 
 class HostsConfig(Section):
@@ -113,10 +105,6 @@ class HostsConfig(Section):
     """Concurrent requests to one host."""
     per_second: float | None = key(50.0, ge=0.001, le=1_000_000)
     """Requests to one host per second; null means no limit."""
-    give_up_after: Positive = key(20, le=1_000_000)
-    """After this many failed connections in a row, a host is not asked for five minutes and its rows fail."""
-    count: bool = key(True)
-    """Count the source's hosts before starting, and warn if a single one will delay the job."""
 
     @property
     def burst(self) -> float:
@@ -147,8 +135,6 @@ class ImageConfig(Section):
     """An image with more pixels fails without being decoded."""
     tiff: bool = key(False, shapes_output=True)
     """Also read TIFF images: rare on the web, and their decoder has had many security holes."""
-    least_side: Positive = key(8, shapes_output=True)
-    """An image with a shorter side fails: it is a tracking pixel."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
@@ -156,34 +142,19 @@ class ImageConfig(Section):
 
 
 class FiltersConfig(Section):
-    """Filters on the source's columns. A filter that is null is off and needs no column."""
+    """Filters on sizes and on the source's columns."""
 
     min_side: Positive | None = key(None, shapes_output=True)
     """Least pixels of the shorter side, checked in the source and again in the image."""
     max_aspect: float | None = key(None, shapes_output=True, ge=1)
     """Largest ratio of the longer side to the shorter, checked in the source and again in the image."""
-    min_similarity: float | None = key(None, shapes_output=True)
-    """Least similarity of image and caption."""
-    max_punsafe: float | None = key(None, shapes_output=True)
-    """Highest probability of unsafe content."""
-    max_pwatermark: float | None = key(None, shapes_output=True)
-    """Highest probability of a watermark."""
-    min_aesthetic: float | None = key(None, shapes_output=True)
-    """Least aesthetic score."""
-    keep_unknown: bool = key(False, shapes_output=True)
-    """Keep rows whose source lacks the score that a filter needs."""
     width_column: Name | None = key(None, shapes_output=True)
     """The column of the image's width, if there is one."""
     height_column: Name | None = key(None, shapes_output=True)
     """The column of the image's height, if there is one."""
-    similarity_column: Name = key("similarity", shapes_output=True)
-    """The column of the similarity."""
-    punsafe_column: Name = key("punsafe", shapes_output=True)
-    """The column of the probability of unsafe content."""
-    pwatermark_column: Name = key("pwatermark", shapes_output=True)
-    """The column of the probability of a watermark."""
-    aesthetic_column: Name = key("aesthetic", shapes_output=True)
-    """The column of the aesthetic score."""
+    columns: Filters = key({}, shapes_output=True)
+    """Bounds on the source's columns of numbers: rows outside are not fetched, nor are rows without a number, unless
+    keep_unknown is true."""
 
     def contradictions(self) -> Iterable[Problem]:
         if (self.width_column is None) != (self.height_column is None):
@@ -219,11 +190,6 @@ class DownloadWorkersConfig(Section):
 
     cpus: Positive = key(4, le=1024)
     """CPUs of one worker, all of which decode; a smaller node gets a smaller worker."""
-    units_at_once: Positive = key(2, le=16)
-    """Part files that a worker fills at the same time, so that slow images do not delay it; it holds that many in
-    memory."""
-    decoder_memory_mb: Positive = key(4096, le=1_000_000)
-    """Megabytes for decoding one image; an image that needs more fails."""
     node_labels: Labels = key({})
     """Ray node labels for workers, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} allows any node
     with CPUs."""

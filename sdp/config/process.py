@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
-from sdp.config.shared import JobConfig, OutputConfig, SourceConfig, WorkersConfig
+from sdp.config.shared import Filters, JobConfig, OutputConfig, SourceConfig, WorkersConfig
 from sdp.config.types import Labels, Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
@@ -31,26 +31,6 @@ class JoinedTable(Section):
     """The column that it shares with the images; row is their address."""
     missing: Literal["keep", "drop"] = key("keep", shapes_output=True)
     """Whether to keep rows without an entry."""
-
-
-class Bounds(Section):
-    """The bounds of a score."""
-
-    min: float | None = key(None, shapes_output=True)
-    """The least score to keep."""
-    max: float | None = key(None, shapes_output=True)
-    """The highest score to keep."""
-    keep_unknown: bool = key(False, shapes_output=True)
-    """Whether to keep rows without a score."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.min is None and self.max is None:
-            yield self.problem("min", "a number while max is null", "set one of them")
-        elif self.min is not None and self.max is not None and self.min > self.max:
-            yield self.problem("min", f"at most max, which is {self.max:g}", "swap them", f"{self.min:g}")
-
-
-Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")]
 
 
 class CaptionedSource(SourceConfig):

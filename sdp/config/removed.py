@@ -1,21 +1,67 @@
 """Keys and sections that earlier versions had, and what happens now without them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
 
 from sdp.config.base import Section
 from sdp.config.jobs import JOBS
 
+SINCE = "0.3"
 REMOVED: Mapping[str, str] = {
-    "evaluate fid": "0.3: FID is not extrapolated",
-    "train strategy.fp8": "0.3: linear layers compute in the precision of the others",
-    "evaluate output.rows_per_file": "0.3: features are not stored",
+    "evaluate: fid": "FID is not extrapolated",
+    "evaluate: output.rows_per_file": "features are not stored",
+    "train: strategy.fp8": "linear layers compute in the precision of the others",
+    "download: fetch.connect_timeout_s fetch.first_byte_timeout_s": "a twelfth and a sixth of fetch.timeout_s",
+    "download: fetch.longest_wait_s": "a Retry-After of up to a minute is waited for",
+    "download: fetch.max_redirects": "5 redirects are followed",
+    "download: fetch.buffer_mb workers.units_at_once": "a worker buffers 256 MB and fills 2 parts at once",
+    "download: workers.decoder_memory_mb": "an image may take 4 GB to decode",
+    "download: fetch.allow_private": "fetch.allow_networks names private networks; [0.0.0.0/0, ::/0] are all",
+    "download: fetch.ca_file": "the environment's SSL_CERT_FILE names it",
+    "download: hosts.give_up_after": "a host is left alone after 20 failed connections in a row",
+    "download: hosts.count": "hosts are always counted",
+    "download: image.least_side": "an image with a side below 8 pixels fails",
+    "download: filters.min_similarity filters.max_punsafe filters.max_pwatermark filters.min_aesthetic "
+    "filters.keep_unknown filters.similarity_column filters.punsafe_column filters.pwatermark_column "
+    "filters.aesthetic_column": "filters.columns has bounds of any column: {punsafe: {max: 0.1}}",
 }
-"""Version and line by `JOB KEY`; docs/upgrading.md lists the same."""
+"""Lines on what happens now, by `JOB: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
+
+FIXED: Mapping[str, Any] = {
+    "image.least_side": 8,
+    **{f"filters.{name}": None for name in ("min_similarity", "max_punsafe", "max_pwatermark", "min_aesthetic")},
+}
+"""Values now of removed keys that decided an output's content."""
 
 
 def removed(path: str, model: type[Section]) -> str | None:
     """Return what to say of a key that an earlier version had; None if none had it."""
     job = next((name for name, config in JOBS.items() if config is model), "")
-    parts = path.split(".")
-    lines = (REMOVED.get(f"{job} {'.'.join(parts[:count])}") for count in range(len(parts), 0, -1))
-    return next((f"remove it: gone since {line}" for line in lines if line), None)
+    lines = (line for old, line in _removed_of(job) if f"{path}.".startswith(f"{old}."))
+    return next((f"remove it: gone since {SINCE}: {line}" for line in lines), None)
+
+
+def without_removed(job: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that an earlier version saved, without the keys that are gone."""
+    values = deepcopy(dict(saved))
+    for path, _ in _removed_of(job):
+        *parents, name = path.split(".")
+        section: Any = values
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(name, None)
+    return values
+
+
+def fixed_since(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of an identity's keys that are gone and had another value than the output would get now."""
+    return {path: identity[path] for path, value in FIXED.items() if path in identity and identity[path] != value}
+
+
+def _removed_of(job: str) -> Iterator[tuple[str, str]]:
+    for names, line in REMOVED.items():
+        owner, colon, paths = names.rpartition(": ")
+        if not colon or owner == job:
+            yield from ((path, line) for path in paths.split())

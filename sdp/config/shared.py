@@ -95,6 +95,26 @@ class OutputConfig(Section):
     """Folder to write to: a local path, s3:// or gs://. Running the job again continues it."""
 
 
+class Bounds(Section):
+    """The bounds of a score."""
+
+    min: float | None = key(None, shapes_output=True)
+    """The least score to keep."""
+    max: float | None = key(None, shapes_output=True)
+    """The highest score to keep."""
+    keep_unknown: bool = key(False, shapes_output=True)
+    """Whether to keep rows without a score."""
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.min is None and self.max is None:
+            yield self.problem("min", "a number while max is null", "set one of them")
+        elif self.min is not None and self.max is not None and self.min > self.max:
+            yield self.problem("min", f"at most max, which is {self.max:g}", "swap them", f"{self.min:g}")
+
+
+Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")]
+
+
 class StorageConfig(Section):
     """Access to object stores. Credentials come from the environment, never from a configuration."""
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sdp.config.base import REQUIRED, Section, key
-from sdp.config.process import CaptionedSource, EncoderConfig, Filters, ModelConfig, TransformConfig
-from sdp.config.shared import JobConfig, OutputConfig, TrainersConfig, Workers
+from sdp.config.process import CaptionedSource, EncoderConfig, ModelConfig, TransformConfig
+from sdp.config.shared import Filters, JobConfig, OutputConfig, TrainersConfig, Workers
 from sdp.config.types import LONGEST_S, Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 

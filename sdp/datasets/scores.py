@@ -1,5 +1,6 @@
 """Bounds on columns of numbers, by which rows are left out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sdp.config.shared import Bounds
 from sdp.datasets.columns import kind_of
+from sdp.datasets.outcomes import SCORE
 
 Mask = npt.NDArray[np.bool_]
 
@@ -36,6 +39,14 @@ class Score:
         high = np.inf if self.maximum is None else self.maximum
         excluded = (values < low) | (values > high)  # False where it is NaN
         return excluded if self.keep_unknown else excluded | np.isnan(values)
+
+
+def scores_of(filters: Mapping[str, Bounds]) -> list[Score]:
+    """Return the bounds of a configuration."""
+    return [
+        Score(f"{SCORE}:{column}", column, bounds.min, bounds.max, bounds.keep_unknown)
+        for column, bounds in sorted(filters.items())
+    ]
 
 
 def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:

@@ -44,6 +44,11 @@ _KNOWN_HOSTS = 10_000
 """Hosts of which something is remembered."""
 _CLOSED_HOST_S = 300.0
 """Time for which a host that does not answer gets no further requests."""
+GIVE_UP_AFTER = 20
+"""Failed connections in a row after which a host counts as down: fewer happen to a busy one."""
+LONGEST_WAIT_S = 60.0
+"""The longest Retry-After to wait for; the rows of a host that asks for more fail, and a later run retries them."""
+_MOST_REDIRECTS = 5
 _MULTIS = 16
 """Multi handles of a worker."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -140,7 +145,7 @@ class Fetcher(Generic[Token]):
             multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
-        self._new_slot = partial(Slot, options, Networks(options.allowed_networks), buffer, self._paused)
+        self._new_slot = partial(Slot, options, Networks(options.allow_networks), buffer, self._paused)
         self._active: dict[Any, Slot] = {}
         """The slot of each libcurl handle in use."""
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
@@ -373,8 +378,8 @@ class Fetcher(Generic[Token]):
             self._retry_or_fail(request, failure, status, now)
 
     def _follow(self, request: Request[Token], location: str, now: float) -> None:
-        if request.hops >= self._fetch.max_redirects:
-            self._fail(request, Failure("redirects", f"more than {self._fetch.max_redirects}"))
+        if request.hops >= _MOST_REDIRECTS:
+            self._fail(request, Failure("redirects", f"more than {_MOST_REDIRECTS}"))
             return
         try:
             url = redirected(request.url, location)
@@ -396,12 +401,12 @@ class Fetcher(Generic[Token]):
         is_alive = now - self._served_at.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not is_alive):
             self._strikes[host] = self._strikes.get(host, 0) + 1
-            if self._strikes[host] >= self._hosts.give_up_after:
+            if self._strikes[host] >= GIVE_UP_AFTER:
                 del self._strikes[host]
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
             wait = failure.retry_after
-            if wait is not None and wait > self._fetch.longest_wait_s:
+            if wait is not None and wait > LONGEST_WAIT_S:
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
@@ -409,7 +414,7 @@ class Fetcher(Generic[Token]):
         hopeless = (
             not failure.retry
             or request.attempts > self._fetch.retries
-            or pause > self._fetch.longest_wait_s
+            or pause > LONGEST_WAIT_S
             or request.seconds >= self._fetch.timeout_s
         )
         if hopeless:

@@ -40,6 +40,8 @@ _ONE_SAMPLE = 2.31
 photographs, while JPEG itself loses 42 dB at quality 95. A JPEG decoded at a smaller scale never needs a larger one."""
 ROOM = 1.15
 """Least size of a decoded JPEG, as a multiple of the target size. Below it, the decoder's own scaling is visible."""
+LEAST_SIDE = 8
+"""Pixels of the shorter side below which an image fails: it is a tracking pixel."""
 ABSURD_ASPECT = 100.0
 """Ratio of the longer side to the shorter from which an image is filtered whatever the configuration: rulers, borders
 and scroll bars have it."""
@@ -141,7 +143,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
         if lacks_memory(error) or (
             reason == "undecodable" and header is not None and not has_room(header.width, header.height)
         ):
-            reason, detail = "no_memory", f"no memory for {_size(header)}; raise workers.decoder_memory_mb"
+            reason, detail = "no_memory", f"no memory for {_size(header)} within its limit"
         return Checked(FAILED, reason, detail, sha256=digest)
 
 
@@ -202,7 +204,7 @@ def encode(pixels: Pixels, format: Literal["jpeg", "webp"], quality: int) -> byt
 def _refusal(header: Header, rules: ImageRules) -> tuple[str, str] | None:
     """Return the outcome and reason of an image that need not be decoded; None for any other."""
     shorter, longer = sorted((header.width, header.height))
-    if shorter < rules.image.least_side:
+    if shorter < LEAST_SIDE:
         return FAILED, "too_small"
     if rules.filters.min_side is not None and shorter < rules.filters.min_side:
         return FILTERED, "min_size"

@@ -5,7 +5,6 @@ the output shows the whole state.
 """
 
 import os
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
 from sdp.download.unit import KIND
 from sdp.download.worker import WorkerSettings
-from sdp.errors import DatasetError, UserError
+from sdp.errors import DatasetError
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
@@ -51,11 +50,12 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     """Download missing rows, or with `only_failed` retry failed ones; return None for a dry run."""
     began = time.monotonic()
     options = config.storage.options()
-    _refuse_certificates(config.fetch.ca_file)
     rules = Rules(config.source, config.filters, blocklists.load(config.blocklists, options))
     files = list_source(config.source.uri, options)
     storage = open_storage(config.output.uri, options)
-    head = Head(KIND, config.output.rows_per_file, False, identity(config))
+    decisive = identity(config)
+    decisive["filters.columns"] = decisive["filters.columns"] or None  # as in an output of an sdp that had none
+    head = Head(KIND, config.output.rows_per_file, False, decisive)
     existing = peek_output(storage, head)
     _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
@@ -120,8 +120,6 @@ def _write_pending(
 def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: Lease) -> int:
     """Survey the source, unless that is done; return the address up to which the survey knows repeated URLs."""
     config, rows = settings.config, output.index.rows
-    if not (config.hosts.count or config.dedup.urls):
-        return 0
     result = survey.load(output.storage, rows)
     if result is None:
         result = survey.survey_source(config, output, settings.rules, placement(config), lease.check)
@@ -173,16 +171,6 @@ def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOp
         kind = kind_of(schema.field(name).type)
         if kind not in ("text", "bytes", "null"):  # some writers store text as bytes
             raise DatasetError(f"source.{key}: expected a column of text, but {name} in {file.uri} holds {kind}")
-
-
-def _refuse_certificates(file: str | None) -> None:
-    if file is None:
-        return
-    try:
-        ssl.create_default_context(cafile=file)
-    except OSError as error:  # SSLError is one
-        cause = error.strerror or str(error)
-        raise UserError(f"fetch.ca_file: no certificates can be read from {file} ({cause}); name a PEM file") from error
 
 
 def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:

@@ -37,6 +37,8 @@ from sdp.storage import Storage, StorageOptions
 from sdp.telemetry import Telemetry
 from sdp.waiting import Place, Stall, repeating
 
+_UNITS_AT_ONCE = 2
+"""Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
 
@@ -103,7 +105,6 @@ def _dataset(
     settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any, survey_to: int
 ) -> ray.data.Dataset:
     config, ray_options = settings.config, placement(settings.config)
-    at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
         partial(read_units, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
@@ -118,8 +119,8 @@ def _dataset(
         num_cpus=shape.cpus,
         compute=ActorPoolStrategy(
             size=shape.workers,
-            max_tasks_in_flight_per_actor=at_once + 1,
-            max_concurrent_calls_per_actor=at_once,
+            max_tasks_in_flight_per_actor=_UNITS_AT_ONCE + 1,
+            max_concurrent_calls_per_actor=_UNITS_AT_ONCE,
             enable_true_multi_threading=True,
         ),
         max_restarts=-1,

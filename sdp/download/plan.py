@@ -4,7 +4,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from sdp.config.download import DownloadSource, FiltersConfig
 from sdp.datasets.columns import LARGEST_CELL, kind_of
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
-from sdp.datasets.scores import Score, numbers
+from sdp.datasets.scores import numbers, scores_of
 from sdp.datasets.units import Addresses
 from sdp.download.blocklists import Blocklists
 from sdp.urls import BadUrl, Url, key64, parse
@@ -45,7 +45,7 @@ class Rules:
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
         source = self.source
-        filtered = [*_side_columns(self.filters), *(score.column for score in _scores(self.filters))]
+        filtered = [*_side_columns(self.filters), *self.filters.columns]
         return list(dict.fromkeys([source.url_column, source.caption_column, *filtered, *source.columns]))
 
     def block_reason(self, url: Url) -> str | None:
@@ -119,21 +119,9 @@ def _side_columns(filters: FiltersConfig) -> list[str]:
     return [name for name in (filters.width_column, filters.height_column) if name]
 
 
-def _scores(filters: FiltersConfig) -> list[Score]:
-    """Return the active filters on scores."""
-    possible = (
-        Score("similarity", filters.similarity_column, minimum=filters.min_similarity),
-        Score("punsafe", filters.punsafe_column, maximum=filters.max_punsafe),
-        Score("pwatermark", filters.pwatermark_column, maximum=filters.max_pwatermark),
-        Score("aesthetic", filters.aesthetic_column, minimum=filters.min_aesthetic),
-    )
-    active = (score for score in possible if score.minimum is not None or score.maximum is not None)
-    return [replace(score, keep_unknown=filters.keep_unknown) for score in active]
-
-
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
     """Return for each row the first filter that leaves it out."""
-    masks = [(score.reason, score.mask(table)) for score in _scores(filters)]
+    masks = [(score.reason, score.mask(table)) for score in scores_of(filters.columns)]
     if columns := _side_columns(filters):
         # A row without a size is filtered by its image instead.
         width, height = (numbers(table, name) for name in columns)

@@ -155,7 +155,7 @@ class Slot:
         curl.setopt(pycurl.USERAGENT, options.user_agent)
         curl.setopt(pycurl.HTTPHEADER, list(_HEADERS))
         curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-        curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_timeout_s * 1000)))
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_s * 1000)))
         curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 600)
         curl.setopt(pycurl.BUFFERSIZE, _RECEIVE_BYTES)
         curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
@@ -165,7 +165,7 @@ class Slot:
             curl.setopt(pycurl.PROXY, "")
             # With a proxy we connect to the proxy alone; it decides which addresses are allowed.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
-        curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
+        curl.setopt(pycurl.CAINFO, os.fsencode(os.environ.get("SSL_CERT_FILE") or certifi.where()))
         if not options.verify_tls:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
@@ -180,17 +180,17 @@ class Slot:
         """Return the failure of a request that has missed a deadline; libcurl has its own for connecting."""
         options, active_s = self.options, self.active_s(now)
         left_s = options.timeout_s - self.request.seconds
-        if active_s <= left_s and now - self.moved_at <= options.first_byte_timeout_s:
+        if active_s <= left_s and now - self.moved_at <= options.silence_s:
             return None
         connecting_s = self.curl.getinfo(pycurl.PRETRANSFER_TIME)  # 0 until connected
         if active_s > left_s and not connecting_s:
             return Failure("connect", f"not connected after {active_s:.1f} s", retry=True)
         if active_s > left_s:
             return Failure("timeout", f"not whole after {options.timeout_s:g} s, {self.size} bytes", retry=True)
-        if not connecting_s or now - max(self.moved_at, self.began_at + connecting_s) <= options.first_byte_timeout_s:
+        if not connecting_s or now - max(self.moved_at, self.began_at + connecting_s) <= options.silence_s:
             return None
         state = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
-        return Failure("timeout", f"{state} for {options.first_byte_timeout_s:g} s", retry=True)
+        return Failure("timeout", f"{state} for {options.silence_s:g} s", retry=True)
 
     def failure(self, code: int, message: str) -> Failure | None:
         """Return the failure behind one of libcurl's errors; None if this slot ended the transfer itself."""

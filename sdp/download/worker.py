@@ -26,6 +26,10 @@ from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders
 from sdp.storage import Storage
 
+DECODER_MEMORY_BYTES = 4_096_000_000
+"""Memory for decoding one image: enough for a progressive JPEG of image.max_pixels."""
+_BUFFER_BYTES = 256_000_000
+"""Fetched images that one worker holds before they are decoded: five of the largest that fetch.max_bytes allows."""
 _CHECK_S = 1.0
 """Time between checks whether the threads still work."""
 _WRITE_TRIES = 5
@@ -56,9 +60,9 @@ class DownloadWorker:
         self._closing = threading.Event()
         self._turn = threading.Lock()
         handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
-        decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
+        decoder_settings = DecoderSettings(handler, DECODER_MEMORY_BYTES)
         self._decoders = Decoders(decoder_settings, settings.cpus)
-        self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
+        self._buffer = Buffer(_BUFFER_BYTES)
         self._fetcher: Fetcher[_Token] = Fetcher(
             config.fetch, config.hosts, self._buffer, self._on_fetched, gate, settings.rules.block_reason
         )

@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sdp.config.process import Bounds, JoinedTable
+from sdp.config.process import JoinedTable
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.outcomes import SCORE
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
@@ -168,14 +167,6 @@ def _one_kind(key: str, uri: str, files: Sequence[SourceFile]) -> tuple[str, tup
     if len(present) > 1:
         raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
     return present[0], kinds[present[0]]
-
-
-def scores_of(filters: Mapping[str, Bounds]) -> list[Score]:
-    """Return the bounds of a configuration."""
-    return [
-        Score(f"{SCORE}:{column}", column, bounds.min, bounds.max, bounds.keep_unknown)
-        for column, bounds in sorted(filters.items())
-    ]
 
 
 def _check_columns(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sdp.config import EvaluateConfig, TrainConfig, parse_into
 from sdp.config.evaluate import LossConfig
+from sdp.config.removed import without_removed
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.model import sources
@@ -71,7 +72,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
 
 def _training(folder: Storage) -> TrainConfig:
     try:
-        return parse_into(TrainConfig, read_config(folder))
+        return parse_into(TrainConfig, without_removed("train", read_config(folder)))
     except ConfigError as error:
         raise DatasetError(
             f"{folder.uri}: its {CONFIG} is from another version of sdp ({error.problems[0]}); use that version"

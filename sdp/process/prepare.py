@@ -11,10 +11,11 @@ from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import failed_before
+from sdp.datasets.scores import scores_of
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Addresses, Work
 from sdp.encode.joined import contents_of
-from sdp.encode.pictures import Pictures, Selection, open_pictures, scores_of
+from sdp.encode.pictures import Pictures, Selection, open_pictures
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, RowsSpec

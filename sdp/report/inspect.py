@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from sdp import lease
 from sdp.config import JOBS
 from sdp.config.base import changed
+from sdp.config.removed import without_removed
 from sdp.config.train import PHASES
 from sdp.datasets import tombstones
 from sdp.datasets.audit import RUN
@@ -271,7 +272,7 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
             begun_from=(config.get("model") or {}).get("start_from"),
             lineage=[line for dataset in datasets for line in _lineage(dataset, folder.options)],
             config=config,
-            changed=changed(JOBS["train"], config),
+            changed=changed(JOBS["train"], without_removed("train", config)),
             problems=problems,
         )
 

@@ -71,7 +71,7 @@ def stages(root: str) -> dict[str, Stage]:
                 "source": {"uri": f"{root}/metadata", "url_column": "URL", "caption_column": "TEXT"},
                 "output": {"rows_per_file": 20},
                 "image": {"size": SIDE},
-                "fetch": {"first_byte_timeout_s": 60, "allow_private": True},
+                "fetch": {"timeout_s": 360, "allow_networks": ["127.0.0.0/8"]},
             },
         ),
         Stage(

@@ -485,7 +485,9 @@ def test_downloads_reach_no_private_network(render: Render) -> None:
     assert reached("93.184.215.14")
     assert reached("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
     assert egress("networkPolicy.downloads.enabled=false") is None
-    assert egress("jobs.download.fetch.allow_private=true") is None
+    private = egress("jobs.download.fetch.allow_networks={10.1.0.0/16}")
+    assert private is not None
+    assert private["egress"][2]["to"][2:] == [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
     for endpoint, namespace in {"http://storage:7070": "default", "http://minio.data.svc:9000": "data"}.items():
         own = egress(f"storage.endpoint={endpoint}")
         assert own is not None

@@ -45,7 +45,6 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
             "fetch": {"connections": 4},
             "output": {"rows_per_file": UNIT},
             "concurrency": 1,
-            "workers": {"units_at_once": 1},
         }
         far = config_for(bucket.uri, f"{s3_env.uri}/out", **settings)
         there_when_it_went: list[int] = []

@@ -46,7 +46,7 @@ def take(fetched):
     if len(ended) == len(urls):
         done.set()
 
-options = FetchConfig(allow_networks=("127.0.0.0/8",), retries=0, connect_timeout_s=8.0)
+options = FetchConfig(allow_networks=("127.0.0.0/8",), retries=0, timeout_s=96.0)
 fetcher = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 done.wait(200)

@@ -202,7 +202,7 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
         source = write_urls(tmp_path / "in", plain_urls(server, 4))
         config.write_text(
             f"source: {{uri: {source}}} # ours\noutput: {{uri: {output}}}\n"
-            "fetch: {allow_private: true}\nhosts: {at_once: 8, per_second: null}\nworkers: {cpus: 1}\n"
+            "fetch: {allow_networks: [127.0.0.0/8]}\nhosts: {at_once: 8, per_second: null}\nworkers: {cpus: 1}\n"
         )
         code = main(["submit", "download", "--config", str(config), "--set", "limit=3", "--name", "fetch"])
     out, err = capfd.readouterr()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdp.config import JOBS, keys, load, parse
-from sdp.config.removed import REMOVED
+from sdp.config.removed import REMOVED, fixed_since, without_removed
 from sdp.errors import ConfigError
 
 ENDS = ["source.uri=in", "output.uri=out"]
@@ -425,7 +425,20 @@ def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
 
 def test_removed_keys_are_gone_and_stand_in_the_page_on_upgrading() -> None:
     page = (Path(__file__).parents[2] / "docs/upgrading.md").read_text(encoding="utf-8")
-    for name, line in REMOVED.items():
-        job, path = name.split()
-        assert not any(f"{key.path}.".startswith(f"{path}.") for key in keys(JOBS[job])), name
-        assert f"| {job} | `{path}` | {line.partition(': ')[2]} |" in page
+    for names, line in REMOVED.items():
+        job, _, paths = names.rpartition(": ")
+        present = [key.path for name in ([job] if job else JOBS) for key in keys(JOBS[name])]
+        assert not [p for p in paths.split() for key in present if f"{key}.".startswith(f"{p}.")], names
+        shown = ", ".join(f"`{path}`" for path in paths.split())
+        assert f"| {job or 'every job'} | {shown} | {line} |" in page
+
+
+def test_what_an_earlier_version_saved_is_read_without_the_keys_that_are_gone() -> None:
+    saved = {"output": {"uri": "o", "rows_per_file": 8}, "fid": {"infinity_points": 3}, "seed": 3}
+    assert without_removed("evaluate", saved) == {"output": {"uri": "o"}, "seed": 3}
+    assert saved["fid"], "the record itself is unchanged"
+
+
+def test_an_output_of_another_value_of_a_removed_key_is_another_output() -> None:
+    assert fixed_since({"image.least_side": 8, "image.size": 64}) == {}
+    assert fixed_since({"image.least_side": 1, "image.size": 64}) == {"image.least_side": 1}

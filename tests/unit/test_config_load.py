@@ -54,7 +54,7 @@ def test_a_file_and_the_defaults_make_a_configuration_and_overrides_win(tmp_path
     assert (config.source.url_column, config.source.caption_column) == ("URL", "TEXT")
     assert config.limit == 30
     assert config.fetch.timeout_s == 4.0
-    assert config.fetch.allow_private is False
+    assert config.fetch.allow_networks == ()
     assert config.output.rows_per_file == 10_000  # what the reference writes
 
 
@@ -306,6 +306,7 @@ def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
             "source.caption_column",
             "output.rows_per_file",
             "fetch.timeout_s",
+            "fetch.allow_networks",
             "image.size",
         ],
         "score": ["score.clip_model", "score.aesthetics", "encode.num_workers", "encode.accelerator"],
@@ -315,7 +316,6 @@ def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
         "evaluate": ["reference.uri", "clip.model", "features.model", "loss.checkpoint"],
         "dreambooth": ["source.caption", "model.source", "prior.prompt", "lora.rank"],
     }
-    promised["download"].append("fetch.allow_private")
     for job, model in JOBS.items():
         assert issubclass(model, JobConfig)
         assert {"source.uri", "output.uri", "limit", *promised[job]} <= {key.path for key in keys(model)}

@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.config.download import DownloadSource, FiltersConfig
+from sdp.config.shared import Bounds
 from sdp.datasets.columns import LARGEST_CELL, kind_of, plain, readable
 from sdp.datasets.index import FileSlice
 from sdp.datasets.outcomes import WRITTEN, Outcome
 from sdp.datasets.units import Unit as Addresses
 from sdp.datasets.units import Work
 from sdp.download.image import Checked
-from sdp.download.plan import Rules
+from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
 from sdp.download.unit import UnitRun, UnitTask
 from tests.growth.forged import repeat_text
@@ -132,3 +133,13 @@ def test_a_url_that_controls_a_terminal_is_kept_in_its_normal_form(tmp_path: Pat
     pq.write_table(pa.table({"url": urls, "caption": ["x", "x"]}), tmp_path / "in.parquet")
     part, _ = part_of(tmp_path / "in.parquet")
     assert part["url"].to_pylist() == ["http://a.org/%1B[2J", urls[1]]
+
+
+def test_rows_outside_the_bounds_of_any_column_are_not_fetched() -> None:
+    table = pa.table({"url": ["http://a/1"] * 4, "caption": ["c"] * 4, "clip": [0.2, 0.3, None, 0.9]})
+    bounds = FiltersConfig(columns={"clip": Bounds(min=0.3, max=0.8)})
+    rules = Rules(DownloadSource(uri="in"), bounds)
+    assert rules.columns() == ["url", "caption", "clip"]
+    to_fetch, refused = plan(table, np.arange(4), rules)
+    assert [row.row for row in to_fetch] == [1]
+    assert {(outcome.row, outcome.reason) for outcome in refused} == {(row, "score:clip") for row in (0, 2, 3)}

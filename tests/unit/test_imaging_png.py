@@ -105,7 +105,7 @@ def test_one_without_an_end_is_refused() -> None:
 
 
 def test_extreme_aspect_ratios_are_refused_and_sizes_beyond_a_format_are_reported() -> None:
-    ruler = check(png(np.zeros((4, 404, 3), np.uint8)), image_rules(size=4, least_side=1))
+    ruler = check(png(np.zeros((8, 808, 3), np.uint8)), image_rules(size=8))
     assert (ruler.outcome, ruler.reason) == ("filtered", "aspect")
     wide = check(png(np.zeros((20, 400, 3), np.uint8)), image_rules(size=1000, enlarge=True, format="webp"))
     assert (wide.outcome, wide.reason) == ("failed", "too_many_pixels")

@@ -15,9 +15,10 @@ from sdp.config import TrainConfig
 from sdp.config.process import usual_batch
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.datasets.scores import scores_of
 from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import Chunk, TransformStats
-from sdp.encode.pictures import Selection, open_pictures, scores_of
+from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
