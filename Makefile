@@ -11,7 +11,7 @@ ROUNDS ?= 10
 SEED ?= 1
 IMAGES ?= 10000
 FILES ?= 500
-TESTS ?= tests/unit tests/contract tests/integration
+TESTS ?= tests/unit tests/contract tests/integration tests/outside
 
 export PYTHON
 RUN := .venv/bin/python
