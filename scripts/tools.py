@@ -58,6 +58,7 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="versitygw", go_package="github.com/versity/versitygw/cmd/versitygw", go_version="v1.8.0"),
         Tool(name="helm", go_package="helm.sh/helm/v4/cmd/helm", go_version="v4.3.1"),
         Tool(name="kubeconform", go_package="github.com/yannh/kubeconform/cmd/kubeconform", go_version="v0.8.0"),
+        Tool(name="actionlint", go_package="github.com/rhysd/actionlint/cmd/actionlint", go_version="v1.7.12"),
         Tool(name="cc", programs=("cc", "gcc", "clang"), apt_package="build-essential"),
         Tool(name="nginx", apt_package="nginx"),
         Tool(name="ip", apt_package="iproute2"),
@@ -71,6 +72,7 @@ TOOLS: Mapping[str, Tool] = {
         ),
         Tool(name="diffusers-oldest", python_packages=("diffusers==0.30.3", "transformers==4.44.2")),
         Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
+        Tool(name="linters", python_packages=("checkov==3.3.30", "zizmor==1.32.0")),
     )
 }
 
