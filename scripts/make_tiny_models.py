@@ -7,7 +7,7 @@
 The tokenizer has the words of the demo's captions as whole tokens and splits all other text into bytes. The text
 encoder is trained to tell what a caption names, and the VAE on the demo's pictures. The U-Net is only initialised,
 because training it is what the demo shows. With one thread, fixed seeds and deterministic algorithms, the same machine
-and the same versions give the same bytes. docs/tiny-models.md has the measurements.
+and the same versions give the same bytes. `report` prints the measurements.
 """
 
 import argparse
