@@ -182,6 +182,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from prometheus_client import CollectorRegistry, generate_latest
 
     from scripts.bench.telemetry import LINE
+    from sdp.config.train import PricesConfig
     from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry
     from sdp.telemetry.registry import RegistryBackend
@@ -197,15 +198,16 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
             telemetry.process("encoder")
             continue
         world = SimpleNamespace(rank=number, is_main=number == 0, device=torch.device("cuda"))
+        config = SimpleNamespace(data=SimpleNamespace(mode="online"), prices=PricesConfig(trainer_hour=1.0))
         trainer: Any = SimpleNamespace(
-            world=world, state=TrainState(0, cost=1.0), config=SimpleNamespace(data=SimpleNamespace(mode="online")),
+            world=world, state=TrainState(0, trainer_hours=1.0), config=config,
             checkpointer=SimpleNamespace(run=SimpleNamespace(latest=lambda: None)), reader=SimpleNamespace(rows=1), bad=[0],
         )  # fmt: skip
         emit = EmitMetrics(telemetry)
         emit.on_start(trainer)
         emit.on_checkpoint(trainer, Saved("", 1, 1.0, 1.0, 1, 1))
         if number == 0:
-            emit.line({**LINE, "gpu_hours": 1.0, "finish_time": 1.0, "final_cost": 1.0})
+            emit.line({**LINE, "gpu_hours": 1.0, "finish_time": 1.0})
         emit._reported_at = -math.inf
         emit.on_step(trainer, report)
     began = time.process_time()

@@ -157,18 +157,18 @@ _SAFETY = Row(
             unit=PLAIN,
         ),
         lines(
-            "Cost at the end",
-            "At the current pace.",
-            Query(per_run(select("sdp_train_final_cost", RUN)), "{{run}}"),
-            unit=PLAIN,
-        ),
-        lines(
             "Time to the end",
             "At the current pace.",
             Query(f"{per_run(select('sdp_train_finish_time_seconds', RUN))} - time()", "{{run}}"),
             unit=SECONDS,
+            width=12,
         ),
-        lines("GPU-hours", "Of trainers and encoders.", Query(per_run(select("sdp_train_gpu_hours", RUN)), "{{run}}")),
+        lines(
+            "GPU-hours",
+            "Of trainers and encoders.",
+            Query(per_run(select("sdp_train_gpu_hours", RUN)), "{{run}}"),
+            width=12,
+        ),
     ),
 )
 

@@ -377,7 +377,7 @@ class SecondPhaseConfig(Section):
 
 
 class PricesConfig(Section):
-    """Prices by the hour, for the cost so far, the forecast and max_cost."""
+    """Prices by the hour, for the cost so far and max_cost."""
 
     trainer_hour: float | None = key(None, ge=0)
     """One trainer with its GPUs, in any currency; null means trainer_instance's price, or no cost."""
@@ -417,7 +417,7 @@ class TrainConfig(JobConfig):
     max_hours: float | None = key(None, gt=0)
     """Stop, with a checkpoint, after this many hours of training; null sets no such limit."""
     max_cost: float | None = key(None, gt=0)
-    """Stop, with a checkpoint, when the run has cost this much by its prices; null sets no such limit."""
+    """Stop, with a checkpoint, after the hours of all trainers and encoders that this pays for; null sets no limit."""
     prices: PricesConfig = key(PricesConfig)
     """Prices by the hour."""
     phase_2: SecondPhaseConfig = key(SecondPhaseConfig)

@@ -83,8 +83,10 @@ class TrainState:
     """Time spent training."""
     gpu_hours: float = 0.0
     """GPU-hours of trainers and encoders during that time."""
-    cost: float = 0.0
-    """Cost of that time at the configuration's prices."""
+    trainer_hours: float = 0.0
+    """Hours of all trainers."""
+    encoder_hours: float = 0.0
+    """Hours of all encoders, in online mode."""
     optimized: Whole = 0
     """Steps in AdamW's moments, with those of the run that they were taken from."""
     averaged: Whole = 0
@@ -121,6 +123,19 @@ class TrainState:
             self.loss = loss
         else:
             self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
+
+    def spend(self, seconds: float, trainers: int, encoders: int, gpus: float) -> None:
+        """Count the time of a step and of those who worked in it."""
+        hours = seconds / 3600
+        self.seconds += seconds
+        self.gpu_hours += hours * gpus
+        self.trainer_hours += hours * trainers
+        self.encoder_hours += hours * encoders
+
+    def cost(self, prices: Mapping[str, Any]) -> float:
+        """Return the cost of the hours so far, by the section `prices` of a configuration."""
+        trainer, encoder = (prices.get(name) or 0.0 for name in ("trainer_hour", "encoder_hour"))
+        return self.trainer_hours * trainer + self.encoder_hours * encoder
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts, without the epoch's start."""
@@ -211,7 +226,10 @@ def state_in(marker: Mapping[str, Any]) -> TrainState:
     data = marker["state"]
     # Older checkpoints lack these counts.
     taken = data.get("taken", 0)
-    older = {"averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0)}
+    hours = data.get("seconds", 0.0) / 3600 * marker.get("workers", 0)
+    older = {
+        "averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0), "trainer_hours": hours,
+    }  # fmt: skip
     return parse(TrainState, {**older, **data, "start": marker.get("epoch_start", {})})
 
 

@@ -45,7 +45,7 @@ _FOLDERS = 100
 """Limit on the folders that are looked at if a URI is none of these."""
 TROUBLE = ("recovered", "gave_up", "bad_step")
 """Events that report a failure."""
-_STATE = ("step", "samples", "skipped", "epoch", "loss", "seconds", "gpu_hours", "cost")
+_STATE = ("step", "samples", "skipped", "epoch", "loss", "seconds", "gpu_hours")
 """The counts of a run that the description of a checkpoint repeats."""
 _HINT = "use another checkpoint"
 
@@ -260,6 +260,7 @@ def describe_checkpoint(folder: Storage) -> Checkpoint:
             uri=folder.uri,
             run=run_of(folder.uri),
             **{name: getattr(state, name) for name in _STATE},
+            cost=state.cost(config.get("prices") or {}),
             **{name: marker[name] for name in ("created", "sdp", "workers")},
             epoch_rows=rows,
             epoch_done=min(1.0, state.position / rows) if rows else None,

@@ -98,7 +98,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         ("loss", f"{loss:.4f}" if loss is not None else ""),
         ("img/s", f"{median(line['samples_per_s'] for line in run.metrics):,.0f}"),
         ("workers", f"{last['workers']}"),
-        ("trained for", spent(last["seconds"], last.get("gpu_hours") or 0.0, last.get("cost") or 0.0)),
+        ("trained for", spent(last["seconds"], last.get("gpu_hours") or 0.0, run.newest.cost if run.newest else 0.0)),
         ("of GPU peak", f"{mfu:.1%}" if mfu else ""),
         ("GPU memory", size(memory) if memory else ""),
         ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),

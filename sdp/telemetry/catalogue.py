@@ -113,7 +113,6 @@ _METRICS = (
     Metric("sdp_train_workers", "workers", "Trainers."),
     Metric("sdp_train_gpu_hours", "hours", "GPU-hours of the run so far: trainers' and encoders'."),
     Metric("sdp_train_cost", "currency", "What the run has cost so far, by the configured prices."),
-    Metric("sdp_train_final_cost", "currency", "Expected cost of all phases, at the current rate."),
     Metric("sdp_train_finish_time_seconds", "seconds", "Unix time at which all phases end, at the current rate."),
     Metric("sdp_train_checkpoint_step", "steps", "Step of the newest complete checkpoint."),
     Metric("sdp_train_checkpoint_time_seconds", "seconds", "Unix time at which it was completed."),

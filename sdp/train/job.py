@@ -28,10 +28,10 @@ from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
+from sdp.train.limits import reached_limit
 from sdp.train.messages import progress_line, summary_lines
 from sdp.train.optimizer import require_torchao
-from sdp.train.phases import finished_phases, refuse_other_phases, with_remaining_budget
+from sdp.train.phases import finished_phases, refuse_other_phases, samples_to_come, with_hours
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import StopRequest, Trainer
@@ -56,9 +56,8 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
                 continue
             if len(phases) > 1:
                 say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
-            phase = with_remaining_budget(phase, spent)
-            others = OtherPhases(spent.gpu_hours, spent.cost, samples_to_come(phase, phases[number:]))
-            summary = _run(phase, others, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
+            phase, to_come = with_hours(phase, spent), samples_to_come(phase, phases[number:])
+            summary = _run(phase, to_come, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
             spent = summary.state
             if not dry_run and reached_limit(phase, summary.state) is None:
                 break
@@ -81,7 +80,7 @@ def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
         server.server_close()
 
 
-def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool) -> TrainSummary:
+def _run(config: TrainConfig, samples_to_come: float, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
@@ -113,12 +112,12 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
         if config.scaling.in_driver:
-            summary = _train_here(config, plan, others, folder, lease)
+            summary = _train_here(config, plan, samples_to_come, folder, lease)
         else:
             from sdp.train.launch import train_on_ray
 
-            summary = train_on_ray(config, plan, others, folder, lease)
-    for line in summary_lines(summary.state, summary.checkpoint, summary.reason):
+            summary = train_on_ray(config, plan, samples_to_come, folder, lease)
+    for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices):
         say(line)
     return summary
 
@@ -132,7 +131,7 @@ def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
 
 
 def _train_here(
-    config: TrainConfig, plan: TrainPlan, others: OtherPhases, folder: RunFolder, lease: Lease
+    config: TrainConfig, plan: TrainPlan, samples_to_come: float, folder: RunFolder, lease: Lease
 ) -> TrainSummary:
     """Train in this process."""
     from sdp.train.assemble import assemble
@@ -145,7 +144,7 @@ def _train_here(
             progress.update(progress_line(line, plan))
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
-        callbacks = [*make_callbacks(config, world, emit, show, others), CheckLease(lease)]
+        callbacks = [*make_callbacks(config, world, emit, show, samples_to_come), CheckLease(lease)]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.check)
             with on_signals(lambda name: setattr(stop, "reason", name)):

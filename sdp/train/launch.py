@@ -40,7 +40,6 @@ from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.online import slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.limits import OtherPhases
 from sdp.train.messages import progress_line
 from sdp.train.network import network_error
 from sdp.train.plan import TrainPlan
@@ -65,7 +64,7 @@ _FATAL = (UserError, TrainingDiverged, LeaseLost)
 
 
 def train_on_ray(
-    config: TrainConfig, plan: TrainPlan, others: OtherPhases, folder: RunFolder, lease: Lease
+    config: TrainConfig, plan: TrainPlan, samples_to_come: float, folder: RunFolder, lease: Lease
 ) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
@@ -86,7 +85,9 @@ def train_on_ray(
     board = cluster.start_beside_driver(Board)
     pool: Any = None
     held = Generation(folder.storage, lease.generation)
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "others": others, "held": held}
+    loop_config = {
+        "config": config.model_dump(mode="json"), "board": board, "samples_to_come": samples_to_come, "held": held,
+    }  # fmt: skip
     failures = 0
     try:
         while True:
@@ -143,7 +144,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
     try:
         emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1))
         callbacks = [
-            *make_callbacks(config, world, emit, board.push.remote, loop_config["others"]),
+            *make_callbacks(config, world, emit, board.push.remote, loop_config["samples_to_come"]),
             FollowBoard(board, stop),
         ]
         callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))

@@ -1,28 +1,10 @@
-"""The limits of a run (steps, epochs, samples, hours, cost), and the forecast of its end."""
+"""The limits of a run (steps, epochs, samples, hours), and the forecast of its end."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sdp.config import TrainConfig
 from sdp.console import counted
 from sdp.model.checkpoints import TrainState
-from sdp.plan.model import InstanceGroup, Stage, stage
-from sdp.plan.speeds import unet_flops
-
-
-@dataclass(frozen=True, slots=True)
-class OtherPhases:
-    """The phase before the one that runs, and the phase after it; zeros if there is none."""
-
-    gpu_hours: float = 0.0
-    """GPU-hours of the phase before."""
-    cost: float = 0.0
-    samples: float = 0.0
-    """Samples of the phase after, converted to samples of the one that runs by the U-Net's FLOPs."""
-
-    def __bool__(self) -> bool:
-        return any((self.gpu_hours, self.cost, self.samples))
 
 
 def reached_limit(config: TrainConfig, state: TrainState) -> str | None:
@@ -37,12 +19,11 @@ def reached_limit(config: TrainConfig, state: TrainState) -> str | None:
 
 
 def used_up_budget(config: TrainConfig, state: TrainState) -> str | None:
-    """Return the budget that a run has used up, if any, and the remedy."""
-    if config.max_hours is not None and state.seconds >= config.max_hours * 3600:
-        return "max_hours is used up; raise it to continue"
-    if config.max_cost is not None and state.cost >= config.max_cost:
-        return "max_cost is used up; raise it to continue"
-    return None
+    """Return that the run has used up its budget, and the remedy, if it has. When a job begins, money becomes hours."""
+    if config.max_hours is None or state.seconds < config.max_hours * 3600:
+        return None
+    budgets = " or ".join(name for name in ("max_hours", "max_cost") if getattr(config, name) is not None)
+    return f"{budgets} is used up; raise it to continue"
 
 
 def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> int | None:
@@ -56,36 +37,17 @@ def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> 
     return min(ends) if ends else None
 
 
-def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
-    """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
-    return sum(
-        (phase.max_steps or 0)
-        * phase.data.batch_of(phase.scaling.most)
-        * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
-        for phase in phases
-    )
+def seconds_left(
+    config: TrainConfig, state: TrainState, last: int | None, batch: int, rate: float, to_come: float = 0.0
+) -> float:
+    """Return the time to the end of a job at a rate in samples a second; infinite if no limit tells the end.
 
-
-def forecast(
-    config: TrainConfig,
-    state: TrainState,
-    last: int | None,
-    batch: int,
-    rate: float,
-    group: InstanceGroup,
-    to_come: float = 0.0,
-) -> Stage:
-    """Return the hours, GPU-hours and cost of the rest of a job, as sdp plan computes them.
-
-    `last` is the run's last step, and `to_come` are the samples of later phases. If no limit tells the end, the rest is
-    infinitely long.
+    `last` is the run's last step, and `to_come` are the samples of later phases.
     """
     own = [math.inf if last is None else float((last - state.step) * batch)]
     if config.max_samples is not None:
         own.append(config.max_samples - state.samples)
-    left = [max(0.0, min(own)) + to_come]
+    left = [(max(0.0, min(own)) + to_come) / rate]
     if config.max_hours is not None:
-        left.append((config.max_hours * 3600 - state.seconds) * rate)
-    if config.max_cost is not None and group.per_hour:
-        left.append((config.max_cost - state.cost) / group.per_hour * 3600 * rate)
-    return stage("rest", max(0.0, min(left)), rate, [group])
+        left.append(config.max_hours * 3600 - state.seconds)
+    return max(0.0, min(left))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sdp.config.train import PricesConfig
 from sdp.console import clock, counted, duration, size, spent
 from sdp.model.checkpoints import TrainState
 from sdp.train.callbacks.stragglers import behind
@@ -35,22 +36,22 @@ def progress_line(line: dict[str, Any], plan: TrainPlan) -> str:
         parts.append(f"worker {slow['rank']} on {slow['host']} {extra:.0%} slower ({slow['part']})")
     if line["skipped"]:
         parts.append(f"{line['skipped']} skipped")
-    for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
-        if total := (line.get(name) or 0.0) + (line.get(f"earlier_{name}") or 0.0):
-            forecast = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
-            parts.append(form.format(f"{total:,.2f}{forecast}"))
+    if line.get("gpu_hours"):
+        parts.append(f"{line['gpu_hours']:,.2f} GPU-hours")
     if "left_s" in line:
-        both = " (both phases)" * ("phases" in line)
-        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}{both}")
+        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}")
     return " · ".join(parts)
 
 
-def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> list[str]:
+def summary_lines(
+    state: TrainState, checkpoint: str | None, reason: str, prices: PricesConfig | None = None
+) -> list[str]:
     """Return a summary of the training that has ended, and the next commands."""
+    cost = state.cost(prices.model_dump()) if prices is not None else 0.0
     loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
     lines = [
         f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "
-        f"{spent(state.seconds, state.gpu_hours, state.cost)}{loss}",
+        f"{spent(state.seconds, state.gpu_hours, cost)}{loss}",
     ]
     if state.skipped:
         lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")

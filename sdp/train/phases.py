@@ -13,6 +13,7 @@ from sdp.config.train import PHASES
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
 from sdp.model.checkpoints import TrainState
+from sdp.plan.speeds import unet_flops
 from sdp.storage import open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.run_folder import RunFolder
@@ -38,16 +39,39 @@ def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
     """Return the states of the phases that are finished because a later one has a checkpoint."""
     if len(phases) < 2:
         return []
-    one, two = (RunFolder(open_storage(phase.output.uri, phase.storage.options())) for phase in phases)
+    one, two = map(_folder, phases)
     if two.newest() is None:
         return []
     checkpoint = one.newest()
     return [TrainState(0) if checkpoint is None else read_state(checkpoint)]
 
 
-def with_remaining_budget(config: TrainConfig, spent: TrainState) -> TrainConfig:
-    """Return a phase's configuration with the budget that the phase before has left."""
-    return config.replaced(
-        max_hours=None if config.max_hours is None else max(0.0, config.max_hours - spent.seconds / 3600),
-        max_cost=None if config.max_cost is None else max(0.0, config.max_cost - spent.cost),
+def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
+    """Return a phase's configuration with what the phase before has left of the budget as `max_hours`.
+
+    Money becomes hours of all trainers and encoders that the job may have, so that it never costs more.
+    """
+    checkpoint = _folder(config).newest()
+    state = TrainState(0) if checkpoint is None else read_state(checkpoint)
+    hours = [] if config.max_hours is None else [config.max_hours - earlier.seconds / 3600]
+    prices = config.prices
+    per_hour = config.scaling.most * (prices.trainer_hour or 0.0)
+    per_hour += config.encode.most * (prices.encoder_hour or 0.0) * (config.data.mode == "online")
+    if config.max_cost is not None and per_hour:
+        left = config.max_cost - sum(each.cost(prices.model_dump()) for each in (earlier, state))
+        hours.append(state.seconds / 3600 + left / per_hour)
+    return config.replaced(max_hours=max(0.0, min(hours))) if hours else config
+
+
+def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
+    """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
+    return sum(
+        (phase.max_steps or 0)
+        * phase.data.batch_of(phase.scaling.most)
+        * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
+        for phase in phases
     )
+
+
+def _folder(config: TrainConfig) -> RunFolder:
+    return RunFolder(open_storage(config.output.uri, config.storage.options()))

@@ -61,9 +61,8 @@ LogLine = dict[str, Any]
 _WHOLE = ("step", "samples", "epoch", "workers")
 _NUMBERS = ("epoch_done", "samples_per_s", "seconds")
 _OPTIONAL_NUMBERS = (
-    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "earlier_gpu_hours",
-    "final_gpu_hours", "cost", "earlier_cost", "final_cost", "finish_time", "left_s", "phases", "mfu",
-    "memory_allocated", "memory_peak", "validation_step", "encoders", "encoders_busy",
+    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "finish_time",
+    "left_s", "mfu", "memory_allocated", "memory_peak", "validation_step", "encoders", "encoders_busy",
 )  # fmt: skip
 _MAPPINGS = ("time", "validation")
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)

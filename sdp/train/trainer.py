@@ -20,7 +20,6 @@ from sdp.errors import DatasetError, OutOfMemory, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
-from sdp.plan.model import InstanceGroup
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport, Update
 from sdp.train.checkpoint import Checkpointer, read_state
@@ -235,10 +234,8 @@ class Trainer:
         update = Update(loss, norm, round(samples), rate, verdict)
         done = self._account(batch, update)
         seconds = time.perf_counter() - self._ended
-        resources = self.resources()
-        state.seconds += seconds
-        state.gpu_hours += seconds / 3600 * resources.gpus
-        state.cost += seconds / 3600 * resources.per_hour
+        encoders = self.gauges.get("encoders", 0)
+        state.spend(seconds, self.world.size, encoders, self._gpus(encoders))
         report = StepReport(
             **asdict(update), step=state.step, epoch=epoch, epoch_done=done, seconds=seconds, parts=self.stopwatch.lap()
         )
@@ -437,13 +434,11 @@ class Trainer:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)
 
-    def resources(self) -> InstanceGroup:
-        """Return the current trainers and encoders: their GPUs and their price per hour."""
-        prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
-        gpus: float = self.world.size * self.config.scaling.gpus_per_worker * (self.world.device.type == "cuda")
-        gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
-        per_hour = self.world.size * (prices.trainer_hour or 0.0) + encoders * (prices.encoder_hour or 0.0)
-        return InstanceGroup("", self.world.size, gpus, per_hour)
+    def _gpus(self, encoders: int) -> float:
+        """Return the GPUs of all trainers and of some encoders."""
+        scaling, encode = self.config.scaling, self.config.encode
+        gpus: float = self.world.size * scaling.gpus_per_worker * (self.world.device.type == "cuda")
+        return gpus + encoders * encode.gpus_per_worker * bool(encode.gpu_each)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""

@@ -171,12 +171,8 @@ def test_both_phases_offer_their_metrics_on_one_port_and_the_first_is_gone_in_th
         probe.listen()
 
 
-def test_each_phase_tells_the_end_and_the_cost_of_both(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(how(root, log__every_steps=1, prices__trainer_hour=3600.0))  # one a second
+def test_the_first_phase_forecasts_the_end_of_both(root: Path) -> None:
+    run(how(root, log__every_steps=1))
     (first, *_, before), (*_, last) = (folder(root, phase).metrics() for phase in (1, 2))
     assert first["left_s"] >= before["left_s"] > 0
-    assert before["final_cost"] == pytest.approx(before["cost"] + before["left_s"], abs=0.1)
-    assert last["earlier_cost"] == pytest.approx(before["cost"], abs=0.01)
-    assert last["final_cost"] == pytest.approx(before["cost"] + last["cost"], abs=0.01)
     assert last["left_s"] == 0
-    assert f"cost {last['final_cost']:,.2f} of {last['final_cost']:,.2f} · ETA 0.0 s" in capsys.readouterr().err

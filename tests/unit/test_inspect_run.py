@@ -68,6 +68,7 @@ def make_checkpoint(root: Path, run: str, step: int, *, created: str | None = No
             "output": {"uri": str(root / run)},
             "model": {"source": "builtin:tiny"},
             "data": {"batch_size": 8},
+            "prices": {"trainer_hour": 52.5},  # of two trainers for a minute
         },
     )
     publish(folder, "config.json", config.model_dump(mode="json"))
@@ -84,7 +85,7 @@ def make_checkpoint(root: Path, run: str, step: int, *, created: str | None = No
         "dataset": open_dataset(open_storage(str(dataset))).lineage if dataset.exists() else {"uri": str(dataset)},
         "state": {
             "step": step, "taken": step - 1, "samples": samples, "epoch": samples // EPOCH_ROWS,
-            "position": samples % EPOCH_ROWS, "seconds": 60.0, "cost": 1.5, "loss": 0.25,
+            "position": samples % EPOCH_ROWS, "seconds": 60.0, "loss": 0.25,
         },
     }  # fmt: skip
     publish(folder, "complete.json", marker)
@@ -108,7 +109,7 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
     publish_lines(folder, "events.jsonl", events)
     line = {
         "step": 8, "samples": 64, "epoch": 1, "epoch_done": 0.6, "loss_smoothed": 0.2, "samples_per_s": 90.0,
-        "workers": 2, "seconds": 70.0, "cost": 1.75,
+        "workers": 2, "seconds": 70.0,
         "slowest": {"rank": 1, "host": "node-1", "seconds": 0.5, "others": 0.4, "part": "data"},
     }  # fmt: skip
     publish_lines(folder, "metrics.jsonl", [line])
@@ -131,7 +132,13 @@ def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: 
         "optimizer": {"tensors": 2, "values": 12, "bytes": 48},
     }
     assert description.changed["data.batch_size"] == 8
-    assert description.changed.keys() == {"source.uri", "output.uri", "model.source", "data.batch_size"}
+    assert description.changed.keys() == {
+        "source.uri",
+        "output.uri",
+        "model.source",
+        "data.batch_size",
+        "prices.trainer_hour",
+    }
     assert description.lineage == [str(tmp_path / "latents"), str(tmp_path / "images")]
     assert description.problems == []
     text = text_at(tmp_path / "run/checkpoints/step-000000007")

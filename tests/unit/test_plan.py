@@ -1,10 +1,8 @@
 import json
-import math
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,16 +11,15 @@ from sdp.config import TrainConfig, draft
 from sdp.config.train import PricesConfig
 from sdp.errors import ConfigError, UserError
 from sdp.hardware import INSTANCES
-from sdp.model.checkpoints import TrainState
 from sdp.plan import make, show
 from sdp.plan.make import Options, PlannedJob
-from sdp.plan.model import InstanceGroup, Plan, Stage, encoders_needed, stage
+from sdp.plan.model import InstanceGroup, Plan, encoders_needed, stage
 from sdp.plan.presets import computed, preset
 from sdp.plan.prices import Prices, load_prices, own_file, reference
 from sdp.plan.speeds import Figure, Speeds, speeds_of
 from sdp.storage import open_storage
 from sdp.train.job import with_prices
-from sdp.train.limits import forecast, samples_to_come
+from sdp.train.phases import samples_to_come
 from sdp.train.run_folder import RunFolder, measured_speeds
 
 PRICES = load_prices(None)
@@ -231,34 +228,6 @@ def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys:
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
-
-
-def rest(
-    hours: float = 0.0,
-    cost: float = 0.0,
-    per_hour: float = 8.0,
-    last: int | None = 1100,
-    to_come: float = 0.0,
-    **limits: Any,
-) -> Stage:
-    """Forecast a run at step 100 of batches of 10, on 4 trainers with a GPU each that do 20 samples a second."""
-    config = draft("train", None, [f"{name}={value}" for name, value in limits.items()]).config
-    assert isinstance(config, TrainConfig)
-    state = TrainState(step=100, samples=1000, seconds=hours * 3600, cost=cost)
-    return forecast(config, state, last, 10, 20.0, InstanceGroup("", 4, 4, per_hour), to_come)
-
-
-def test_the_rest_of_a_run_has_the_hours_and_cost_of_a_plan() -> None:
-    left = rest()  # 1000 steps of 10 at 20 a second are 500 s
-    assert (left.hours, left.gpu_hours, left.cost) == pytest.approx((500 / 3600, 2000 / 3600, 4000 / 3600))
-    assert rest(max_samples=3000).hours == pytest.approx(100 / 3600)
-    assert rest(hours=1, max_hours=1.01).hours == pytest.approx(0.01)
-    assert rest(hours=2, max_hours=1).hours == 0
-    assert rest(cost=1.2, max_cost=2, **{"prices.trainer_hour": 2}).hours == pytest.approx(0.1)
-    assert math.isinf(rest(last=None).hours)
-    assert rest(to_come=400.0).hours == pytest.approx(520 / 3600)
-    assert rest(last=50, to_come=400.0).hours == pytest.approx(20 / 3600), "a phase that is over takes nothing back"
-    assert rest(hours=1, max_hours=1.01, to_come=400.0).hours == pytest.approx(0.01)
 
 
 def test_a_phase_to_come_counts_by_the_operations_of_its_pictures() -> None:

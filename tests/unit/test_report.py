@@ -80,7 +80,6 @@ def make_run(root: Path, *, ended: bool = True) -> None:
             "seconds": 6.4 * n,
             "time": {"data": 0.1, "forward": 0.3},
             "gpu_hours": 2.5 * n,
-            "cost": 7.5 * n,
         }
         for n in range(1, 8)
     ]
@@ -124,12 +123,6 @@ def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
     (section,) = gather([str(tmp_path / "run")])
     assert not section.good
     assert section.verdict == "At step 70, after 1 recovery; not ended; no job holds its lease."
-
-
-def test_a_run_shows_what_it_has_cost(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    (section,) = gather([str(tmp_path / "run")])
-    assert dict(section.figures)["trained for"] == "45 s, 17.50 GPU-hours, cost 52.50"
 
 
 def test_an_incomplete_dataset_shows_its_progress_and_the_remedy(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The limits of a run: which of them ends it, and in what words."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdp.model.checkpoints import TrainState
-from sdp.train.limits import last_step, reached_limit, used_up_budget
+from sdp.train.limits import last_step, reached_limit, seconds_left, used_up_budget
+from sdp.train.phases import with_hours
 from tests.training import config
 
 
@@ -26,10 +28,38 @@ def test_the_limit_that_is_reached_is_named(
 
 
 def test_a_used_up_budget_is_named_with_its_remedy(tmp_path: Path) -> None:
-    limited = config(tmp_path, max_hours=2.0, max_cost=5.0, prices__trainer_hour=1.0)
-    assert used_up_budget(limited, TrainState(0, seconds=7199.0, cost=4.9)) is None
+    limited = config(tmp_path, max_hours=2.0)
+    assert used_up_budget(limited, TrainState(0, seconds=7199.0)) is None
     assert used_up_budget(limited, TrainState(0, seconds=7200.0)) == "max_hours is used up; raise it to continue"
-    assert used_up_budget(limited, TrainState(0, cost=5.0)) == "max_cost is used up; raise it to continue"
+
+
+def test_money_becomes_hours_of_all_trainers_and_encoders(tmp_path: Path) -> None:
+    of_images = {"data__mode": "online", "encode__num_workers": {"min": 1, "max": 4}}
+    prices = {"prices__trainer_hour": 10.0, "prices__encoder_hour": 5.0}
+    paid = config(tmp_path, max_cost=100.0, scaling__num_workers={"min": 1, "max": 8}, **prices)
+    assert with_hours(paid, TrainState(0)).max_hours == 100 / (8 * 10)
+    assert with_hours(paid, TrainState(0, trainer_hours=6.0)).max_hours == (100 - 60) / 80
+    encoded = paid.replaced(**{k: v for k, v in config(tmp_path, **of_images) if k in ("data", "encode")})
+    assert with_hours(encoded, TrainState(0, encoder_hours=2.0)).max_hours == (100 - 10) / (8 * 10 + 4 * 5)
+    assert with_hours(paid.replaced(max_hours=0.5), TrainState(0, seconds=900.0)).max_hours == 0.25
+    assert with_hours(config(tmp_path), TrainState(0, seconds=900.0)).max_hours is None
+
+
+def left(tmp_path: Path, last: int | None = 1100, to_come: float = 0.0, hours: float = 0.0, **limits: Any) -> float:
+    """Return the seconds left at step 100 of batches of 10, at 20 samples a second."""
+    state = TrainState(step=100, samples=1000, seconds=hours * 3600)
+    return seconds_left(config(tmp_path, **limits), state, last, 10, 20.0, to_come)
+
+
+def test_the_end_is_forecast_from_the_first_limit_and_later_phases(tmp_path: Path) -> None:
+    assert left(tmp_path) == 500
+    assert left(tmp_path, max_samples=3000) == 100
+    assert left(tmp_path, hours=1, max_hours=1.01) == pytest.approx(36)
+    assert left(tmp_path, hours=2, max_hours=1) == 0
+    assert math.isinf(left(tmp_path, last=None))
+    assert left(tmp_path, to_come=400.0) == 520
+    assert left(tmp_path, last=50, to_come=400.0) == 20, "a phase that is over takes nothing back"
+    assert left(tmp_path, hours=1, max_hours=1.01, to_come=400.0) == pytest.approx(36)
 
 
 def test_the_last_step_is_that_of_the_first_limit(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.limits import OtherPhases, forecast, last_step
+from sdp.train.limits import last_step, seconds_left
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.trainer import Trainer
 
@@ -52,7 +52,8 @@ class RecordMetrics(Callback):
     """The U-Net's FLOPs, forward and backward, for MFU."""
     publish: Callable[[dict[str, Any]], None] | None = None
     """Called with each line."""
-    others: OtherPhases = field(default_factory=OtherPhases)
+    samples_to_come: float = 0.0
+    """Samples of later phases, converted to those of this one."""
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
     _first: Meter | None = None
@@ -127,28 +128,17 @@ class RecordMetrics(Callback):
             self.publish(line)
 
     def _forecast(self, trainer: Trainer, meter: Meter) -> dict[str, float]:
-        """Return GPU-hours and cost so far and at the end of all phases, and the time of that end, as far as known."""
-        state, batch, recent, others = trainer.state, trainer.batch_size, self._recent, self.others
-        figures = {
-            "gpu_hours": round(state.gpu_hours, 4),
-            "cost": round(state.cost, 4),
-            "earlier_gpu_hours": others.gpu_hours,
-            "earlier_cost": others.cost,
-            "phases": 2 * bool(others),
-        }
+        """Return the GPU-hours so far, and the time left until all phases end, as far as known."""
+        state, recent = trainer.state, self._recent
+        figures = {"gpu_hours": round(state.gpu_hours, 4)} if state.gpu_hours else {}
         if len(recent) == 1 and recent[0] is self._first:
             recent.clear()  # the first line includes compilation and warm-up
         self._first = self._first or meter
         recent.append(meter)
-        seconds = sum(step.seconds for step in recent)
         if samples := sum(step.samples for step in recent):
+            rate, batch = samples / sum(step.seconds for step in recent), trainer.batch_size
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
-            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.resources(), others.samples)
-            if math.isfinite(rest.hours):
-                figures |= {
-                    "left_s": rest.hours * 3600,
-                    "finish_time": round(time.time() + rest.hours * 3600),
-                    "final_gpu_hours": others.gpu_hours + state.gpu_hours + rest.gpu_hours,
-                    "final_cost": others.cost + state.cost + rest.cost,
-                }
-        return {name: round(figure, 4) for name, figure in figures.items() if figure or name == "left_s"}
+            left_s = seconds_left(trainer.config, state, last, batch, rate, self.samples_to_come)
+            if math.isfinite(left_s):
+                figures |= {"left_s": round(left_s, 4), "finish_time": round(time.time() + left_s)}
+        return figures

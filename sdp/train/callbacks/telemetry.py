@@ -27,7 +27,6 @@ _LINE = {
     "mfu": "sdp_train_mfu",
     "gpu_hours": "sdp_train_gpu_hours",
     "finish_time": "sdp_train_finish_time_seconds",
-    "final_cost": "sdp_train_final_cost",
     "encoders": "sdp_train_encoders",
     "encoders_busy": "sdp_train_encoders_busy",
 }
@@ -114,5 +113,5 @@ class EmitMetrics(Callback):
             telemetry.show("sdp_train_step", state.step)
             telemetry.show("sdp_train_samples_seen", state.samples)
             telemetry.show("sdp_train_epoch", epoch)
-            telemetry.show("sdp_train_cost", state.cost or None)
+            telemetry.show("sdp_train_cost", state.cost(trainer.config.prices.model_dump()) or None)
         self._steps = self._samples = 0

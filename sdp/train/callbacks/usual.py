@@ -15,7 +15,6 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.callbacks.weights_and_biases import LogToWandb
-from sdp.train.limits import OtherPhases
 from sdp.train.world import World
 
 
@@ -24,9 +23,12 @@ def make_callbacks(
     world: World,
     emit: EmitMetrics,
     publish: Callable[[dict[str, Any]], Any],
-    others: OtherPhases,
+    samples_to_come: float,
 ) -> list[Callback]:
-    """Return the callbacks of a worker; `publish` is called with each line of the metrics."""
+    """Return the callbacks of a worker; `publish` is called with each line of the metrics.
+
+    `samples_to_come` are those of later phases, for the forecast of the end.
+    """
     sinks: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
     writers: list[Callback] = []
     if config.log.tensorboard:
@@ -51,7 +53,7 @@ def make_callbacks(
         callbacks.append(DrawSamples(config))
     callbacks += [
         NameSlowest(config.log.every_steps),
-        RecordMetrics(config.log.every_steps, _flops(config, world), write, others),
+        RecordMetrics(config.log.every_steps, _flops(config, world), write, samples_to_come),
         emit,
         *writers,
     ]
