@@ -51,11 +51,10 @@ class Case:
     side: int
     batch: int
     dtype: str = "bf16"
-    channels_last: bool = True
     compile: bool = False
 
     def __str__(self) -> str:
-        words = [self.dtype, "channels-last" if self.channels_last else "contiguous"]
+        words = [self.dtype]
         return ", ".join(words + (["compiled"] if self.compile else []))
 
 
@@ -193,7 +192,7 @@ def _batch_differences(networks: Networks) -> None:
 def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -> str:
     """Print the table of a resolution; return a description of its best line."""
     usual = sized(EncodeConfig().batch_sizes([side])[side], 8)
-    cases = [Case(side, usual), Case(side, usual, channels_last=False), Case(side, usual, dtype="fp16")]
+    cases = [Case(side, usual), Case(side, usual, dtype="fp16")]
     cases += [Case(side, usual, compile=True)] if compiled else []
     cases += [Case(side, batch) for batch in batches if batch != usual]
     flops = _vae_flops(networks, side)
@@ -216,7 +215,6 @@ def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -
 def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
     settings = EncoderSettings(
         dtype=case.dtype,
-        channels_last=case.channels_last,
         compile=case.compile,
         batch_sizes={case.side: case.batch, TEXT: 64},
     )
@@ -253,7 +251,6 @@ def _network_alone(networks: Networks, encoder: Encoder, case: Case) -> float:
     size = encoder.batch_limits[case.side]
     pixels = torch.randint(256, (size, case.side, case.side, 3), dtype=torch.uint8, device=networks.device)
     planes = to_pixels(pixels).to(DTYPES[case.dtype])
-    planes = planes if case.channels_last else planes.contiguous()
     with torch.inference_mode():
         return _one_by_one(lambda: encoder._moments(planes), size, networks)
 

@@ -79,7 +79,7 @@ class FetchConfig(Section):
     """This agent's name in X-Robots-Tag and robots.txt."""
     robots: Literal["ignore", "honour"] = key("ignore", shapes_output=True)
     """Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent."""
-    allow_networks: tuple[Network, ...] = key((), example="10.1.0.0/16")
+    allow_networks: tuple[Network, ...] = key(())
     """Private, loopback or link-local networks that URLs may lead to, such as 10.1.0.0/16."""
     use_proxy: bool = key(False)
     """Use the environment's proxies, which then decide which addresses are allowed."""

@@ -64,9 +64,7 @@ class ProcessSource(CaptionedSource):
 
 class ProcessOutput(OutputConfig):
     rows_per_file: Positive | None = key(None, shapes_output=True)
-    """Source rows per part file; null derives them from target_bytes."""
-    target_bytes: Positive = key(256_000_000, shapes_output=True)
-    """Approximate size of a part file."""
+    """Source rows per part file; null makes files of about 256 MB."""
 
 
 class ModelConfig(Section):
@@ -79,10 +77,6 @@ class ModelConfig(Section):
 class TransformWorkersConfig(Section):
     """Transforms of any kind, on CPU."""
 
-    max_pixels: Positive = key(100_000_000, shapes_output=True)
-    """Images with more pixels fail."""
-    concurrency: Positive | None = key(None)
-    """Limit on concurrent transforms in the whole cluster; null runs as many as keep the encoders busy."""
     node_labels: Labels = key({})
     """Ray node labels for transforms, such as {ray.io/node-group: cpu}; {} allows any node."""
 
@@ -95,8 +89,6 @@ class TransformConfig(TransformWorkersConfig):
     all of it, in the nearest of nine shapes of about the square's area (buckets)."""
     max_upscale: float = key(2.0, shapes_output=True, ge=1)
     """Images that need more enlargement than this fail as too small."""
-    oversample: float = key(1.0, shapes_output=True, ge=1)
-    """JPEGs are decoded to at least this many times the needed size: more is closer to Lanczos, and slower."""
 
 
 def usual_batch(side: int) -> int:
@@ -107,19 +99,10 @@ def usual_batch(side: int) -> int:
 class EncoderConfig(WorkersConfig):
     """The encoders of any job."""
 
-    gpus_per_worker: float = key(1.0, gt=0)
-    """GPUs that one encoder reserves; a fraction shares a GPU."""
     dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", shapes_output=True)
     """Precision of the encoders; latents are always stored as fp16."""
     compile: bool = key(False)
     """Compile the encoders with torch.compile: slower to start, faster batches on a GPU."""
-    channels_last: bool = key(True)
-    """Keep images channels-last in memory: faster convolutions."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        yield from super().contradictions()
-        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
-            yield self.problem("gpus_per_worker", "a whole number above 1", "round it")
 
 
 class EncodeConfig(EncoderConfig):

@@ -25,11 +25,20 @@ REMOVED: Mapping[str, str] = {
     "download: filters.min_similarity filters.max_punsafe filters.max_pwatermark filters.min_aesthetic "
     "filters.keep_unknown filters.similarity_column filters.punsafe_column filters.pwatermark_column "
     "filters.aesthetic_column": "filters.columns has bounds of any column: {punsafe: {max: 0.1}}",
+    "storage.retries": "an operation is retried until storage.timeout_s; 5 times if the store never answered",
+    "score process train: transform.max_pixels": "images of more than 100 megapixels fail",
+    "score process train: transform.concurrency": "as many transforms run as the CPUs allow",
+    "process train: transform.oversample": "a JPEG is decoded to at least the size of its crop",
+    "process: output.target_bytes": "a part has 256 MB, or output.rows_per_file",
+    "score process train: encode.gpus_per_worker": "an encoder has one GPU",
+    "score process train: encode.channels_last": "images are channels-last",
 }
-"""Lines on what happens now, by `JOB: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
+"""Lines on what happens now, by `JOBS: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
 
 FIXED: Mapping[str, Any] = {
     "image.least_side": 8,
+    "transform.max_pixels": 100_000_000,
+    "transform.oversample": 1.0,
     **{f"filters.{name}": None for name in ("min_similarity", "max_punsafe", "max_pwatermark", "min_aesthetic")},
 }
 """Values now of removed keys that decided an output's content."""
@@ -62,6 +71,6 @@ def fixed_since(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _removed_of(job: str) -> Iterator[tuple[str, str]]:
     for names, line in REMOVED.items():
-        owner, colon, paths = names.rpartition(": ")
-        if not colon or owner == job:
+        owners, colon, paths = names.rpartition(": ")
+        if not colon or job in owners.split():
             yield from ((path, line) for path in paths.split())

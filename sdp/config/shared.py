@@ -124,17 +124,12 @@ class StorageConfig(Section):
     """Region of the S3 store; null uses the environment's."""
     timeout_s: float = key(120.0, gt=0, le=LONGEST_S)
     """Deadline of a storage operation in seconds, including its retries."""
-    retries: int | None = key(None, ge=0)
-    """Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the
-    store has not answered yet."""
 
     def options(self) -> StorageOptions:
         """Return the options for sdp.storage."""
         from sdp.storage import StorageOptions
 
-        return StorageOptions(
-            endpoint=self.endpoint, region=self.region, timeout_s=self.timeout_s, retries=self.retries
-        )
+        return StorageOptions(endpoint=self.endpoint, region=self.region, timeout_s=self.timeout_s)
 
 
 class JobConfig(Section):

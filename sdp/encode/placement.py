@@ -24,7 +24,7 @@ class Placement:
     labels: Mapping[str, str]
     """Labels of the nodes for transforms."""
     concurrency: int | None
-    """The most transforms at once."""
+    """The most transforms at once; None where they reserve CPUs."""
     output: str
     """URI of the job's output: the `run` label of its metrics."""
 
@@ -62,7 +62,7 @@ def plan_placement(
     """
     cpus = int(resources.get("CPU", 0)) - beside
     grows = grows or not resources.get("CPU")
-    gpus = encode.gpus_per_worker if cluster.on_gpus("encode", encode) else 0.0
+    gpus = 1.0 if cluster.on_gpus("encode", encode) else 0.0
     encoder_cpus = 1.0 if gpus or grows or cpus > encode.least else 0.0
     transform_cpus = 1.0 if grows or not beside or cpus > encode.least * encoder_cpus else 0.0
     return Placement(
@@ -74,6 +74,6 @@ def plan_placement(
         transform_cpus=transform_cpus,
         start_timeout_s=encode.wait_s,
         labels=transform.node_labels,
-        concurrency=transform.concurrency or (None if transform_cpus else max(2, cpus)),
+        concurrency=None if transform_cpus else max(2, cpus),
         output=output,
     )

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.config.process import EncoderConfig, TransformConfig
-from sdp.imaging import MAX_PIXELS
 
 TEXT = 0
 """The text encoder's key in mappings by resolution."""
@@ -32,16 +31,11 @@ class Recipe:
     crop: Literal["center", "random", "buckets"] = "center"
     seed: int = 0
     max_upscale: float = 2.0
-    oversample: float = 1.0
-    """A JPEG is decoded to at least this many times the size of its crop."""
-    max_pixels: int = MAX_PIXELS
 
     @staticmethod
     def of(config: TransformConfig, resolutions: tuple[int, ...], seed: int) -> "Recipe":
         """Return the recipe of a job's configuration."""
-        return Recipe(
-            resolutions, config.crop, seed, config.max_upscale, config.oversample, max_pixels=config.max_pixels
-        )
+        return Recipe(resolutions, config.crop, seed, config.max_upscale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,6 @@ class EncoderSettings:
     dtype: str = "fp32"
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
     """Images per batch, by resolution; captions under TEXT."""
-    channels_last: bool = True
     compile: bool = False
 
     @staticmethod
@@ -62,7 +55,7 @@ class EncoderSettings:
     ) -> "EncoderSettings":
         """Return the settings of a job's configuration."""
         sizes = {TEXT: _TEXT_BATCH, **batch_sizes}
-        return EncoderSettings(seed, content, config.dtype, sizes, config.channels_last, config.compile)
+        return EncoderSettings(seed, content, config.dtype, sizes, config.compile)
 
 
 def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:

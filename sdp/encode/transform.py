@@ -64,7 +64,7 @@ def crop_image(
     data: bytes | memoryview, recipe: Recipe, row: int, seen: Callable[[Header], None] = lambda _: None
 ) -> Crops:
     """Return an image's crops, all from one decode; `seen` is called with the header before that."""
-    header = read_header(data, recipe.max_pixels)
+    header = read_header(data)
     seen(header)
     width, height = header.width, header.height
     bucket = choose_bucket(width, height) if recipe.crop == "buckets" else 0
@@ -74,8 +74,8 @@ def crop_image(
     enlarged = shapes[largest][0] / centre_box(width, height, aspect).width
     if enlarged > recipe.max_upscale:
         raise RowError("too_small", f"{width} × {height} pixels would be enlarged {enlarged:.1f} times")
-    needed = math.ceil(min(width, height) * min(1.0, enlarged * recipe.oversample))
-    image = decode(data, min_side=needed, max_pixels=recipe.max_pixels)
+    needed = math.ceil(min(width, height) * min(1.0, enlarged))
+    image = decode(data, min_side=needed)
     if recipe.crop == "random":
         box = placed_box(width, height, *place(recipe.seed, row), aspect)
     else:
@@ -87,7 +87,7 @@ class SandboxedCrops:
     """Crops of images from unknown sources, made by decoders that have no files, network or secrets."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe, self._sandbox = recipe, Sandbox(partial(_crop_in_sandbox, recipe), recipe.max_pixels)
+        self._recipe, self._sandbox = recipe, Sandbox(partial(_crop_in_sandbox, recipe))
 
     def __call__(self, data: bytes | memoryview, row: int) -> Crops:
         """Return the same crops as `crop_image`."""

@@ -18,7 +18,7 @@ from sdp.encode.work import reason_to_skip
 from sdp.errors import OutOfMemory
 from sdp.evaluate.networks import Clip, LoadedNetwork, NetworkInput, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
-from sdp.imaging import MAX_PIXELS, Pixels, RowError, decode
+from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
@@ -61,7 +61,7 @@ class EvaluateWorker:
         name, unit, pieces = task
         spec = self._spec[name]
         if spec.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.config.scaling.threads)
+            self._sandbox = Sandbox(child.pixels, spec.config.scaling.threads)
         result = UnitFeatures(name, unit)
         _UnitRun(spec, self._networks(spec), self._sandbox, result).run(pieces, on_rows)
         return result

@@ -90,7 +90,7 @@ def write_dataset(
     cluster.require_reachable()
     with Lease.acquire(prepared.spec.output, f"sdp {job}") as lease:
         output = begin(prepared, only_failed=only_failed)
-        figures = ProcessFigures(job=job, gpus_each=bool(config.encode.gpu_each) * config.encode.gpus_per_worker)
+        figures = ProcessFigures(job=job, gpus_each=float(bool(config.encode.gpu_each)))
         infos, record = list[PartInfo](), runs.begin(job)
         pending = output.pending()
         if pending:

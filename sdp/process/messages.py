@@ -80,15 +80,13 @@ class ProcessFigures:
         return self.bytes_written / self.counts.written if self.counts.written else 0.0
 
 
-def suggestion(figures: ProcessFigures, concurrency: int | None) -> str:
+def suggestion(figures: ProcessFigures) -> str:
     """Name the bottleneck and what would help."""
     waited = f"waited {figures.wait * 100:.0f} % of their time for input"
     if figures.wait < STARVED:
         return f"the encoders ({waited}); raise encode.num_workers or add GPUs"
     if figures.transformed.reading_s > figures.transformed.seconds:
-        return f"the source's storage (encoders {waited}); raise transform.concurrency"
-    if concurrency is not None and figures.transforms_most >= concurrency:
-        return f"the transforms (encoders {waited}); raise transform.concurrency (now {concurrency}) or add CPU nodes"
+        return f"the source's storage (encoders {waited}); add CPU nodes, to read more at once"
     return f"the transforms (encoders {waited}); add CPU nodes, or use fewer encoders"
 
 
@@ -137,7 +135,7 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
     """Return the closing table: the dataset's counts, this run's figures, the next command."""
     captions = _captions(config, dataset.manifest.counts.written)
-    return [*outcome_lines(config, dataset), ("captions", captions), *run_lines(config, dataset, figures)]
+    return [*outcome_lines(config, dataset), ("captions", captions), *run_lines(dataset, figures)]
 
 
 def outcome_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset) -> list[tuple[str, str]]:
@@ -155,7 +153,7 @@ def outcome_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset) -> list
     ]
 
 
-def run_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
+def run_lines(dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
     """Return the lines on this run's figures, and on a retry of failures."""
     lines: list[tuple[str, str]] = []
     if figures.parts_written:
@@ -169,7 +167,7 @@ def run_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: Pr
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
-            ("bottleneck", suggestion(figures, config.transform.concurrency)),
+            ("bottleneck", suggestion(figures)),
         ]
         for side, count in sorted(figures.fitting.items()):
             batches = "captions" if side == TEXT else f"images of {side} px"
@@ -220,7 +218,7 @@ def forecast(
         *to_write(prepared.images_of(rows)),
         (
             "encoders",
-            f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each"
+            f"{config.encode.num_workers} on {node}, 1 GPU each"
             f"{' if there are GPUs' * (config.encode.gpu_each is None)}",
         ),
     ]

@@ -22,6 +22,8 @@ from sdp.encode.work import EncodeSpec, RowsSpec
 from sdp.model import family, sources
 from sdp.storage import open_storage
 
+PART_BYTES = 256_000_000
+"""Size of a part where output.rows_per_file is null: few enough objects for two billion images, and read in ranges."""
 _PIECE_BYTES = 1024 * 3 * 256 * 256
 """Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 11 ms, however large it is."""
 _PIECE_ROWS = 256
@@ -83,7 +85,7 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
         output=output,
         foreign=pictures.dataset is None,
     )
-    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
+    unit_rows = config.output.rows_per_file or _unit_rows(shape, pictures.dataset)
     # Where there are none, null: as in an output of an sdp that did not know them.
     identifying = {"filters": identity(config)["filters"] or None, "model.digest": model.digest}
     head = head_of(config, EncodeSpec.kind, unit_rows, pictures, identifying)
@@ -148,8 +150,8 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
     )
 
 
-def _unit_rows(target_bytes: int, shape: RowShape, upstream: Dataset | None) -> int:
+def _unit_rows(shape: RowShape, upstream: Dataset | None) -> int:
     """Return the rows of a part of about the target size; whole units of upstream if it holds any."""
-    rows = max(1, target_bytes // bytes_per_row(shape))
+    rows = max(1, PART_BYTES // bytes_per_row(shape))
     upstream_rows = upstream.head.unit_rows if upstream else 1
     return rows - rows % upstream_rows if rows > upstream_rows else rows

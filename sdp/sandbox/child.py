@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sdp.datasets.outcomes import FAILED
-from sdp.imaging import MAX_PIXELS, Header, Pixels, RowError, decode, lacks_memory, read_header
+from sdp.imaging import Header, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
 CPU_S_A_PIXEL = 0.25e-6
@@ -74,11 +74,11 @@ def main() -> None:
 
 
 def pixels(
-    data: memoryview, on_header: Callable[[Header], None], min_side: int | None = None, max_pixels: int = MAX_PIXELS
+    data: memoryview, on_header: Callable[[Header], None], min_side: int | None = None
 ) -> tuple[Reply, memoryview]:
     """Decode an image; the handler for callers that need all its pixels, or a reduction to a shorter side."""
-    on_header(read_header(data, max_pixels))
-    decoded = decode(data, min_side=min_side, max_pixels=max_pixels).pixels
+    on_header(read_header(data))
+    decoded = decode(data, min_side=min_side).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
 
 

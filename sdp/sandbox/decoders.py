@@ -25,7 +25,7 @@ from pathlib import Path
 import sdp
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
 from sdp.errors import SdpError
-from sdp.imaging import RowError
+from sdp.imaging import MAX_PIXELS, RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
 
@@ -160,8 +160,8 @@ class Decoders:
 class Sandbox:
     """Decoders whose caller waits for the result; their processes end with this object."""
 
-    def __init__(self, handle: Handler, max_pixels: int, count: int = 1) -> None:
-        settings = DecoderSettings(handle, _MEMORY_BYTES + max_pixels * _BYTES_A_PIXEL)
+    def __init__(self, handle: Handler, count: int = 1) -> None:
+        settings = DecoderSettings(handle, _MEMORY_BYTES + MAX_PIXELS * _BYTES_A_PIXEL)
         self._decoders = Decoders(settings, count)
         weakref.finalize(self, self._decoders.close)
 

@@ -40,7 +40,7 @@ def summary(
         if duplicates:
             tables.append(f"{{uri: {uri}/duplicates}}")
             bounds["duplicate"] = "{max: 0, keep_unknown: true}"
-    lines += run_lines(config, dataset, figures)
+    lines += run_lines(dataset, figures)
     if not bounds:
         return lines
     if list(bounds) == ["duplicate"]:

@@ -34,9 +34,7 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     pictures = open_pictures("source", source.uri, options, selection)
     side = HASHED_SIDE if view is None else view.side
     spec = ScoreSpec(
-        recipe=Recipe(
-            (HASH,) if view is None else (HASH, side), seed=config.seed, max_pixels=config.transform.max_pixels
-        ),
+        recipe=Recipe((HASH,) if view is None else (HASH, side), seed=config.seed),
         settings=EncoderSettings.of(
             config.encode, config.seed, "sample", {side: config.encode.batch_size, TEXT: _TEXT_BATCH}
         ),

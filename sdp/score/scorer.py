@@ -72,8 +72,6 @@ class Scorer(BatchEncoder):
         """Return normalised embeddings of uint8 pixels, each with its aesthetics behind it."""
         planes = (pixels.float() * self._view.scale - self._mean) / self._deviation
         planes = planes.permute(0, 3, 1, 2).to(DTYPES[self._settings.dtype])
-        if not self._settings.channels_last:  # the pixels arrive channels-last
-            planes = planes.contiguous()
         values = score = functional.normalize(self._pictures(planes).float(), dim=1)
         for weight, bias in self._layers:
             score = functional.linear(score, weight, bias)

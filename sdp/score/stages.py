@@ -94,8 +94,8 @@ class ScoreSpec(RowsSpec):
 
 def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
     """Return an image's hash and CLIP's view of it."""
-    limits = {"min_side": spec.min_side, "max_pixels": spec.recipe.max_pixels}
-    pixels = child.unpacked(*_sandbox(**limits)(data)) if spec.foreign else decode(data, **limits).pixels
+    least = spec.min_side
+    pixels = child.unpacked(*_sandbox(least)(data)) if spec.foreign else decode(data, min_side=least).pixels
     crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
     if spec.view is not None:
         crops[spec.view.side] = spec.view.cut(pixels)
@@ -103,9 +103,9 @@ def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
 
 
 @lru_cache(maxsize=1)
-def _sandbox(min_side: int, max_pixels: int) -> Sandbox:
+def _sandbox(min_side: int) -> Sandbox:
     """Start the decoders, once per process: starting takes longer than a piece."""
-    return Sandbox(partial(child.pixels, min_side=min_side, max_pixels=max_pixels), max_pixels)
+    return Sandbox(partial(child.pixels, min_side=min_side))
 
 
 @lru_cache(maxsize=1)

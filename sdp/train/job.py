@@ -176,7 +176,7 @@ def with_prices(config: TrainConfig) -> TrainConfig:
     changes: dict[str, float] = {}
     for role, instance, own, gpus in (
         ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
-        ("encoder", prices.encoder_instance, prices.encoder_hour, config.encode.gpus_per_worker),
+        ("encoder", prices.encoder_instance, prices.encoder_hour, 1),
     ):
         if instance is None or own is not None:
             continue

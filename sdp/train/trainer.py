@@ -436,9 +436,9 @@ class Trainer:
 
     def _gpus(self, encoders: int) -> float:
         """Return the GPUs of all trainers and of some encoders."""
-        scaling, encode = self.config.scaling, self.config.encode
+        scaling = self.config.scaling
         gpus: float = self.world.size * scaling.gpus_per_worker * (self.world.device.type == "cuda")
-        return gpus + encoders * encode.gpus_per_worker * bool(encode.gpu_each)
+        return gpus + encoders * bool(self.config.encode.gpu_each)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""

@@ -131,8 +131,8 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "can serve (maxReplicas times gpus, less the job's others), got 8",
         ),
         (
-            ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=81"],
-            "jobs.process.encode.num_workers: expected at most 80",
+            ["jobs.process.encode.num_workers=41"],
+            "jobs.process.encode.num_workers: expected at most 40",
         ),
         (["jobs.generate.scaling.accelerator=L4"], "jobs.generate.scaling.accelerator: expected one"),
         (
@@ -234,7 +234,7 @@ def test_values_that_cannot_work_are_refused_with_their_path(
         ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null", "jobs.generate=null"],
         ["groups.a10g.maxReplicas=8"],
         ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
-        ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],
+        ["jobs.process.encode.num_workers=40"],
         ["jobs.process.encode.accelerator=null", "jobs.process.encode.num_workers=400"],
         ["jobs.train-2.encode.accelerator=L4"],  # offline: there are no encoders
         ["groups.a10g.terminationGracePeriodSeconds=5"],  # there are no trainers

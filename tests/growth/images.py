@@ -53,7 +53,7 @@ def _comments(pieces: int, _: Path) -> Callable[[], object]:
 
 
 def _pipe(pieces: int, _: Path) -> Callable[[], object]:
-    sandbox, body = Sandbox(child.pixels, 1_000_000), [b"ab"] * pieces
+    sandbox, body = Sandbox(child.pixels), [b"ab"] * pieces
     child.unpacked(*sandbox(_picture("PNG")))  # it has started
     return lambda: sandbox(*body)
 

@@ -292,7 +292,7 @@ def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> N
 def test_the_output_does_not_depend_on_the_number_of_workers(
     tmp_path: Path, images: Path, model: Path, processed: Dataset
 ) -> None:
-    more = ("encode.num_workers=2", "transform.concurrency=1")
+    more = ("encode.num_workers=2",)
     other = run(config_of(images, tmp_path / "out", model, *USUAL, *more))
     for path in processed.parts["path"].to_pylist():
         assert processed.storage.read(path) == other.storage.read(path)

@@ -78,16 +78,6 @@ def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_fo
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_fraction_of_a_gpu_lets_several_encoders_share_it(tmp_path: Path, model: Path, traces: Path) -> None:
-    wait_for_encoders(traces, 2)
-    make_images(tmp_path, rows=120, unit_rows=10)  # more than one encoder is given at once
-    settings = ("encode.accelerator=A100", "encode.num_workers=2", "encode.gpus_per_worker=0.5")
-    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=10", *settings))
-    assert {group_of(node) for node in summary.figures.encoded_on} == {"a100"}
-    assert encoders_in(traces) == 2
-
-
-@pytest.mark.usefixtures("nodes")
 def test_an_accelerator_that_no_node_has_is_refused_with_the_types_that_there_are(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=10)
     with pytest.raises(UserError, match=r"encode\.accelerator: .*'H100'.*the cluster has A100, A10G"):

@@ -1,5 +1,6 @@
 """`sdp score` on a real local Ray: pictures in, scores out, and a process job that leaves rows out by them."""
 
+import io
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image as Pillow
 
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.datasets import parts, repeated, tombstones
@@ -257,19 +259,26 @@ def test_pictures_without_any_caption_are_scored_if_no_similarity_is_wanted(tmp_
 # --- what is in the way ----------------------------------------------------------------------------------------------
 
 
+def huge() -> bytes:
+    """Return a small PNG of more pixels than any image may have."""
+    sink = io.BytesIO()
+    Pillow.new("1", (10_001, 10_000)).save(sink, "PNG")
+    return sink.getvalue()
+
+
 def test_every_hostile_row_has_its_reason(tmp_path: Path, networks: Path) -> None:
     hostile = {
         2: (picture(2)[:-700], "undecodable"),
         4: (b"<html>", "not_an_image"),
         5: (None, "empty"),
         7: (picture(7) + b"SEGFAULT", "crashed"),
-        9: (picture(9, 400, 400), "too_many_pixels"),
+        9: (huge(), "too_many_pixels"),
     }
     images = [hostile[row][0] if row in hostile else picture(row) for row in range(12)]
     (tmp_path / "plain").mkdir()
     table = pa.table({"image": pa.array(images, pa.binary()), "caption": ["c"] * 12})
     pq.write_table(table, tmp_path / "plain/a.parquet", row_group_size=5)
-    settings = ("transform.max_pixels=100000", *wanted(networks))
+    settings = wanted(networks)
     dataset = run(score_config(tmp_path / "plain", tmp_path / "out", *settings))
     assert reasons_of(dataset) == {row: reason for row, (_, reason) in hostile.items()}
     assert rows_of(dataset)["row"].to_pylist() == [row for row in range(12) if row not in hostile]

@@ -127,7 +127,7 @@ def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "source__uri": str(root / "images"), "model__source": "builtin:tiny", "data__mode": "online",
         "encode__dtype": "fp32", "encode__batch_size": 8, "encode__accelerator": "A10G",
-        "transform__node_labels": {"ray.io/node-group": "cpu"}, "transform__concurrency": 1,
+        "transform__node_labels": {"ray.io/node-group": "cpu"},
         "scaling__accelerator": "A100",
         "scaling__num_workers": 2, "data__batch_size": 4, "max_steps": None, "max_epochs": 1, "log__every_steps": 1,
     }  # fmt: skip

@@ -159,12 +159,6 @@ def test_the_same_chunk_gives_the_same_bits_again() -> None:
     assert latents(encoder_of()(chunk)).tobytes() == latents(encoder_of()(chunk)).tobytes()
 
 
-def test_channels_last_and_contiguous_agree() -> None:
-    chunk = chunk_of([1, 2, 3])
-    one, other = (latents(encoder_of(channels_last=yes)(chunk)) for yes in (True, False))
-    assert np.allclose(one, other, atol=1e-3)
-
-
 def test_groups_of_several_shapes_are_each_encoded_as_themselves() -> None:
     wide = np.random.default_rng(0).integers(0, 256, (2, 16, 64, 3), np.uint8)
     tall = np.random.default_rng(1).integers(0, 256, (1, 64, 16, 3), np.uint8)

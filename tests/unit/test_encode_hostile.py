@@ -56,8 +56,6 @@ def recipes(draw: Any) -> Recipe:
         crop=draw(st.sampled_from(["center", "random", "buckets"])),
         seed=draw(st.integers(0, 2**63)),
         max_upscale=draw(st.sampled_from([2.0, 5.0, 1000.0])),
-        oversample=draw(st.sampled_from([1.0, 1.5])),
-        max_pixels=draw(st.sampled_from([20_000, 100_000_000])),
     )
 
 

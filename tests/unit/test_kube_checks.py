@@ -229,14 +229,6 @@ def test_trainers_that_cannot_fit_the_accelerator_they_name_are_found(tmp_path: 
             "encode.num_workers: 8 on A10G need 8 GPUs, and the groups grow to 4: fewer will run",
         ),
         (
-            [("A100", 8, 4), ("A10G", 1, 4)],
-            "num_workers: 32",
-            "num_workers: 8, accelerator: A10G, gpus_per_worker: 0.5",
-            True,
-            ["ok"],
-            "",
-        ),
-        (
             [("A100", 8, 4)],
             "num_workers: 32",
             "num_workers: 2, accelerator: A100",

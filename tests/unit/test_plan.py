@@ -246,9 +246,8 @@ def test_an_hour_costs_the_share_of_the_instance_that_its_gpus_are_and_nothing_w
         assert isinstance(config, TrainConfig)
         return with_prices(config).prices
 
-    half = ["prices.encoder_instance=g5.2xlarge", "encode.gpus_per_worker=0.5"]
-    both = priced("prices.trainer_instance=p4de.24xlarge", *half)
-    assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 0.606))
+    both = priced("prices.trainer_instance=p4de.24xlarge", "prices.encoder_instance=g5.2xlarge")
+    assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 1.212))
     assert priced("prices.trainer_instance=p4de.24xlarge", "prices.trainer_hour=2").trainer_hour == 2
     assert capsys.readouterr().err == ""
     assert priced("prices.trainer_instance=p5e.48xlarge").trainer_hour is None

@@ -59,8 +59,9 @@ def part_of(job: Prepared) -> int:
     "settings",
     [[], ["resolutions=[64,128]"], ["encode.latents=moments"], ["encode.text=text_embedding"], ["resolutions=[256]"]],
 )
-def test_a_part_comes_out_near_the_target(plain: Path, settings: list[str]) -> None:
-    job = prepared(plain, "output.target_bytes=4000000", *settings)
+def test_a_part_comes_out_near_the_target(plain: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.process.prepare.PART_BYTES", 4_000_000)
+    job = prepared(plain, *settings)
     assert 0.9 * 4_000_000 < part_of(job) < 1.1 * 4_000_000
 
 
@@ -70,7 +71,7 @@ def test_two_billion_images_are_some_ten_thousands_of_parts(plain: Path) -> None
 
 
 def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
-    assert prepared(plain, "output.rows_per_file=5000", "output.target_bytes=1").head.unit_rows == 5000
+    assert prepared(plain, "output.rows_per_file=5000").head.unit_rows == 5000
 
 
 def test_only_images_that_sdp_download_has_decoded_are_decoded_without_a_sandbox(tmp_path: Path, plain: Path) -> None:
@@ -79,12 +80,14 @@ def test_only_images_that_sdp_download_has_decoded_are_decoded_without_a_sandbox
     assert prepared(plain).spec.foreign
 
 
-def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
+def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)
-    by_itself = prepared(tmp_path / "images", "output.target_bytes=100000").head.unit_rows
+    monkeypatch.setattr("sdp.process.prepare.PART_BYTES", 100_000)
+    by_itself = prepared(tmp_path / "images").head.unit_rows
     assert by_itself % 20 == 0
     assert 100 < by_itself < 160
-    assert prepared(tmp_path / "images", "output.target_bytes=5000").head.unit_rows < 20
+    monkeypatch.setattr("sdp.process.prepare.PART_BYTES", 5000)
+    assert prepared(tmp_path / "images").head.unit_rows < 20
 
 
 # --- how work is cut up ----------------------------------------------------------------------------------------------
@@ -215,7 +218,6 @@ def test_a_dataset_without_its_head_is_not_a_plain_source(tmp_path: Path, source
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (["encode.gpus_per_worker=1.5"], "encode.gpus_per_worker: expected a whole number above 1, got 1.5"),
         (["source.caption_column=image"], "source.caption_column: expected another column than image_column"),
         (["transform.crop=random", "transform.crops=2"], "transform.crops: expected a known key, got an unknown key"),
     ],

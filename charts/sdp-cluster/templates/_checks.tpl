@@ -286,15 +286,13 @@
 {{- end -}}
 {{- $workers := get $settings "num_workers" | default 1 -}}
 {{- if kindIs "map" $workers }}{{ $workers = get $workers "min" | default 1 }}{{ end -}}
-{{- $each := get $settings "gpus_per_worker" | default 1 | float64 -}}
-{{- if le $each 0.0 }}{{ $each = 1.0 }}{{ end -}}{{/* the job itself refuses it, by name */}}
-{{- $on_one := floor (divf 1 $each) -}}{{/* a fraction of a GPU comes from a single GPU */}}
+{{- $each := max 1 (get $settings "gpus_per_worker" | default 1) -}}
 {{- $gpus := get $left $accelerator -}}
-{{- $most := int (ge $on_one 1.0 | ternary (mulf $gpus $on_one) (floor (divf $gpus $each))) -}}
+{{- $most := div $gpus $each | int -}}
 {{- if gt (int $workers) $most -}}
 {{- fail (printf "jobs.%s.%s.num_workers: expected at most %d, the number that the GPUs of groups with %s can serve (%s times gpus%s), got %d" $job $section $most $accelerator (ternary "maxReplicas" "replicas" $.Values.autoscaling.enabled) (ternary "" ", less the job's others" (eq (float64 $gpus) (float64 (get $have $accelerator)))) (int $workers)) -}}
 {{- end -}}
-{{- $_ := set $left $accelerator (int (floor (subf $gpus (ge $on_one 1.0 | ternary (ceil (divf $workers (max 1 $on_one))) (mulf $workers $each))))) -}}
+{{- $_ := set $left $accelerator (sub $gpus (mul $workers $each) | int) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
