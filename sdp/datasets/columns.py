@@ -23,20 +23,32 @@ _PLAIN = {
 
 LARGEST_CELL = 1 << 16
 """Bytes of a cell with text or bytes in a stranger's table. Of a longer one, one byte more is kept, as a mark."""
-_MOST_ROWS_A_BYTE = 1024
-"""Rows that a Parquet file may claim for each of its bytes."""
+_MOST_ROWS_A_BYTE, _MOST_BYTES_A_BYTE = 1024, 32
+"""Rows that a Parquet file may claim for each of its bytes, and bytes that a larger row group may become for each."""
 _BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
 
 
 def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
     """Return the number of rows in each row group; refuse a footer that contradicts itself or the file's size."""
-    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    counts = [group.num_rows for group in groups]
     if min(counts, default=0) < 0 or sum(counts) != footer.num_rows or footer.num_rows > size * _MOST_ROWS_A_BYTE:
         raise DatasetError(
             f"{uri}: its footer claims {footer.num_rows:,} rows, with {sum(counts):,} in its row groups, in {size:,} "
             "bytes; remove the file or write it again"
         )
+    for number, group in enumerate(groups):
+        if group.total_byte_size > _BATCH_BYTES and group.total_byte_size > _MOST_BYTES_A_BYTE * _stored(group):
+            raise DatasetError(
+                f"{uri}: row group {number} has {_stored(group):,} bytes that become {group.total_byte_size:,}; remove "
+                "the file or write it again without long values that repeat"
+            )
     return counts
+
+
+def _stored(group: pq.RowGroupMetaData) -> int:
+    """Return the compressed bytes of a row group."""
+    return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
 
 
 def open_parquet(
@@ -55,11 +67,15 @@ def iter_tables(
 ) -> Iterator[pa.Table]:
     """Yield the columns of some row groups of an open file, in plain types, with cells cut."""
     groups = range(file.num_row_groups) if groups is None else groups
-    chosen = [file.metadata.row_group(number) for number in groups]
-    row_bytes = sum(group.total_byte_size for group in chosen) // max(1, sum(group.num_rows for group in chosen))
-    rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-    for batch in file.iter_batches(rows, row_groups=groups, columns=list(columns)):
+    for batch in file.iter_batches(rows_a_batch(file.metadata, groups), row_groups=groups, columns=list(columns)):
         yield plain(cut(pa.Table.from_batches([batch]).select(list(columns))))
+
+
+def rows_a_batch(footer: pq.FileMetaData, groups: Sequence[int]) -> int:
+    """Return how many rows of some row groups to read at once, so that they have no more than a batch's bytes."""
+    chosen = [footer.row_group(number) for number in groups]
+    largest = max((group.total_byte_size // max(1, group.num_rows) for group in chosen), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
 
 
 def cut(table: pa.Table, image: str | None = None) -> pa.Table:

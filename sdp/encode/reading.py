@@ -1,7 +1,7 @@
 """Reading the source: units cut into pieces, and the rows of a piece.
 
-A piece is a few row groups of the source's files, so that nothing is read twice. A row group is the least that Parquet
-can read: where one is larger than a piece, several pieces share it and each reads all of it. An image file counts as a
+A piece is a few row groups of the source's files, so that nothing is read twice. Where a row group is larger than a
+piece, several pieces share it, and a process that reads some of them goes through it once. An image file counts as a
 row group of one row; a unit's samples in a tar count as one row group.
 """
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, rows_by_group
+from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, rows_a_batch, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
@@ -85,11 +85,6 @@ class Piece:
         """Return the same rows in smaller pieces, to find the one that kills its worker."""
         # By the square root rather than in halves: each level costs two more workers.
         return self.cut(self.take if self.take <= _FEW else math.isqrt(self.take))
-
-    @property
-    def reads(self) -> int:
-        """The number of rows that must be read to get the piece's own."""
-        return sum(group.rows for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +154,18 @@ class Planner:
 
     def __call__(self, work: Work) -> list[Piece]:
         """Return the pieces of a unit; none if upstream has no rows for it."""
-        batches: list[list[RowGroup]] = []
+        batches: list[list[_Span]] = []
         for group in self._row_groups(work):
-            if batches and sum(g.rows for g in batches[-1]) + group.rows <= self._piece_rows:
-                batches[-1].append(group)
-            else:
-                batches.append([group])
+            span = _within(group, work)
+            rows = _rows_in([span])
+            if batches and _rows_in(batches[-1]) + rows <= self._piece_rows:
+                batches[-1].append(span)
+            elif rows:
+                batches.append([span])
         pieces = []
-        for order, batch in enumerate(batches):
-            total = sum(group.rows for group in batch)
-            if total:
-                pieces += Piece(work, order, tuple(batch), 0, total).cut(-(-total // self._piece_rows))
+        for order, spans in enumerate(batches):
+            groups, rows = tuple(group for group, _, _ in spans), _rows_in(spans)
+            pieces += Piece(work, order, groups, spans[0][1], rows).cut(-(-rows // self._piece_rows))
         return pieces
 
     def _row_groups(self, work: Work) -> Iterator[RowGroup]:
@@ -184,12 +180,11 @@ class Planner:
             if piece.path.lower().endswith((TAR, *PICTURES)):
                 yield RowGroup(piece.path, piece.offset, piece.length, piece.first_row)
                 continue
-            footer, at = footer_of(piece.path, self._options), piece.first_row - piece.offset
-            for number in range(footer.num_row_groups):
-                rows = footer.row_group(number).num_rows
-                if at < work.unit.stop and at + rows > work.unit.start:
-                    yield RowGroup(piece.path, number, rows, at)
-                at += rows
+            stops, first = _stops_in(piece.path, self._options), piece.first_row - piece.offset
+            number = int(np.searchsorted(stops, work.unit.start - first, "right"))
+            while number < len(stops) and (at := int(stops[number - 1]) if number else 0) < work.unit.stop - first:
+                yield RowGroup(piece.path, number, int(stops[number]) - at, first + at)
+                number += 1
 
 
 def read_piece(
@@ -228,6 +223,19 @@ def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np
 
 
 _Span = tuple[RowGroup, int, int]
+"""Rows of a row group: from the first number, up to the second."""
+
+
+def _within(group: RowGroup, work: Work) -> _Span:
+    """Return the rows of a row group that may belong to a unit."""
+    if group.first_row is None:
+        return group, 0, group.rows
+    unit = work.unit
+    return group, max(0, unit.start - group.first_row), min(group.rows, unit.stop - group.first_row)
+
+
+def _rows_in(spans: Sequence[_Span]) -> int:
+    return sum(max(0, stop - start) for _, start, stop in spans)
 
 
 def _spans(piece: Piece) -> Iterator[_Span]:
@@ -316,7 +324,7 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     names = () if columns is None else columns.names
     if group.first_row is None:
         image = None if columns is None else columns.image
-        table = read_group(group, ("row", *names), options, image).slice(start, stop - start)
+        table = read_rows(span, ("row", *names), options, image)
         return table, table["row"].to_numpy()
     rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
     if columns is None:
@@ -327,7 +335,7 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     elif uri.endswith(TAR):
         samples = list(_samples_of(group.uri, columns, group.number + start, group.number + stop, options))
     else:
-        return read_group(group, names, options, columns.image).slice(start, stop - start), rows
+        return read_rows(span, names, options, columns.image), rows
     if len(samples) != len(rows):
         raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
     kinds = (pa.string(), pa.binary(), pa.string())
@@ -435,19 +443,62 @@ def read_group(
     group: RowGroup, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
 ) -> pa.Table:
     """Return those of the columns that exist, with text cut."""
-    footer = footer_of(group.uri, options)
+    return read_rows((group, 0, group.rows), columns, options, image)
+
+
+_unfinished: "dict[tuple[object, ...], _Reader]" = {}
+"""The reader of the row group of which this process has last read a part; it holds that group's bytes in the file."""
+
+
+def read_rows(
+    span: _Span, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
+) -> pa.Table:
+    """Return those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
+    group, start, stop = span
+    key = (group, tuple(columns), options, image)
+    reader = _unfinished.pop(key, None)  # another thread may read the same group, with a reader of its own
     try:
+        if reader is None or reader.at > start:
+            reader = _Reader(group, columns, options, image)
+        table = reader.read(start, stop)
+    except (pa.ArrowException, OSError) as error:
+        cause = one_line(error, 160)
+        raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
+    _unfinished.clear()
+    if stop < group.rows:
+        _unfinished[key] = reader
+    return table
+
+
+class _Reader:
+    """Reads a row group from its beginning to its end, a batch of bounded size at a time."""
+
+    def __init__(self, group: RowGroup, columns: Sequence[str], options: StorageOptions | None, image: str | None):
+        self.at = 0
+        """The number of rows that have been returned or passed over."""
+        self._group, self._image = group, image
+        footer = footer_of(group.uri, options)
         file = open_parquet(
             open_source(group.uri, options), columns, footer, pre_buffer=True, page_checksum_verification=True
         )
         names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
-        table = cut(file.read_row_group(group.number, columns=names, use_threads=False), image)
-    except (pa.ArrowException, OSError) as error:
-        cause = one_line(error, 160)
-        raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
-    if table.num_rows != group.rows:
-        raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
-    return table
+        rows = rows_a_batch(footer, [group.number])
+        self._batches = file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False)
+        self._rest = file.schema_arrow.empty_table().select(names)
+
+    def read(self, start: int, stop: int) -> pa.Table:
+        tables = []
+        while self.at < stop:
+            if not self._rest.num_rows:
+                batch = next(self._batches, None)
+                if batch is None:
+                    raise DatasetError(f"{self._group.uri}: changed while it was read; run the job again")
+                self._rest = cut(pa.Table.from_batches([batch]), self._image)
+            rows = min(self._rest.num_rows, (stop if self.at >= start else min(start, stop)) - self.at)
+            if self.at >= start:
+                tables.append(self._rest.slice(0, rows))
+            self.at, self._rest = self.at + rows, self._rest.slice(rows)
+        return pa.concat_tables(tables or [self._rest.slice(0, 0)])
 
 
 @lru_cache(maxsize=_FOOTERS)  # a file's pieces are read one after another
@@ -461,3 +512,10 @@ def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
+
+
+@lru_cache(maxsize=_FOOTERS)
+def _stops_in(uri: str, options: StorageOptions | None) -> NDArray[np.int64]:
+    """Return for each row group of a file the number of rows up to its end."""
+    footer = footer_of(uri, options)
+    return np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], dtype=np.int64)

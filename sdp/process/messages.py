@@ -223,8 +223,9 @@ def forecast(
         ),
     ]
     planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.spec.storage)
-    if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
-        lines.append(("warning", "row groups are larger than a piece and are read several times; write smaller ones"))
+    groups = (group for piece in planner(pending[0]) for group in piece.groups) if pending else ()
+    if any(group.rows > prepared.piece_rows for group in groups):
+        lines.append(("warning", "row groups are larger than a piece, and each worker reads them; write smaller ones"))
     return lines
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from sdp.datasets.source import freeze_source
 from sdp.datasets.units import Unit, Work
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import read_span, spans
-from sdp.encode.reading import Columns, Piece, RowGroup, count_samples, read_piece
+from sdp.encode.reading import Columns, Piece, Planner, RowGroup, count_samples, read_piece
+from sdp.errors import SdpError
 from sdp.storage import list_source, open_storage
 from tests.growth import Case
 from tests.growth.forged import claim_rows, repeat_text
@@ -54,6 +56,40 @@ def _images(length: int, folder: Path) -> Callable[[], object]:
     at = [0] * length
     path = repeat_text(folder / "in.parquet", ["x" * 5_000 * length], image=at, caption=at)
     return _process(RowGroup(str(path), 0, length, 0))
+
+
+def _differing(length: int, folder: Path) -> Callable[[], object]:
+    """Give 100 rows a text of their own, of 5 kB for each piece."""
+    texts = [f"{row}" + "x" * 5_000 * length for row in range(100)]
+    pq.write_table(
+        pa.table(dict.fromkeys(("url", "caption", "note", "image"), texts)), folder / "in.parquet", compression="zstd"
+    )
+    download = _download(folder)
+
+    def read() -> None:
+        with suppress(SdpError):
+            _read_whole(folder)
+        download()
+
+    return read
+
+
+def _one_group(rows: int, folder: Path) -> Callable[[], object]:
+    """Write a row for each piece into one row group, which units and pieces share."""
+    empty = pa.array([b""], pa.binary()).take(pa.array([0] * rows))
+    pq.write_table(pa.table({"image": empty, "caption": pa.nulls(rows, pa.string())}), folder / "in.parquet")
+    return lambda: _read_whole(folder)
+
+
+def _read_whole(folder: Path) -> None:
+    """Read the pieces of a folder's files, as process does."""
+    output = open_output(open_storage(str(folder / "encoded")), Head("latents", 5_000, False, {}))
+    output = freeze_source(output, list_source(str(folder)), ["image", "caption"])
+    planner = Planner(output.index, None, 100)
+    for work in output.pending():
+        for piece in planner(work):
+            for _ in read_piece(piece, Columns()):
+                pass
 
 
 def _process(group: RowGroup) -> Callable[[], object]:
@@ -97,6 +133,8 @@ CASES: tuple[Case, ...] = (
     Case("Parquet footer", 30_000, _footer, full=1),
     Case("Parquet strings", 100, _strings, full=3),
     Case("Parquet images", 100, _images, full=3),
+    Case("Parquet strings that differ", 50, _differing, full=3),
+    Case("Parquet row group", 20_000, _one_group),
     Case("tar", 500, _tar),
     Case("tar header", 20_000, _headers),
     Case("JSON in a tar", 20_000, _json),

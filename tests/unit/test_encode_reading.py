@@ -61,7 +61,8 @@ def test_pieces_are_row_groups_put_together_up_to_their_size(tmp_path: Path) -> 
     pieces = Planner(output.index, upstream, 20)(work)
     assert max(piece.take for piece in pieces) <= 20
     assert sum(piece.take for piece in pieces) == 90
-    assert all(piece.reads == piece.take for piece in pieces), "nothing is read twice"
+    groups = [group for piece in pieces for group in piece.groups]
+    assert len(set(groups)) == len(groups), "nothing is read twice"
     assert len(pieces) <= 6
 
 
@@ -71,7 +72,22 @@ def test_large_row_groups_are_shared_by_several_pieces(tmp_path: Path) -> None:
     (work,) = output.pending()
     pieces = Planner(output.index, None, 12)(work)
     assert [(piece.skip, piece.take) for piece in pieces] == [(0, 10), (10, 10), (20, 10), (30, 10)]
-    assert all(piece.reads == 40 for piece in pieces)
+    assert all(group.rows == 40 for piece in pieces for group in piece.groups)
+
+
+def test_units_that_share_a_row_group_read_it_once_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plain(tmp_path / "plain", 40, files=1, group=40)
+    output, opened, real = over_plain(tmp_path, unit_rows=20), list[object](), reading.open_parquet
+    monkeypatch.setattr(reading, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
+    planner = Planner(output.index, None, 12)
+    pieces = [(piece.skip, piece.take) for work in output.pending() for piece in planner(work)]
+    assert pieces == [(0, 10), (10, 10), (20, 10), (30, 10)]
+    assert all_rows(output, planner) == [list(range(20)), list(range(20, 40))]
+    assert len(opened) == 1
+    (last, _) = planner(output.pending()[1])
+    assert [row.row for row in read_piece(last, Columns())] == list(range(20, 30)), "again, after the end"
 
 
 def test_a_rows_image_key_and_caption_come_with_it(tmp_path: Path) -> None:
