@@ -113,10 +113,12 @@ def new_unet(config: Mapping[str, Any]) -> Any:
 
 
 def blocks(unet: Any) -> "Iterator[torch.nn.Module]":
-    """Yield the residual and attention modules in forward order. Each is sharded and compiled separately."""
+    """Yield the residual, attention and sampling modules in forward order. Each is sharded and compiled separately."""
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         for pair in zip_longest(getattr(block, "resnets", None) or (), getattr(block, "attentions", None) or ()):
             yield from (module for module in pair if module is not None)
+        for samplers in ("downsamplers", "upsamplers"):
+            yield from getattr(block, samplers, None) or ()
 
 
 def text_blocks(text_encoder: Any) -> "Iterator[torch.nn.Module]":
