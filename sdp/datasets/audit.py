@@ -138,7 +138,8 @@ class _Audit:
         """Trace an address of the datasets with these URIs, or of any dataset if there are none."""
         datasets = [dataset for dataset in self._datasets if not uris or uris & self._lineage(dataset)]
         taken_down = any(
-            row in (taken := self._takedowns(dataset)).rows or self._value in taken.listed for dataset in datasets
+            row in (taken := self._takedowns(dataset)).rows or (self._value and taken.lists_value(self._value))
+            for dataset in datasets
         )
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]
         checkpoints, skipped, searched = list[dict[str, Any]](), list[dict[str, Any]](), 0

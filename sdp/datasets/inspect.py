@@ -204,7 +204,7 @@ def _ancestry(storage: Storage, problems: list[str]) -> tuple[Tombstones, list[s
         except SdpError as error:
             (problems if dataset is storage else notes).append(f"its takedowns cannot be read: {error}")
             continue
-        taken = Tombstones(taken.rows | own.rows, taken.listed | own.listed)
+        taken |= own
     foreign = tombstones.foreign_files(storage)[:_SHOWN]
     notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
     return taken, [dataset.uri for dataset in chain[1:]], notes

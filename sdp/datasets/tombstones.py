@@ -13,17 +13,17 @@ stores the result of such a search, so that it is done once.
 import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, PlainSerializer, PlainValidator
 from pyroaring import BitMap64
 
-from sdp.datasets.lookup import Hit, in_parts
+from sdp.datasets.lookup import in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.records import Whole, dump
@@ -39,7 +39,7 @@ SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.in
 _LIST = re.compile(r"_tombstones/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _KEY = b"sdp.looked"
-_NORMAL = re.compile(r"https?://[a-z0-9-]+(\.[a-z0-9-]+)*/[A-Za-z0-9._~/-]*", re.ASCII)
+_NORMAL = r"^https?://[a-z0-9-]+(\.[a-z0-9-]+)*/[A-Za-z0-9._~/-]*$"
 """Most URLs in normal form; parsing the others takes ten times as long."""
 
 
@@ -52,29 +52,36 @@ class Takedown:
     """The address; the URL in its normal form; or the hash in lower case."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tombstones:
-    """The takedowns of a dataset and of its ancestors."""
+    """The takedowns of a dataset and of its ancestors. Lists may have millions of entries, so they stay in Arrow."""
 
     rows: BitMap64
     """Every address to leave out."""
-    listed: frozenset[Takedown] = frozenset()
+    lists: tuple[pa.Table, ...] = ()
 
     @property
     def urls(self) -> frozenset[str]:
-        return frozenset(takedown.value for takedown in self.listed if takedown.kind == "url")
+        return frozenset(_values(self.lists, "url").to_pylist())
 
     @property
     def hashes(self) -> frozenset[str]:
-        return frozenset(takedown.value for takedown in self.listed if takedown.kind == "sha256")
+        return frozenset(_values(self.lists, "sha256").to_pylist())
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """Return for each address whether it has been taken down."""
         return [row in self.rows for row in rows]
 
+    def lists_value(self, value: Takedown) -> bool:
+        """Return whether a list has an entry, whatever it matches."""
+        return bool(pc.any(pc.equal(_values(self.lists, value.kind), value.value)).as_py())
+
+    def __or__(self, other: "Tombstones") -> "Tombstones":
+        return Tombstones(self.rows | other.rows, (*self.lists, *other.lists))
+
     def __len__(self) -> int:
         """Count the takedowns, each once however many rows it matches."""
-        return len(self.listed)
+        return sum(pc.count_distinct(_values(self.lists, kind)).as_py() for kind in KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +149,14 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
             "images dataset that it was made from"
         )
     before = _Book.read(storage)
-    fresh = [t for t in wanted if t not in before.known]
+    before_known = before.known()
+    fresh = [t for t in wanted if t not in before_known]
     if fresh:
         # Before the lookup: a download that ends meanwhile either sees the list, or has its parts searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
         _create(storage, FOLDER, before.next_list, _table(entries))
     settle(storage)
-    stop, known = read_output(storage).index.rows, _Book.read(storage).known
+    stop, known = read_output(storage).index.rows, _Book.read(storage).known()
     rows = {t: matches for t in wanted if (matches := sorted({row for row in known.get(t, ()) if row < stop}))}
     return Added(fresh, len(wanted) - len(fresh), rows, [t for t in wanted if t not in rows])
 
@@ -161,9 +169,8 @@ def settle(storage: Storage) -> int:
     book = _Book.read(storage)
     if (lookup := book.search()) is None:
         return 0
-    table = _table(lookup.hits).replace_schema_metadata({_KEY: dump(lookup)})
-    _create(storage, f"{FOLDER}looked/", book.next_lookup, table)
-    return len({row for _, _, row in lookup.hits})
+    _create(storage, f"{FOLDER}looked/", book.next_lookup, lookup.hits.replace_schema_metadata({_KEY: dump(lookup)}))
+    return int(pc.count_distinct(lookup.hits["row"]).as_py())
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -176,13 +183,14 @@ def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
     """Load the takedowns beside some datasets."""
-    rows, listed = BitMap64(), set[Takedown]()
+    taken = Tombstones(BitMap64())
     for book in map(_Book.read, chain):
-        listed |= book.known.keys()
-        rows.update(row for matches in book.known.values() for row in matches)
-        if (lookup := book.search()) is not None:
-            rows.update(row for _, _, row in lookup.hits)
-    return Tombstones(rows, frozenset(listed))
+        lists, rows = tuple(book.lists.values()), BitMap64()
+        searched = [] if (lookup := book.search()) is None else [lookup]
+        for table in (*lists, *(book.current(lookup.hits) for lookup in (*book.lookups, *searched))):
+            rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
+        taken |= Tombstones(rows, lists)
+    return taken
 
 
 def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
@@ -231,12 +239,12 @@ class _Lookup:
     """Digest of the manifest's list of parts, if all of these were searched."""
     parts: Mapping[int, Annotated[BitMap64, PlainValidator(_unpack), PlainSerializer(_pack)]]
     """The units that were searched, by attempt."""
-    hits: Annotated[list[Hit], Field(exclude=True)] = field(default_factory=list)
+    hits: Annotated[Any, Field(exclude=True)] = None
 
     @staticmethod
     def load(data: bytes) -> "_Lookup":
         table = _read(data)
-        return replace(parse_record(_Lookup, (table.schema.metadata or {})[_KEY]), hits=list(_entries(table)))
+        return replace(parse_record(_Lookup, (table.schema.metadata or {})[_KEY]), hits=table)
 
     def has(self, part: tuple[int, int]) -> bool:
         return part[0] in self.parts.get(part[1], ())
@@ -256,17 +264,25 @@ class _Book:
         """A number that no list has had, not even a deleted one that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
-    @cached_property
     def known(self) -> dict[Takedown, list[int]]:
-        """The addresses that each listed takedown is known to match."""
+        """Return the addresses that each listed takedown is known to match."""
         known: dict[Takedown, list[int]] = {}
-        for table in self.lists.values():
+        for table in (*self.lists.values(), *(self.current(lookup.hits) for lookup in self.lookups)):
             for kind, value, row in _entries(table):
-                known.setdefault(Takedown(kind, _normal(kind, value)), []).extend([] if row is None else [row])
-        for kind, value, row in (hit for lookup in self.lookups for hit in lookup.hits):
-            # Matches of a deleted list are dropped.
-            known.get(Takedown(kind, value), []).append(row)
+                known.setdefault(Takedown(kind, value), []).extend([] if row is None else [row])
         return known
+
+    def current(self, hits: pa.Table) -> pa.Table:
+        """Return the hits of takedowns that are still listed: a list may have been deleted."""
+        kept = [
+            hits.filter(pc.and_(pc.equal(hits["kind"], kind), pc.is_in(hits["value"], self.values(kind))))
+            for kind in KINDS
+        ]
+        return pa.concat_tables(kept)
+
+    def values(self, kind: str) -> pa.ChunkedArray:
+        """Return the listed values of a kind."""
+        return _values(self.lists.values(), kind)
 
     @staticmethod
     def read(storage: Storage) -> "_Book":
@@ -296,12 +312,12 @@ class _Book:
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
         if not parts and digest is None:
             return None
-        urls, hashes = (frozenset(t.value for t in self.known if t.kind == kind) for kind in ("url", "sha256"))
+        urls, hashes = (frozenset(self.values(kind).to_pylist()) for kind in ("url", "sha256"))
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
         hits = in_parts(self.storage, [part_name(*part) for part in parts], urls, hashes)
-        return _Lookup(max(self.lists) + 1, digest, units, hits)
+        return _Lookup(max(self.lists) + 1, digest, units, _table(hits))
 
 
 def _files_digest(storage: Storage) -> str | None:
@@ -312,25 +328,38 @@ def _files_digest(storage: Storage) -> str | None:
 
 
 def _read_list(storage: Storage, name: str) -> pa.Table:
-    """Read a list. A damaged one is an error, since its images must not come back."""
+    """Read a list, with URLs in normal form. A damaged one is an error, since its images must not come back."""
     try:
         table = _read(storage.read(name))
-        for kind, value, row in _entries(table):
-            if kind not in KINDS or value is None or (row is None and kind == "row") or (row or 0) < 0:
-                raise ValueError(f"{kind} {value} {row} is not a takedown")
-        return table
+        kinds, rows = table["kind"], table["row"].fill_null(-1)
+        missing = pc.and_(pc.equal(kinds, "row"), pc.less(rows, 0))
+        negative = pc.and_(table["row"].is_valid(), pc.less(rows, 0))
+        good = pc.and_(pc.is_in(kinds, pa.array(KINDS)), table["value"].is_valid())
+        if not pc.all(pc.and_(good, pc.invert(pc.or_(missing, negative)))).as_py() and len(table):
+            raise ValueError("an entry is not a takedown")
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
             f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "
             "backup, or delete it and add its takedowns again"
         ) from error
+    unusual = pc.and_(pc.equal(kinds, "url"), pc.invert(pc.match_substring_regex(table["value"], _NORMAL)))
+    normal = pa.array(map(_normal, table["value"].filter(unusual).to_pylist()), pa.string())
+    return table.set_column(
+        1, "value", pc.replace_with_mask(table["value"].combine_chunks(), unusual.combine_chunks(), normal)
+    )
 
 
-def _normal(kind: str, value: str) -> str:
+def _normal(url: str) -> str:
     try:
-        return value if kind != "url" or _NORMAL.fullmatch(value) else parse(value).text
+        return parse(url).text
     except BadUrl:
-        return value
+        return url
+
+
+def _values(lists: Iterable[pa.Table], kind: str) -> pa.ChunkedArray:
+    """Return the values of a kind in some lists."""
+    tables = [table.filter(pc.equal(table["kind"], kind))["value"] for table in lists]
+    return pa.chunked_array([chunk for values in tables for chunk in values.chunks], pa.string())
 
 
 def _read(data: bytes) -> pa.Table:
