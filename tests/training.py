@@ -36,7 +36,7 @@ def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
         "source": {"uri": str(root / "latents")},
         "output": {"uri": str(root / run)},
         "model": {"source": str(root / "model")},
-        "data": {"resolution": 64, "batch_size": 8, "shuffle": {"lanes": 2, "units": 2, "row_groups": 2}},
+        "data": {"resolution": 64, "batch_size": 8},
         "precision": "fp32",
         "max_steps": 6,
         "max_epochs": None,

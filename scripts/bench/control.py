@@ -223,14 +223,13 @@ def readers(_: Path, ranks: int, rows: int) -> Figures:
     """Plan an epoch as a rank does; merge what all ranks have consumed between two checkpoints, a two-hundredth."""
     import numpy as np
 
-    from sdp.config.train import ShuffleConfig
     from sdp.datasets.ledger import Ledger
-    from sdp.train.data.order import EpochOrder, RowGroups
+    from sdp.train.data.order import EpochOrder, RowGroups, Shuffle
 
     size, numbers = 1000, np.arange(rows // 1000)
     groups = RowGroups(numbers // 10, numbers % 10, np.full(len(numbers), size))
     began = time.process_time()
-    order = EpochOrder(0, 0, groups, ShuffleConfig(lanes=ranks))
+    order = EpochOrder(0, 0, groups, Shuffle(lanes=ranks))
     lanes = [order.lane(number) for number in range(ranks)]
     result, main, sent = {"plan s": time.process_time() - began}, Ledger(), list[bytes]()
     for lane in lanes:

@@ -31,7 +31,6 @@ from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.cluster import worker_environment
 from sdp.config import parse
-from sdp.config.train import ShuffleConfig
 from sdp.console import table
 from sdp.encode.blocks import Note
 from sdp.encode.chunk import Chunk, ShapeGroup, TransformStats
@@ -43,7 +42,7 @@ from sdp.train import online
 from sdp.train.data.encoded import EncodedReader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Transformed, _encode_spec
 from sdp.train.data.online import Online, slices_ahead
-from sdp.train.data.order import RowGroups
+from sdp.train.data.order import RowGroups, Shuffle
 from sdp.train.data.weights import RowWeights
 
 SIDE = 256
@@ -204,7 +203,7 @@ class SleepingTrainers:
     """Trainers that take batches from the real readers at an A100's pace, and synchronise at each step."""
 
     def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
-        shape = ShuffleConfig(lanes=TRAINERS, units=1, row_groups=1)
+        shape = Shuffle(lanes=TRAINERS, units=1, row_groups=1)
         readers = [
             EncodedReader(images, Online(online.submitter(pool), ahead), 0, shape, rank, TRAINERS, ahead=READ_AHEAD)
             for rank in range(TRAINERS)
@@ -246,7 +245,7 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
         "train",
         {
             "source": {"uri": "x"}, "output": {"uri": "y"}, "model": {"source": "builtin:tiny"},
-            "data": {"mode": "online", "shuffle": {"lanes": TRAINERS, "units": 1, "row_groups": 1}},
+            "data": {"mode": "online"},
             "encode": {"num_workers": encoders},
         },
     )  # fmt: skip

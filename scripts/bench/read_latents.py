@@ -93,13 +93,13 @@ def reference(folder: Path) -> dict[str, float]:
 
 def direct(folder: Path) -> dict[str, float]:
     """Read fp16 bytes with threads of this process, as sdp does."""
-    from sdp.config.train import ShuffleConfig
     from sdp.train.data.direct import DirectReader
+    from sdp.train.data.order import Shuffle
     from sdp.train.data.sources import open_sources
 
     def batches() -> Iterator[Any]:
         sources = open_sources(_config(folder))
-        yield from _of_reader(DirectReader(sources.datasets, 0, ShuffleConfig(), 0, 1))
+        yield from _of_reader(DirectReader(sources.datasets, 0, Shuffle(), 0, 1))
 
     return _measured(batches, str(folder / "sdp"))
 

@@ -264,9 +264,8 @@ def epoch(_: Path, units: int) -> dict[str, float]:
     import numpy as np
     import pyarrow as pa
 
-    from sdp.config.train import ShuffleConfig
     from sdp.datasets.manifest import PARTS_SCHEMA
-    from sdp.train.data.order import EpochOrder, RowGroups
+    from sdp.train.data.order import EpochOrder, RowGroups, Shuffle
 
     groups_per_part = 10
     groups = pa.StructArray.from_arrays(
@@ -281,7 +280,7 @@ def epoch(_: Path, units: int) -> dict[str, float]:
         pa.array(np.arange(0, units * groups_per_part + 1, groups_per_part, dtype=np.int32)), groups
     )
     row_groups = RowGroups.listed(pa.chunked_array([listed]))
-    order = EpochOrder(0, 0, row_groups, ShuffleConfig())
+    order = EpochOrder(0, 0, row_groups, Shuffle())
     assert order.rows == units * UNIT_ROWS
     windows = [order.lane(number).window_at(0) for number in range(order.lanes)]
     assert all(len(window) for window in windows)
@@ -420,11 +419,10 @@ def online(folder: Path, units: int) -> dict[str, float]:
 
     from scripts.bench import _players
     from scripts.bench.online_pool import make_images
-    from sdp.config.train import ShuffleConfig
     from sdp.model.checkpoints import EpochStart
     from sdp.train.data.encoded import EncodedReader
     from sdp.train.data.online import Online
-    from sdp.train.data.order import RowGroups
+    from sdp.train.data.order import RowGroups, Shuffle
 
     _start_ray()
     images = make_images(str(folder), "token_ids")
@@ -443,7 +441,7 @@ def online(folder: Path, units: int) -> dict[str, float]:
             assert all(isinstance(references, list) for references in answers)
             raise _Enough
 
-    reader = EncodedReader(images, Counted(submit, 20), 0, ShuffleConfig(), 0, 1)
+    reader = EncodedReader(images, Counted(submit, 20), 0, Shuffle(), 0, 1)
     with suppress(_Enough):
         next(reader._batches(0, 0, 2048, EpochStart()))
     pool._target = pool._serving = 0  # ends the pipeline

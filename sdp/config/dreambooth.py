@@ -6,7 +6,6 @@ from typing import Literal
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import ModelConfig
 from sdp.config.shared import JobConfig, SourceConfig, TrainersConfig
-from sdp.config.train import LoraConfig
 from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
@@ -27,6 +26,13 @@ class PriorConfig(Section):
     """Number of pictures to draw."""
     weight: float = key(1.0, shapes_output=True, gt=0)
     """Weight of the class's loss; the subject's is 1."""
+
+
+class SubjectLoraConfig(Section):
+    """LoRA: small matrices trained beside all attention layers, which are frozen."""
+
+    rank: Positive | None = key(None, shapes_output=True)
+    """The rank of the matrices, often 4 to 64; null trains the networks themselves."""
 
 
 class DrawConfig(Section):
@@ -72,7 +78,7 @@ class DreamboothConfig(JobConfig):
     """Train the text encoder as well: closer to the subject, at the cost of memory."""
     optimizer: Literal["adamw", "adamw_8bit"] = key("adamw", shapes_output=True)
     """AdamW, or AdamW with 8-bit averages (adamw_8bit), which saves memory and needs torchao."""
-    lora: LoraConfig = key(LoraConfig)
+    lora: SubjectLoraConfig = key(SubjectLoraConfig)
     """LoRA, instead of training all weights."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass, to save memory."""

@@ -32,10 +32,27 @@ REMOVED: Mapping[str, str] = {
     "process: output.target_bytes": "a part has 256 MB, or output.rows_per_file",
     "score process train: encode.gpus_per_worker": "an encoder has one GPU",
     "score process train: encode.channels_last": "images are channels-last",
+    "train: data.shuffle": "16 lanes; 4 parts and 4 row groups are mixed",
+    "train: data.ahead": "4 batches are prepared ahead of need",
+    "train: guard.bad_steps": "20 bad steps in a row stop the job",
+    "train: checkpoint.keep_best": "the newest checkpoints and those of keep_every are kept",
+    "train: evaluate.buckets": "the loss is measured in 10 ranges of timesteps",
+    "train: samples.share samples.batch_size": "drawing takes a twentieth of the time, 4 pictures at once",
+    "train: profile.start": "the first 10 steps are not profiled",
+    "train: watchdog_s": "half an hour before the first step, ten minutes between later ones",
+    "train: model.start_optimizer phase_2.keep_optimizer": "a run begins with new moments of AdamW",
+    "train dreambooth: lora.text_targets": "all attention of a trained text encoder",
+    "dreambooth: lora.alpha lora.targets": "alpha is the rank, and all attention gets a LoRA",
 }
 """Lines on what happens now, by `JOBS: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
 
 FIXED: Mapping[str, Any] = {
+    "data.shuffle.lanes": 16,
+    "data.shuffle.units": 4,
+    "data.shuffle.row_groups": 4,
+    "model.start_optimizer": False,
+    "phase_2.keep_optimizer": False,
+    "lora.text_targets": ["q_proj", "k_proj", "v_proj", "out_proj"],
     "image.least_side": 8,
     "transform.max_pixels": 100_000_000,
     "transform.oversample": 1.0,

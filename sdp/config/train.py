@@ -6,7 +6,7 @@ from typing import Literal
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import CaptionedSource, EncoderConfig, ModelConfig, TransformConfig
 from sdp.config.shared import Filters, JobConfig, OutputConfig, TrainersConfig, Workers
-from sdp.config.types import LONGEST_S, Name, Positive, Resolution, Uri
+from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 PHASES = ("phase-1", "phase-2")
@@ -57,18 +57,6 @@ class TrainSource(CaptionedSource):
                 yield Problem(f"also.{number}.uri", "each dataset once", repr(other.uri), "raise its weight instead")
 
 
-class ShuffleConfig(Section):
-    """The order of an epoch. It is drawn from the seed and the epoch; these keys set how widely rows are mixed."""
-
-    lanes: Positive = key(16, shapes_output=True)
-    """Sequences that an epoch reads side by side. An epoch that begins with more trainers has one for each. If the
-    number of trainers divides it, no row group is read twice."""
-    units: Positive = key(4, shapes_output=True)
-    """Part files whose row groups are mixed together."""
-    row_groups: Positive = key(4, shapes_output=True)
-    """Row groups of a lane whose rows are permuted together."""
-
-
 class DataConfig(Section):
     """The path of samples to the trainers."""
 
@@ -85,12 +73,8 @@ class DataConfig(Section):
     """Accept a dataset whose latents were made by another model than model.source."""
     holdout: float = key(0.0, shapes_output=True, ge=0, lt=1)
     """Share of rows, chosen by a hash of their address, that are never trained on."""
-    shuffle: ShuffleConfig = key(ShuffleConfig)
-    """The order of an epoch."""
     readers: Positive = key(4)
     """Readers for each trainer: threads if mode is offline, processes if it is collocated."""
-    ahead: Positive = key(4)
-    """Batches that each trainer prepares ahead of need."""
 
     def batch_of(self, trainers: int) -> int:
         """Return the samples per step of that many trainers."""
@@ -176,8 +160,6 @@ class EmaConfig(Section):
 class GuardConfig(Section):
     """Protection against steps that would harm the model."""
 
-    bad_steps: Positive = key(20)
-    """Bad steps in a row after which the job stops; each of them is skipped."""
     spike: float | None = key(None, gt=1)
     """Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it."""
 
@@ -233,8 +215,6 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep."""
     keep_every: Positive | None = key(None)
     """Also keep each checkpoint whose step is a multiple of this; null keeps no further ones."""
-    keep_best: int = key(0, ge=0)
-    """Number of checkpoints with the lowest smoothed loss to keep as well."""
 
 
 class WandbConfig(Section):
@@ -262,8 +242,6 @@ class ProfileConfig(Section):
 
     steps: Positive | None = key(None)
     """Steps to profile; null profiles none. Training pauses for a few seconds while it is written."""
-    start: Positive = key(10)
-    """Steps of this job to skip first, in which it compiles and warms up."""
 
 
 class TrainEvaluateConfig(Section):
@@ -278,8 +256,6 @@ class TrainEvaluateConfig(Section):
     """A latents dataset, all of it; null means the rows of source.uri that data.holdout keeps from training."""
     rows: Positive = key(1024)
     """Number of rows to measure on."""
-    buckets: Positive = key(10, le=1000)
-    """Number of timestep ranges; every row is noised once in each."""
 
 
 class SamplesConfig(Section):
@@ -292,14 +268,10 @@ class SamplesConfig(Section):
     """Steps between sets of pictures, in OUTPUT/samples; null draws none."""
     prompts: tuple[Name, ...] = key(())
     """The prompts: one picture for each, always from the same noise."""
-    share: float = key(0.05, gt=0, le=0.5)
-    """Share of the time that drawing may take; a set that is due while another is being drawn is skipped."""
     steps: Positive = key(25, le=1000)
     """Denoising steps per picture."""
     guidance_scale: float = key(7.5, ge=1, le=50)
     """How strongly the prompt is followed; 1 means no guidance."""
-    batch_size: Positive = key(4)
-    """Pictures drawn at once; each needs GPU memory beside training's."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.every_steps is not None and not self.prompts:
@@ -315,12 +287,6 @@ class TrainModelConfig(ModelConfig):
     """Train the text encoder as well, from the source's weights; the dataset must hold token ids."""
     start_from: Uri | None = key(None, shapes_output=True, example="s3://bucket/phase-1/checkpoints/step-000550000")
     """A run or checkpoint whose weights and moving average this run begins with."""
-    start_optimizer: bool = key(False, shapes_output=True)
-    """Begin with AdamW's moments of model.start_from as well."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.start_optimizer and self.start_from is None:
-            yield self.problem("start_optimizer", "false while start_from is null", "set start_from")
 
 
 class LoraConfig(Section):
@@ -331,9 +297,8 @@ class LoraConfig(Section):
     alpha: float | None = key(None, shapes_output=True, gt=0)
     """Their output is multiplied by alpha / rank; null means the rank."""
     targets: tuple[Name, ...] = key(("to_q", "to_k", "to_v", "to_out.0"), shapes_output=True)
-    """Name endings of the U-Net's layers that get one; the default is all of attention."""
-    text_targets: tuple[Name, ...] = key(("q_proj", "k_proj", "v_proj", "out_proj"), shapes_output=True)
-    """Name endings of the text encoder's layers that get one, if model.train_text_encoder is set."""
+    """Name endings of the U-Net's layers that get one; the default is all of attention. In a text encoder that is
+    trained, all of attention gets one."""
 
     @property
     def scale(self) -> float:
@@ -341,9 +306,8 @@ class LoraConfig(Section):
         return 1.0 if self.alpha is None or self.rank is None else self.alpha / self.rank
 
     def contradictions(self) -> Iterable[Problem]:
-        for name, example in (("targets", "to_q"), ("text_targets", "q_proj")):
-            if not getattr(self, name):
-                yield self.problem(name, "one or more name endings", f"list some, such as {example}", "none")
+        if not self.targets:
+            yield self.problem("targets", "one or more name endings", "list some, such as to_q", "none")
 
 
 class SecondPhaseConfig(Section):
@@ -367,11 +331,9 @@ class SecondPhaseConfig(Section):
     """Its optimizer.learning_rate; null keeps it."""
     warmup_steps: int | None = key(None, ge=0)
     """Its optimizer.warmup_steps; null keeps it."""
-    keep_optimizer: bool = key(False, shapes_output=True)
-    """Begin with AdamW's moments of the first phase instead of new ones."""
 
     def contradictions(self) -> Iterable[Problem]:
-        set_keys = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        set_keys = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if self.max_steps is None and set_keys:
             yield self.problem("max_steps", "a whole number", "set the second phase's length, or remove phase_2")
 
@@ -454,9 +416,6 @@ class TrainConfig(JobConfig):
     """A profile of some steps."""
     max_failures: int = key(3, ge=0)
     """Number of times that trainers may fail and be started again."""
-    watchdog_s: float | None = key(1800.0, gt=0, le=LONGEST_S)
-    """Seconds before the first step after which each trainer saves its stacks and is restarted, and a third of it
-    between later steps (all of it if data.mode is online, whose encoders may wait for nodes); null disables it."""
 
     @property
     def phases(self) -> tuple["TrainConfig", ...]:
@@ -474,7 +433,7 @@ class TrainConfig(JobConfig):
                 global_batch_size=second.global_batch_size,
             ),
             "output": two,
-            "model": self.model.replaced(start_from=one.uri, start_optimizer=second.keep_optimizer),
+            "model": self.model.replaced(start_from=one.uri),
             "optimizer": self.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
             "max_steps": second.max_steps,
             "max_epochs": None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdp.config import keys, parse
 from sdp.config.dreambooth import DreamboothConfig
+from sdp.config.train import LoraConfig
 from sdp.console import counted, say, table
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
@@ -131,7 +132,7 @@ def _check(config: DreamboothConfig) -> None:
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # imports torch
 
-        refuse_lora(config.lora, model, options, text_encoder=config.train_text_encoder)
+        refuse_lora(LoraConfig(rank=config.lora.rank), model, options, text_encoder=config.train_text_encoder)
     if open_storage(config.output.uri, options).exists(HEAD):
         raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder for this job alone")
 

@@ -77,6 +77,10 @@ def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Ten
     }
 
 
+TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
+"""Name endings of the text encoder's layers that get a LoRA: all of attention, as in diffusers."""
+
+
 def kohya_lora(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return diffusers' tensors of a LoRA under kohya's names, which ComfyUI and AUTOMATIC1111 read."""
     from diffusers.utils import state_dict_utils
@@ -88,7 +92,7 @@ def kohya_lora(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def adapter_config(lora: LoraConfig) -> dict[str, Any]:
     """Return PEFT's configuration of a LoRA whose matrices include its scale."""
-    targets = [*lora.targets, *lora.text_targets]
+    targets = [*lora.targets, *TEXT_TARGETS]
     return {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": targets}
 
 

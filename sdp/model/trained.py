@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sdp.config.removed import without_removed
 from sdp.config.train import LoraConfig
 from sdp.errors import DatasetError, ModelError, one_line
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.family import blocks, encode_text, predict, text_blocks
 from sdp.model.layout import ModelSource
-from sdp.model.lora import add_lora, merge_lora
+from sdp.model.lora import TEXT_TARGETS, add_lora, merge_lora
 from sdp.storage import Storage, StorageOptions
 
 _UNET, _TEXT_ENCODER = "unet.", "text_encoder."
@@ -65,7 +66,7 @@ class TrainedNetworks(nn.Module):
         assert lora.rank is not None
         add_lora(self.unet, lora.rank, lora.scale, lora.targets, "lora.targets")
         if self.text_encoder is not None:
-            add_lora(self.text_encoder, lora.rank, lora.scale, lora.text_targets, "lora.text_targets")
+            add_lora(self.text_encoder, lora.rank, lora.scale, TEXT_TARGETS, "model.train_text_encoder")
 
 
 def load_networks(
@@ -145,4 +146,4 @@ def refuse_lora(
 
 def lora_of(folder: Storage) -> LoraConfig:
     """Return the LoRA configuration of a checkpoint's run."""
-    return LoraConfig.model_validate(read_config(folder).get("lora", {}), strict=False)
+    return LoraConfig.model_validate(without_removed("train", read_config(folder)).get("lora", {}), strict=False)

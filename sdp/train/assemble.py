@@ -30,6 +30,7 @@ from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
+from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
@@ -138,11 +139,10 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         images,
         engine,
         config.seed,
-        data.shuffle,
+        Shuffle(),
         world.rank,
         world.size,
         load_weights=partial(row_weights, images.storage, data.holdout, config.limit),
-        ahead=data.ahead,
         device=world.device,
     )
 
@@ -154,11 +154,10 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
     return make(
         sources.datasets,
         config.seed,
-        data.shuffle,
+        Shuffle(),
         world.rank,
         world.size,
         threads=data.readers,
-        ahead=data.ahead,
         device=world.device,
     )
 

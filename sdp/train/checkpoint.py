@@ -8,7 +8,6 @@ look for the newest one themselves.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -43,7 +42,6 @@ class Checkpointer:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
     _ledger: Ledger = field(default_factory=Ledger)
-    _losses: dict[int, float] = field(default_factory=dict)
     """Losses of complete checkpoints that have been read."""
     _left_over: set[int] | None = None
     """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
@@ -141,20 +139,9 @@ class Checkpointer:
         kept = set(complete[-self.keep.keep_last :])
         if self.keep.keep_every:
             kept |= {step for step in complete if step % self.keep.keep_every == 0}
-        if self.keep.keep_best:
-            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep.keep_best])
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)
-
-    def _loss(self, step: int) -> float:
-        if step not in self._losses:
-            try:
-                loss = read_state(self.run.checkpoint(step)).loss
-            except DamagedCheckpoint:  # it cannot be among the best, and is no reason to end
-                loss = None
-            self._losses[step] = math.inf if loss is None else loss
-        return self._losses[step]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
+from sdp.train.callbacks.watchdog import WATCHDOG_S
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.online import slices_ahead
@@ -223,8 +224,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
     process_group = TorchByDevice() if use_gpu else TorchConfig("gloo")
-    if (watchdog_s := loop_config["config"]["watchdog_s"]) is not None:
-        process_group = replace(process_group, timeout_s=int(watchdog_s) + _AFTER_WATCHDOG_S)
+    process_group = replace(process_group, timeout_s=int(WATCHDOG_S) + _AFTER_WATCHDOG_S)
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
         trainer = _Trainer(
             train_worker,

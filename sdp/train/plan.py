@@ -1,7 +1,7 @@
 """The plan of a run, made and checked before any resource is taken."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
-from sdp.train.data.order import Ints
+from sdp.train.data.order import Ints, Shuffle
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
@@ -272,12 +272,12 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
             refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
     first = opened.all[0].dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
-    positions, shuffle = opened.rows, config.data.shuffle
+    positions, shuffle = opened.rows, Shuffle()
     if opened.buckets is None:
         DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
     else:
         _refuse_split_granules(config)
-        shape = shuffle.replaced(lanes=max(shuffle.lanes, config.scaling.most))
+        shape = replace(shuffle, lanes=max(shuffle.lanes, config.scaling.most))
         reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
     return opened.rows, positions, datasets, first.text.name == TEXT

@@ -24,6 +24,7 @@ from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport, Update
 from sdp.train.checkpoint import Checkpointer, read_state
 from sdp.train.data.batch import Batch, Reader
+from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
 from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
@@ -35,6 +36,10 @@ from sdp.train.world import World
 
 COLLECT_STEPS = 100
 """Steps between garbage collections."""
+
+
+MOST_BAD_STEPS = 20
+"""Skipped steps in a row after which a run has diverged; a bad row or a spike costs one."""
 
 
 class TrainingDiverged(UserError):
@@ -155,7 +160,7 @@ class Trainer:
         while (reason := self._end_reason()) is None:
             state = self.state
             if not state.position:  # an epoch in progress keeps its order
-                lanes = max(self.config.data.shuffle.lanes, self.world.size)
+                lanes = max(Shuffle().lanes, self.world.size)
                 state.start = replace(state.start, lanes=lanes)
             batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
@@ -336,7 +341,7 @@ class Trainer:
             epochs = set().union(*shares)
             rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
             self.checkpointer.run.record_bad_step(name, update.verdict, update.loss, update.norm, rows)
-        if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
+        if self.guard.bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
                 f"step {step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a spike); "
                 f"their rows are in {self.checkpointer.run.storage.uri_of(name)} and the files before it; lower "
@@ -423,16 +428,13 @@ class Trainer:
             self.scale.restore(state.scale, state.scale_growth)
 
     def _begin_with(self, other: Storage) -> None:
-        """Load the weights and moving average of another run's checkpoint, and AdamW's moments if configured."""
-        before, keep = read_state(other), self.config.model.start_optimizer
-        tensors = {n: t for n, t in self.tensors().items() if keep or n.startswith((MODEL, EMA))}
+        """Load the weights and moving average of another run's checkpoint."""
+        before = read_state(other)
+        tensors = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
         sharded.load(other, tensors, alone=self.world.size == 1)
         # A new average has a short memory, and would forget what it begins with.
         self.state.averaged = before.averaged
         self.state.start = EpochStart(phase=before.start.phase + 1)
-        if keep:
-            self.state.optimized = before.optimized
-            self.optimizer.set_steps_taken(before.optimized)
 
     def _gpus(self, encoders: int) -> float:
         """Return the GPUs of all trainers and of some encoders."""

@@ -30,6 +30,8 @@ from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.step import Conditioning, Objective, draw, losses_at
 from sdp.train.world import World
 
+TIMESTEP_RANGES = 10
+"""Ranges of timesteps of nearly equal length, in each of which every row is noised once."""
 _SEED = 0x5D9
 """The seed of the noise, which is the same in all runs, so that they can be compared."""
 
@@ -168,7 +170,7 @@ def measure(
     conditioning: Conditioning,
     batch: Batch,
     *,
-    buckets: int,
+    buckets: int = TIMESTEP_RANGES,
     batch_size: int,
     world: World,
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext,

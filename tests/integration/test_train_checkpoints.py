@@ -169,18 +169,6 @@ def test_one_that_was_being_written_when_the_worker_died_is_not_there_and_is_cle
     assert folder.steps() == {3: True, 6: True}
 
 
-def test_the_best_are_kept_beside_the_newest(root: Path) -> None:
-    losses = {1: 0.9, 2: 0.2, 3: 0.5, 4: 0.3, 5: 0.8, 6: 0.7}
-
-    class Pretend(Callback):
-        def on_step(self, trainer: Trainer, report: StepReport) -> None:
-            trainer.state.loss = losses[report.step]
-
-    how = config(root, max_steps=6, checkpoint__keep_last=1, checkpoint__keep_best=2)
-    train(how, callbacks=[Pretend(), SaveCheckpoints(1)])
-    assert RunFolder(open_storage(str(root / "run"))).steps() == {2: True, 4: True, 6: True}
-
-
 @pytest.mark.parametrize(
     ("name", "gone"),
     [
@@ -216,15 +204,6 @@ class First(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         self.step = trainer.state.step
-
-
-def test_an_older_checkpoint_that_is_damaged_ends_no_run_that_keeps_the_best(root: Path) -> None:
-    train(config(root, max_steps=2), callbacks=[SaveCheckpoints(1)])
-    (root / "run/checkpoints/step-000000001/complete.json").write_bytes(b"{}")
-    how = config(root, max_steps=3, checkpoint__keep_last=1, checkpoint__keep_best=1)
-    assert train(how, callbacks=[SaveCheckpoints(1)]).state.step == 3
-    assert 1 not in RunFolder(open_storage(str(root / "run"))).steps()
-    assert not (root / "run/checkpoints/step-000000001").exists()
 
 
 def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(root: Path) -> None:

@@ -168,10 +168,13 @@ def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: P
     assert (root / "run/bad_steps/step-000000001.json").exists()  # it belongs to what was gone on from
 
 
-def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(root: Path) -> None:
+def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdp.train.trainer.MOST_BAD_STEPS", 2)
     run(how(root))
     with pytest.raises(UserError, match="2 bad steps in a row") as error:
-        run(how(root, max_steps=20, optimizer__learning_rate=1e30, guard__bad_steps=2))
+        run(how(root, max_steps=20, optimizer__learning_rate=1e30))
     assert error.value.exit_code == 2
     tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
     done = run(how(root, max_steps=4, optimizer__warmup_steps=0, **tuned))
@@ -265,6 +268,6 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
 def test_a_profile_for_which_too_few_steps_were_left_says_so(root: Path) -> None:
     run(how(root, profile__steps=3))
     (event,) = events(root, "no_profile")
-    assert event["reason"] == "this job had 2 steps, and profile.start skips the first 10"
+    assert event["reason"] == "this job had 2 steps, and the first 10 are not profiled"
     trainer = assemble(config(root, max_steps=4), World())
     assert trainer.train() == "max_steps: 4 steps"

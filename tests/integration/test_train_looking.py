@@ -40,15 +40,13 @@ from tests.workers import run_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HOLDOUT = {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__buckets": 4}
+HOLDOUT = {"data__holdout": 0.25, "evaluate__every_steps": 2}
 PROMPTS = ["a red circle", "b", "z"]
 SAMPLES = {
     "samples__every_steps": 3,
     "samples__prompts": PROMPTS,
     "samples__steps": 2,
     "samples__guidance_scale": 3.0,
-    "samples__batch_size": 2,
-    "samples__share": 0.5,
 }
 
 
@@ -77,7 +75,7 @@ def unseen() -> "np.ndarray[Any, np.dtype[np.int64]]":
     return rows[held_out(rows, 0.25)]
 
 
-def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 4) -> list[float]:
+def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 10) -> list[float]:
     """Return the losses with diffusers' schedule and the test's own rows, without reader or batches."""
     model = resolve(str(root / "model"))
     conditioning = make_conditioning(config(root), model, World())
@@ -228,8 +226,9 @@ def test_drawing_takes_no_more_than_its_share_of_the_time(
     from sdp.train.callbacks import samples
 
     clock = Clock()
+    monkeypatch.setattr(samples, "SHARE", share)
     monkeypatch.setattr(samples.time, "perf_counter", clock)
-    how = config(root, **{**SAMPLES, "samples__share": share, "samples__every_steps": 5})
+    how = config(root, **{**SAMPLES, "samples__every_steps": 5})
     draw = DrawSamples(how)
     pieces = []
 
@@ -263,8 +262,11 @@ def test_drawing_takes_no_more_than_its_share_of_the_time(
         assert piece <= share * stretch + piece + 1e-9
 
 
-def test_while_pictures_are_being_drawn_no_others_are_begun(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1, "samples__share": 1e-6})
+def test_while_pictures_are_being_drawn_no_others_are_begun(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdp.train.callbacks.samples.SHARE", 1e-6)
+    how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1})
     train(how, callbacks=[DrawSamples(how)])
     assert [path.name for path in (root / "run/samples").iterdir()] == ["step-000000001"]  # ended at the end
     assert "step 2: no samples, since those of step 1 are still being drawn" in caplog.text
@@ -310,7 +312,7 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
 
 def check_same_loss(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
     """`sdp evaluate` of the raw weights agrees with the measurement in training; that of the average differs."""
-    settings = {"checkpoint": checkpoint, "buckets": 4, "weights": "raw"}
+    settings = {"checkpoint": checkpoint, "weights": "raw"}
     figures = evaluate.run(evaluate_config(root / "raw", loss=settings)).figures["loss"]
     assert figures["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)
     assert figures["mean"] == pytest.approx(expected["all"], abs=1e-5)
@@ -345,7 +347,6 @@ def test_a_checkpoint_that_has_seen_all_rows_needs_others(root: Path, tmp_path: 
             "evaluate.source: expected a latents dataset while data.mode is not offline",
         ),
         ({"samples__every_steps": 2}, "samples.prompts: expected one or more prompts while every_steps is set"),
-        ({"samples__share": 0.9}, "samples.share: expected"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, changes: dict[str, Any], line: str) -> None:

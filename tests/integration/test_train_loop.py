@@ -251,8 +251,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) 
     assert all(torch.isfinite(tensor).all() for tensor in weights(trainer).values())
 
 
-def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path) -> None:
-    trainer = assemble(config(root, guard__bad_steps=2, max_steps=20), World())
+def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.train.trainer.MOST_BAD_STEPS", 2)
+    trainer = assemble(config(root, max_steps=20), World())
     poison(trainer, {2, 4, 5})
     with pytest.raises(TrainingDiverged, match=r"step 5: 2 bad steps in a row .*/bad_steps/step-000000005\.json"):
         trainer.train()

@@ -72,11 +72,6 @@ def test_the_second_phase_begins_with_what_the_first_has_learned(root: Path) -> 
     assert find_checkpoint(str(root / "run")).uri == done.checkpoint
 
 
-def test_the_optimizers_averages_are_kept_where_that_is_said(root: Path) -> None:
-    run(how(root, phase_2__keep_optimizer=True))
-    assert read_state(folder(root, 2).checkpoint(3)).optimized == 7
-
-
 def test_the_second_phase_draws_other_timesteps_for_the_same_rows_also_when_it_goes_on(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,7 @@ def evaluate_config(root: Path, loss: dict[str, Any]) -> EvaluateConfig:
 
 
 def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> None:
-    settings = {"every_steps": STEPS, "prompts": ["a b"], "steps": 1, "share": 0.5}
+    settings = {"every_steps": STEPS, "prompts": ["a b"], "steps": 1}
     parsed = how(root, "drawn", samples=settings)
     drawer, seen = DrawSamples(parsed), []
     encode = drawer._encoded
@@ -226,10 +226,6 @@ def drawn(pipeline: StableDiffusionPipeline) -> tuple[Tensor, Tensor]:
 
 
 def test_lora_on_both_is_refused_by_the_key_that_is_wrong(root: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^lora.text_targets: no linear layer .* ends with to_q; expected such as k_proj"
-    ):
-        make_plan(how(root, "refused", lora__rank=2, lora__text_targets=["to_q"]))
     with pytest.raises(UserError, match=r"^lora.rank: expected at most 16, the size of layer .*, got 17; lower it"):
         make_plan(how(root, "refused", lora__rank=17, lora__targets=["ff.net.2"]))
 

@@ -160,7 +160,7 @@ def test_config_show_can_be_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  uri:  # REQUIRED" in shown
     assert "\nseed: 7\n" in shown
     assert "max_steps:" in shown
-    assert "watchdog_s" not in shown
+    assert "max_failures" not in shown
     assert 20 < len(shown.splitlines()) < 100
 
 

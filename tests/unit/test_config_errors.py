@@ -401,7 +401,6 @@ def test_any_value_in_the_place_of_a_key_yields_error_lines_and_no_crash(job: st
         ("download", "storage.timeout_s"),
         ("process", "encode.wait_s"),
         ("train", "encode.wait_s"),
-        ("train", "watchdog_s"),
         ("generate", "scaling.wait_s"),
         ("evaluate", "scaling.wait_s"),
     ],

@@ -15,7 +15,7 @@ from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
 from sdp.hardware import GIB, GPUS
 from sdp.model.family import SD1, SD2, TOKENS, blocks, encode_text, unet_class
-from sdp.model.lora import add_lora
+from sdp.model.lora import TEXT_TARGETS, add_lora
 from sdp.plan.memory import (
     Memory,
     TrainerGpus,
@@ -87,7 +87,7 @@ def test_the_counts_of_parameters_are_the_networks_own() -> None:
         largest = sum(sorted(sum(p.numel() for p in block.parameters()) for block in blocks(unet))[-2:])
         networks = {"unet": unet, "text_encoder": text_encoder()}
         add_lora(unet, 1, 1.0, train().lora.targets)
-        add_lora(networks["text_encoder"], 1, 1.0, train().lora.text_targets)
+        add_lora(networks["text_encoder"], 1, 1.0, TEXT_TARGETS)
     assert reference()["memory"]["two_largest_blocks"] == largest
     per_rank = {
         name: sum(weights.numel() for weights in network.parameters() if weights.requires_grad)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdp.config.train import ShuffleConfig
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import open_storage
 from sdp.train.data import buckets
@@ -14,7 +13,7 @@ from sdp.train.data.batch import PAD, Batch
 from sdp.train.data.buckets import BucketReader, count_buckets, views
 from sdp.train.data.direct import WeightedDataset
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.order import RowRange
+from sdp.train.data.order import RowRange, Shuffle
 from sdp.train.data.weights import RowWeights
 from sdp.train.validation import ValidationRows, load_validation_batch
 from sdp.train.world import World
@@ -32,7 +31,7 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LatentsDataset:
 def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> BucketReader:
     counts = count_buckets(latents, open_storage(str(run)), 0, write=True)
     datasets = tuple(WeightedDataset(view) for view in views(latents, counts))
-    return BucketReader(datasets, 5, ShuffleConfig(lanes=2, units=2, row_groups=2), rank, world, granule=GRANULE)
+    return BucketReader(datasets, 5, Shuffle(lanes=2, units=2, row_groups=2), rank, world, granule=GRANULE)
 
 
 def micro_batches(batch: Batch) -> list[Batch]:

@@ -10,16 +10,16 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from sdp.config.train import ShuffleConfig
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.train.data.batch import PAD
 from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
+from sdp.train.data.order import Shuffle
 from sdp.train.data.weights import RowWeights
 from tests.latents import latent_of, make_latents, tokens_of
 
-SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
+SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
 
 
 @pytest.fixture(scope="module")

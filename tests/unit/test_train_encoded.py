@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sdp.config import TrainConfig
-from sdp.config.train import ShuffleConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.model.sources import resolve
@@ -19,11 +18,12 @@ from sdp.train.data.encoded import EncodedReader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, open_images, transform_slice
 from sdp.train.data.latents import open_latents
 from sdp.train.data.online import Online
+from sdp.train.data.order import Shuffle
 from tests.latents import make_latents
 from tests.process_kit import make_images
 from tests.training import config
 
-SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
+SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
 ROWS = 203
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
@@ -17,9 +16,10 @@ from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
 from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
+from sdp.train.data.order import Shuffle
 from tests.latents import latent_of, make_latents, split_address
 
-SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
+SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
 
 
 def positions(

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.config.train import ShuffleConfig
-from sdp.train.data.order import EpochOrder, RowGroups
+from sdp.train.data.order import EpochOrder, RowGroups, Shuffle
 
 PARTS = [[8, 8, 8, 3], [8, 8], [5], [8, 8, 8, 8, 1], [], [8, 7]]
 GOLDEN = [35, 59, 25, 86, 80, 24, 37, 60, 26, 82, 58, 14]
-SHAPE = ShuffleConfig(lanes=3, units=2, row_groups=2)
+SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
 
 
 def address(row_groups: RowGroups, row_group: int, row: int) -> int:
@@ -57,7 +56,7 @@ def test_the_order_is_the_one_it_always_was() -> None:
 
 
 def test_neighbours_in_the_dataset_are_torn_apart() -> None:
-    order = EpochOrder(0, 0, RowGroups.of([[16] * 8] * 8), ShuffleConfig(lanes=4, units=4, row_groups=4))
+    order = EpochOrder(0, 0, RowGroups.of([[16] * 8] * 8), Shuffle(lanes=4, units=4, row_groups=4))
     rows = np.array([row_at(order, p) for p in range(order.rows)])
     assert np.mean(np.abs(np.diff(rows)) == 1) < 0.02
     # A batch of 64 comes from many units, not from the first ones.
@@ -75,7 +74,7 @@ def test_neighbours_in_the_dataset_are_torn_apart() -> None:
 def test_any_numbers_of_workers_one_after_the_other_take_every_row_once(
     parts: list[list[int]], lanes: int, units: int, row_groups: int, worlds: list[tuple[int, int, int]]
 ) -> None:
-    order = EpochOrder(3, 2, RowGroups.of(parts), ShuffleConfig(lanes=lanes, units=units, row_groups=row_groups))
+    order = EpochOrder(3, 2, RowGroups.of(parts), Shuffle(lanes=lanes, units=units, row_groups=row_groups))
     at, taken = 0, list[int]()
     while at < order.rows:
         for world, batch, steps in worlds:
@@ -89,7 +88,7 @@ def test_any_numbers_of_workers_one_after_the_other_take_every_row_once(
 
 
 def test_workers_that_share_the_lanes_evenly_read_no_row_group_of_another() -> None:
-    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 4), ShuffleConfig(lanes=4, units=2, row_groups=2))
+    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 4), Shuffle(lanes=4, units=2, row_groups=2))
     lanes = [{take.lane for p in range(0, 256, 16) for take in order.share(p, p + 16, rank, 2)} for rank in (0, 1)]
     assert lanes == [{0, 2}, {1, 3}]
 
@@ -98,9 +97,7 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_group_of_another() -> N
 def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batch(
     world: int, per_worker: int, batch: int, start: int
 ) -> None:
-    order = EpochOrder(
-        1, 0, RowGroups.of([[8] * 8] * 8), ShuffleConfig(lanes=world * per_worker, units=2, row_groups=2)
-    )
+    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 8), Shuffle(lanes=world * per_worker, units=2, row_groups=2))
     takes = [
         [t for at in range(start, 512, batch) for t in order.share(at, at + batch, r, world)] for r in range(world)
     ]
@@ -110,15 +107,15 @@ def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batc
 
 
 def test_lanes_do_not_end_their_windows_together() -> None:
-    order = EpochOrder(1, 0, RowGroups.of([[8] * 16] * 4), ShuffleConfig(lanes=4, units=2, row_groups=4))
+    order = EpochOrder(1, 0, RowGroups.of([[8] * 16] * 4), Shuffle(lanes=4, units=2, row_groups=4))
     assert len({order.lane(n).window_at(0).stop for n in range(4)}) == 4
 
 
 def test_a_small_dataset_has_fewer_lanes() -> None:
-    assert EpochOrder(0, 0, RowGroups.of([[5]]), ShuffleConfig(lanes=16, units=4, row_groups=4)).lanes == 1
+    assert EpochOrder(0, 0, RowGroups.of([[5]]), Shuffle(lanes=16, units=4, row_groups=4)).lanes == 1
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_beyond_the_end_there_is_nothing_to_take(rank: int) -> None:
-    order = EpochOrder(0, 0, RowGroups.of([[5]]), ShuffleConfig())
+    order = EpochOrder(0, 0, RowGroups.of([[5]]), Shuffle())
     assert list(order.share(5, 9, rank, 3)) == []

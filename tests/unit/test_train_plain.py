@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.config.train import ShuffleConfig
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
 from sdp.train.data.batch import PAD
 from sdp.train.data.direct import DirectReader
+from sdp.train.data.order import Shuffle
 from sdp.train.data.sources import open_sources
 from tests.latents import latent_of, tokens_of
 from tests.training import config
@@ -54,7 +54,7 @@ def write(root: Path, form: Any = tensors, scale: float = 1.0, rows: int = ROWS,
 def batches(root: Path, epoch: int = 0, **columns: Any) -> Any:
     how = config(root, source__columns={**COLUMNS, **columns})
     sources = open_sources(how, write=lambda: None)
-    return DirectReader(sources.datasets, 0, ShuffleConfig(lanes=2, units=2, row_groups=2), 0, 1).batches(epoch, 0, 8)
+    return DirectReader(sources.datasets, 0, Shuffle(lanes=2, units=2, row_groups=2), 0, 1).batches(epoch, 0, 8)
 
 
 @pytest.mark.parametrize("form", [tensors, nested, fixed, shaped])

@@ -61,9 +61,9 @@ class Profile(Callback):
         if self._profiler is not None and self._seen > self.start:
             self._end(trainer)
         elif self._seen <= self.start:
-            why = f"this job had {counted(self._seen, 'step')}, and profile.start skips the first {self.start}"
+            why = f"this job had {counted(self._seen, 'step')}, and the first {self.start} are not profiled"
             trainer.checkpointer.run.record("no_profile", reason=why)
-            log.warning("nothing was profiled: %s; lower it", why)
+            log.warning("nothing was profiled: %s", why)
 
     def close(self) -> None:
         self._stop()

@@ -25,6 +25,10 @@ from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+SHARE = 0.05
+"""Share of the time that drawing may take."""
+_BATCH = 4
+"""Pictures drawn at once, since each needs GPU memory beside training's."""
 _END_S = 60.0
 """Maximum time that the end of training waits for pictures that are being drawn."""
 
@@ -33,7 +37,7 @@ _END_S = 60.0
 class DrawSamples(Callback):
     """Draws a set of pictures on the main worker, with a copy of the weights of its step.
 
-    After each step it draws while it has credit, which grows by `samples.share` of the time that passes. So drawing
+    After each step it draws while it has credit, which grows by SHARE of the time that passes. So drawing
     takes at most that share, except that it always finishes one action: a call of the U-Net, a decoding or a write.
     It does not touch the global random state: training is the same to the bit with or without samples.
     """
@@ -52,7 +56,7 @@ class DrawSamples(Callback):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.samples
         if self._drawing is not None:
-            self._credit += settings.share * report.seconds
+            self._credit += SHARE * report.seconds
         if settings.every_steps is not None and report.step % settings.every_steps == 0:
             self._begin(trainer, report.step)
         while self._drawing is not None and self._credit > 0:
@@ -68,8 +72,7 @@ class DrawSamples(Callback):
         if trainer.world.any_of(self._drawing is not None):
             if trainer.world.is_main:
                 log.warning(
-                    "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps or "
-                    "samples.share",
+                    "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps",
                     step,
                     self._drawn_step,
                 )
@@ -156,8 +159,8 @@ class DrawSamples(Callback):
         settings, run = self.config.samples, trainer.checkpointer.run.storage
         sampling = Sampling("ddim", settings.steps, settings.guidance_scale, self.config.data.resolution)
         drawn: dict[str, str] = {}
-        for start in range(0, len(settings.prompts), settings.batch_size):
-            numbers = range(start, min(start + settings.batch_size, len(settings.prompts)))
+        for start in range(0, len(settings.prompts), _BATCH):
+            numbers = range(start, min(start + _BATCH, len(settings.prompts)))
             text = Text(self._text.prompts[numbers.start : numbers.stop], self._text.negative)
             seeds = [image_seed(self.config.seed, number) for number in numbers]
             latents = torch.zeros(0)

@@ -13,7 +13,7 @@ from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
-from sdp.train.callbacks.watchdog import Watchdog
+from sdp.train.callbacks.watchdog import WATCHDOG_S, Watchdog
 from sdp.train.callbacks.weights_and_biases import LogToWandb
 from sdp.train.world import World
 
@@ -57,11 +57,10 @@ def make_callbacks(
         emit,
         *writers,
     ]
-    if config.watchdog_s is not None:
-        # Encoders elsewhere may wait for nodes at any time.
-        callbacks.append(Watchdog(config.watchdog_s, config.watchdog_s / (1 if config.data.mode == "online" else 3)))
+    # Encoders elsewhere may wait for nodes at any time.
+    callbacks.append(Watchdog(WATCHDOG_S, WATCHDOG_S / (1 if config.data.mode == "online" else 3)))
     if config.profile.steps is not None:
-        callbacks.append(Profile(config.profile.steps, config.profile.start))
+        callbacks.append(Profile(config.profile.steps))
     return callbacks
 
 

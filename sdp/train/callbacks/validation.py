@@ -38,7 +38,6 @@ class MeasureValidationLoss(Callback):
             trainer.objective,
             trainer.conditioning,
             self._batch,
-            buckets=settings.buckets,
             batch_size=self.config.data.batch_size,
             world=trainer.world,
             forward=trainer.strategy.forward,

@@ -19,6 +19,8 @@ from sdp.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+WATCHDOG_S = 1800.0
+"""The longest time without a first step: compiling and a first read of slow storage take less."""
 EXIT_CODE = 70
 _RECORD_S = 20.0
 _LOOK_S = 1.0

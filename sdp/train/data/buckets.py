@@ -93,7 +93,7 @@ class BucketReader(DirectReader):
         """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
         lanes = start.lanes or self.shape.lanes
         if lanes not in self._positions:
-            shape = self.shape.replaced(lanes=lanes)
+            shape = replace(self.shape, lanes=lanes)
             orders = [EpochOrder(self.seed, 0, source.dataset.row_groups, shape) for source in self.datasets]
             self._positions[lanes] = len(_Sequence(orders, self.granule)) * self.granule
         return self._positions[lanes]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sdp.config.train import ShuffleConfig
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.device import thread_pool
@@ -20,7 +19,7 @@ from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.columns import Column
 from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.mixture import Mixture, MixtureSpan, shares_of
-from sdp.train.data.order import EpochOrder, Lane, LaneRange, Window
+from sdp.train.data.order import EpochOrder, Lane, LaneRange, Shuffle, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Loader, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
@@ -47,11 +46,11 @@ class DirectReader(Reader):
 
     datasets: tuple[WeightedDataset, ...]
     seed: int
-    shape: ShuffleConfig
+    shape: Shuffle
     rank: int
     world: int
     threads: int = 4
-    ahead: int = 2
+    ahead: int = 4
     """Batches prepared ahead of need."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
@@ -142,7 +141,7 @@ class Passes:
     def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, begin: EpochStart) -> None:
         self._reader, self._pool = reader, pool
         self._seed = seed_of_phase(reader.seed, begin.phase)
-        self._shape = reader.shape.replaced(lanes=begin.lanes or None)
+        self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._groups = [GroupReader(source.dataset) for source in reader.datasets]

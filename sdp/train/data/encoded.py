@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sdp.config.train import ShuffleConfig
 from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
-from sdp.train.data.order import EpochOrder, Lane, LaneRange, Window
+from sdp.train.data.order import EpochOrder, Lane, LaneRange, Shuffle, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
@@ -43,12 +42,12 @@ class EncodedReader(Reader):
     dataset: ImagesDataset
     engine: Engine
     seed: int
-    shape: ShuffleConfig
+    shape: Shuffle
     rank: int
     world: int
     load_weights: Callable[[], Weigh] = RowWeights
     """Returns the rows' weights; called at the beginning of each epoch."""
-    ahead: int = 2
+    ahead: int = 4
     """Batches prepared ahead of need."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
@@ -63,7 +62,7 @@ class EncodedReader(Reader):
         return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
-        shape = self.shape.replaced(lanes=begin.lanes or None)
+        shape = replace(self.shape, lanes=begin.lanes or self.shape.lanes)
         order = EpochOrder(self.seed, epoch, self.dataset.row_groups, shape)
         route = Route(order, position, batch_size, self.rank, self.world)
         share = -(-batch_size // self.world)

@@ -11,6 +11,7 @@ from typing import Any
 
 from sdp.config import TrainConfig
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
+from sdp.train.data.order import Shuffle
 
 Submit = Callable[[Slice | None], Callable[[], Any]]
 """Submits a slice, or None for the empty caption; returns a function that waits for the EncodedSlice or embedding."""
@@ -39,6 +40,6 @@ class Online:
 
 def slices_ahead(config: TrainConfig, images: ImagesDataset, world: int) -> int:
     """Return the slices that one of `world` trainers has in flight: a window, and its share of the encoders' queue."""
-    groups = images.row_groups.rows[: config.data.shuffle.row_groups]
+    groups = images.row_groups.rows[: Shuffle().row_groups]
     window = int(sum(-(-rows // images.slice_rows) for rows in groups.tolist()))
     return window + -(-_PER_ENCODER * config.encode.most // world)

@@ -19,8 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sdp.config.train import ShuffleConfig
-
 Ints = NDArray[np.int64]
 
 _TAPE, _WINDOW, GRANULES = 1, 2, 4  # never renumber, or orders change
@@ -69,6 +67,18 @@ class LaneRange:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """The width of an epoch's mixing. It decides the order, so that a run keeps it."""
+
+    lanes: int = 16
+    """Sequences that are read side by side. If the number of trainers divides it, no row group is read twice."""
+    units: int = 4
+    """Parts whose row groups are mixed together: 120,000 rows of 256 px."""
+    row_groups: int = 4
+    """Row groups of a lane whose rows are permuted together."""
+
+
 @dataclass(frozen=True)
 class EpochOrder:
     """All positions of one epoch."""
@@ -76,7 +86,7 @@ class EpochOrder:
     seed: int
     epoch: int
     row_groups: RowGroups
-    shape: ShuffleConfig
+    shape: Shuffle
 
     @cached_property
     def rows(self) -> int:
