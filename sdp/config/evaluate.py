@@ -43,9 +43,6 @@ class FeaturesConfig(Section):
     model: Name | None = key(None, shapes_output=True)
     """A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), or
     with CLIP, DINO or DINOv2 in transformers layout; null compares nothing."""
-    resize: Literal["clean", "tensorflow"] = key("clean", shapes_output=True)
-    """Resizing to Inception's 299 pixels: antialiased as in clean-fid (clean), or as in the original FID
-    (tensorflow)."""
 
 
 class KidConfig(Section):

@@ -11,6 +11,7 @@ SINCE = "0.3"
 REMOVED: Mapping[str, str] = {
     "evaluate: fid": "FID is not extrapolated",
     "evaluate: output.rows_per_file": "features are not stored",
+    "evaluate: features.resize": "Inception resizes as the original FID does",
     "train: strategy.fp8": "linear layers compute in the precision of the others",
     "download: fetch.connect_timeout_s fetch.first_byte_timeout_s": "a twelfth and a sixth of fetch.timeout_s",
     "download: fetch.longest_wait_s": "a Retry-After of up to a minute is waited for",

@@ -49,8 +49,6 @@ def _figures(plan: EvaluatePlan, sets: Mapping[str, SetFeatures]) -> dict[str, A
         figures["clip"] = {"model": pinned(plan.clip), **clip_score(sets[GENERATED].scores)}
     if plan.features is not None:
         figures["features"] = {"model": pinned(plan.features), "kind": plan.features.kind}
-        if plan.features.kind == "inception":
-            figures["features"]["resize"] = config.features.resize
         say("evaluate: comparing the features")
         figures |= distances(sets[GENERATED], sets[REFERENCE], config)
         if plan.features.kind != "inception":

@@ -26,22 +26,11 @@ FeatureRows = NDArray[np.float32]
 NetworkInput = NDArray[Any]
 """A picture in the form that a network expects."""
 
-_FIDELITY = "torch_fidelity"
-"""A library that only Inception needs; it is not among sdp's requirements."""
-_SIDE = 299
-"""Side of Inception's input pictures."""
-_INCEPTION = (
-    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
-    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
-    *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
-)
-"""Inception's layers up to the 2048 features, in order."""
 
-
-def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> "LoadedNetwork":
-    """Load the network of a folder; `resize` is the setting `features.resize`, for Inception alone."""
+def load_network(network: FeatureNetwork, device: torch.device) -> "LoadedNetwork":
+    """Load the network of a folder."""
     if network.kind == "inception":
-        return Inception(network.weights, resize, device)
+        return Inception(network.weights, device)
     if network.kind == "clip":
         return Clip(network.path, device)
     return Dino(network.path, device, first=network.kind == "vit")
@@ -60,42 +49,19 @@ class Inception:
 
     width = 2048
 
-    def __init__(self, weights: Path, resize: str, device: torch.device) -> None:
-        self._clean, self._device = resize == "clean", device
-        self._network = _inception(weights).to(device)
+    def __init__(self, weights: Path, device: torch.device) -> None:
+        self._device, self._network = device, _inception(weights).to(device)
 
     def prepare(self, pixels: Pixels) -> NetworkInput:
-        """Return the square, resized with antialiasing and without rounding unless the network is to resize it."""
-        from PIL import Image
-
-        pixels = square(pixels)
-        if not self._clean:
-            return np.ascontiguousarray(pixels)
-        size = (_SIDE, _SIDE)
-        channels = [
-            np.asarray(Image.fromarray(np.ascontiguousarray(pixels[:, :, c], np.float32)).resize(size, _BICUBIC))
-            for c in range(3)
-        ]
-        return np.stack(channels, axis=2).clip(0, 255)
+        return np.ascontiguousarray(square(pixels))
 
     def embed(self, pictures: Sequence[NetworkInput]) -> FeatureRows:
-        with torch.no_grad():
-            rows = self._resized(pictures)
-            rows = (rows - 128) / 128
-            for layer in _INCEPTION:
-                rows = getattr(self._network, layer)(rows)
-            features: FeatureRows = rows.flatten(1).cpu().numpy()
-        return features
-
-    def _resized(self, pictures: Sequence[NetworkInput]) -> Tensor:
-        if self._clean:
-            return _channels_first(np.stack(pictures), self._device)
-        resize = import_module(f"{_FIDELITY}.interpolate_compat_tensorflow").interpolate_bilinear_2d_like_tensorflow1x
-
         alike = len({picture.shape for picture in pictures}) == 1
         stacks = [np.stack(pictures)] if alike else [picture[None] for picture in pictures]
-        tensors = [_channels_first(stack, self._device) for stack in stacks]
-        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in tensors])
+        with torch.no_grad():
+            rows = [self._network(torch.from_numpy(s).to(self._device).permute(0, 3, 1, 2))[0] for s in stacks]
+            features: FeatureRows = torch.cat(rows).cpu().numpy()
+        return features
 
 
 class _Transformers:
@@ -174,14 +140,10 @@ class Dino(_Transformers):
 LoadedNetwork = Inception | Clip | Dino
 
 
-def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).float()
-
-
 def _inception(weights: Path) -> Any:
     """Return torch-fidelity's network with these weights; a file that holds anything but tensors is refused."""
     try:
-        extractors = import_module(f"{_FIDELITY}.feature_extractor_inceptionv3")
+        extractors = import_module("torch_fidelity.feature_extractor_inceptionv3")
     except ModuleNotFoundError as error:
         raise UserError(
             "features.model: Inception needs the library torch-fidelity, which is not installed; install it, or use "
@@ -197,7 +159,3 @@ def _inception(weights: Path) -> Any:
         except RuntimeError as error:
             line = one_line(error, 200)
             raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); download them again") from error
-
-
-_BICUBIC = 3
-"""Pillow's number for bicubic resampling."""

@@ -75,7 +75,7 @@ class EvaluateWorker:
                 continue
             if network.digest not in self._loaded:
                 local = networks.find(network.source, key, storage=spec.storage)  # on this machine
-                self._loaded[network.digest] = load_network(local, spec.config.features.resize, device)
+                self._loaded[network.digest] = load_network(local, device)
             selected[network.digest] = self._loaded[network.digest]
         return selected
 

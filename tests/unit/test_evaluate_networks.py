@@ -119,7 +119,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
 
     pictures = [picture(n, 40, wide=6 * n) for n in range(3)]
     captions = [caption_of(0), "b" * 200, ""]  # one is longer than the network's 77 tokens, and one has none of its own
-    network = load_network(find(clip), "clean", CPU)
+    network = load_network(find(clip), CPU)
     assert isinstance(network, Clip)
     rows = network.embed([network.prepare(pixels) for pixels in pictures])
     scores = network.scores(rows, captions)
@@ -162,7 +162,7 @@ def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
 def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
     from transformers import Dinov2Model
 
-    network = load_network(find(dino), "clean", CPU)
+    network = load_network(find(dino), CPU)
     assert isinstance(network, Dino)
     view = network.prepare(picture(3))
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_the_dino_of_the_dreambooth_paper_is_a_vit_and_gives_its_first_token(tmp
 
     folder = tiny_first_dino(tmp_path)
     assert find(folder).kind == "vit"
-    network = load_network(find(folder), "clean", CPU)
+    network = load_network(find(folder), CPU)
     view = network.prepare(picture(3))
     with torch.no_grad():
         expected = ViTModel.from_pretrained(folder, add_pooling_layer=False)(torch.from_numpy(view[None]))
