@@ -54,11 +54,11 @@ def _stored(group: pq.RowGroupMetaData) -> int:
 def open_parquet(
     source: Any, columns: Collection[str], footer: pq.FileMetaData | None = None, **options: Any
 ) -> pq.ParquetFile:
-    """Open a Parquet file; text and bytes that some columns repeat, also in a struct's `bytes`, are held once."""
+    """Open a Parquet file; text and bytes that some columns repeat, also in lists and structs, are held once."""
     footer = footer or pq.read_metadata(source)
     leaves = (footer.schema.column(number) for number in range(footer.num_columns))
     paths = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    repeating = [path for path in paths if path.removesuffix(".bytes") in columns]
+    repeating = [path for path in paths if path in columns or path.partition(".")[0] in columns]
     return pq.ParquetFile(source, metadata=footer, read_dictionary=repeating, **options)
 
 
@@ -81,18 +81,27 @@ def rows_a_batch(footer: pq.FileMetaData, groups: Sequence[int]) -> int:
 def cut(table: pa.Table, image: str | None = None) -> pa.Table:
     """Return the table with each value of its dictionaries of text or bytes cut, except those of images."""
     for at, column in enumerate(table.columns):
-        kind = column.type
-        if pa.types.is_dictionary(kind) and kind_of(kind) in ("text", "bytes") and table.field(at).name != image:
-            table = table.set_column(at, table.field(at), pa.chunked_array(map(_cut, column.chunks), kind))
+        if table.field(at).name != image:
+            chunks = [_cut(chunk) for chunk in column.chunks]
+            table = table.set_column(at, table.field(at), pa.chunked_array(chunks, column.type))
     return table
 
 
-def _cut(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
-    values = chunk.dictionary
-    if (pc.max(pc.binary_length(values)).as_py() or 0) <= LARGEST_CELL:
-        return chunk
-    short = pc.binary_slice(values.cast(pa.binary()), 0, LARGEST_CELL + 1).cast(values.type, safe=False)
-    return pa.DictionaryArray.from_arrays(chunk.indices, short)
+def _cut(values: pa.Array) -> pa.Array:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        inner = [_cut(values.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        bounds = values.buffers()[:2]
+        return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[_cut(values.values)])
+    if not pa.types.is_dictionary(kind) or kind_of(kind) not in ("text", "bytes"):
+        return values
+    held = values.dictionary
+    if (pc.max(pc.binary_length(held)).as_py() or 0) <= LARGEST_CELL:
+        return values
+    short = pc.binary_slice(held.cast(pa.binary()), 0, LARGEST_CELL + 1).cast(held.type, safe=False)
+    return pa.DictionaryArray.from_arrays(values.indices, short)
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -51,6 +51,15 @@ def _strings(length: int, folder: Path) -> Callable[[], object]:
     return _download(folder)
 
 
+def _lists(length: int, folder: Path) -> Callable[[], object]:
+    """Repeat one text of 5 kB for each piece in a row for each piece, each alone in a list."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * length, pa.int32()), pa.array(["x" * 5_000 * length]))
+    lists = pa.ListArray.from_arrays(pa.array(range(length + 1), pa.int32()), texts)
+    plain = dict.fromkeys(("url", "caption"), pa.array(["x"] * length))
+    pq.write_table(pa.table({**plain, "note": lists}), folder / "in.parquet", compression="zstd", store_schema=False)
+    return _download(folder)
+
+
 def _images(length: int, folder: Path) -> Callable[[], object]:
     """Repeat one image of 5 kB for each piece in a row for each piece."""
     at = [0] * length
@@ -132,6 +141,7 @@ def _process_tar(
 CASES: tuple[Case, ...] = (
     Case("Parquet footer", 30_000, _footer, full=1),
     Case("Parquet strings", 100, _strings, full=3),
+    Case("Parquet lists", 100, _lists, full=3),
     Case("Parquet images", 100, _images, full=3),
     Case("Parquet strings that differ", 50, _differing, full=3),
     Case("Parquet row group", 20_000, _one_group),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sdp.datasets import columns as cells
 from sdp.datasets.columns import kind_of
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.source import freeze_source
@@ -42,6 +43,24 @@ def test_files_of_other_types_are_named_before_any_work(tmp_path: Path) -> None:
 def test_widths_of_numbers_and_columns_of_nulls_go_together(tmp_path: Path) -> None:
     columns = [pa.array([0.5], pa.float32()), pa.array([1], pa.int8()), pa.nulls(2), pa.array([0.5], pa.float64())]
     assert freeze(tmp_path, columns) == 5
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_long_text_in_nested_columns_is_cut_and_all_else_is_as_before(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "_BATCH_ROWS", rows)
+    long, mark = "b" * 70_000, "b" * 65_537
+    expected = {
+        "list": [["a", long], None, [], ["c", None]],
+        "struct": [{"x": "a", "y": 1}, None, {"x": None, "y": 2}, {"x": long, "y": 3}],
+        "deep": [[["q"], None], None, [], [[long, "c"]]],
+    }
+    pq.write_table(pa.table(expected), tmp_path / "a.parquet")
+    file = cells.open_parquet(str(tmp_path / "a.parquet"), list(expected))
+    table = pa.concat_tables(cells.iter_tables(file, list(expected)))
+    table.validate(full=True)
+    assert repr(table.to_pydict()) == repr(expected).replace(long, mark)
 
 
 def test_kinds_are_words() -> None:
