@@ -14,25 +14,24 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sdp import console, ray_loss
+from sdp import console, ray_loss, ray_private
 from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import clean_up, cleanups, kill_descendants
 
 _REACH_S = 10.0
-_START_S = 180.0
-"""The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
-_ACTOR_START_S, _LINES_S = 300.0, 30.0
-"""The longest start of an actor beside the driver, and the time between lines about one that has not started."""
+_ACTOR_START_S = 300.0
+"""The longest start of an actor beside the driver."""
 _GRACE_S = 5.0
 """Time for the main thread to report the same error and end."""
 _KILLED = "ray.kill"
 """Part of Ray's error for an actor that the job itself has killed."""
+_AGAIN = "run the same command again"
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
@@ -42,6 +41,22 @@ ends. It is high because Ray notices a lost node only after a few seconds, and e
 meanwhile counts; and higher than the desk's, for workers that die before they reach it."""
 _NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray whose warnings are false alarms here."""
+
+
+_SETTINGS = {
+    # Train allows one minute, which is too short for a cluster that adds nodes.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+    # A killed driver keeps its share of Ray Data's resources for this long; the default is three minutes.
+    "RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30",
+    # Ray would print the whole stack of errors that sdp has already reported in one line.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    # Ray's core prints harmless notices as errors to this terminal.
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    # A driver would wait for workers that Ray starts early, and for ever if one of them is killed.
+    "RAY_prestart_worker_first_driver": "0",
+    # A driver that waits for Ray handles a signal only after so long; the default is a second.
+    "RAY_get_check_signal_interval_milliseconds": "100",
+}
 
 
 def connect(**local: Any) -> dict[str, float]:
@@ -54,25 +69,15 @@ def connect(**local: Any) -> dict[str, float]:
     import ray
 
     if not ray.is_initialized():
-        # Train allows one minute, which is too short for a cluster that adds nodes.
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
-        # A killed driver keeps its share of Ray Data's resources for this long; the default is three minutes.
-        os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
-        # Ray would print the whole stack of errors that sdp has already reported in one line.
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-        # Ray's core prints harmless notices as errors to this terminal.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        # A driver would wait for workers that Ray starts early, and for ever if one of them is killed.
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        # A driver that waits for Ray handles a signal only after so long; the default is a second.
-        os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
         if is_local():
-            _spare_processes()
+            ray_private.spare_processes()
             if environment := worker_environment():
                 options["runtime_env"] = environment
         if console.as_json():
@@ -81,19 +86,20 @@ def connect(**local: Any) -> dict[str, float]:
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         handler, log_handlers = signal.getsignal(signal.SIGTERM), logging.getLogger().handlers[:]
-        stderr = list[str]()
-        ray_loss.expect(local=is_local(), limit_s=_START_S)
+        stderr = list[bytes]()
+        ray_loss.expect(local=is_local())
         try:
-            with _captured_stderr(without="RAY_BACKEND_LOG_LEVEL") as stderr, _time_limit(_START_S):
+            with _captured_stderr() as stderr, _time_limit(ray_loss.START_S):
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
-            raise _explain_failed_connection(error, "".join(stderr)) from error
+            raise _explain_failed_connection(error, b"".join(stderr).decode("utf-8", "replace")) from error
+        os.write(2, b"".join(line for line in stderr if b"RAY_BACKEND_LOG_LEVEL" not in line))
         logging.getLogger().handlers[:] = log_handlers  # a logging_config is for the workers; this process has its own
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
-    ray_loss.watch(local=is_local())
-    offered = resources()
+    ray_loss.watch(local=is_local(), give_up=give_up)
+    offered = ray_private.resources()
     if _HEAD not in offered:
         # Ray Train and Ray Data wait for ever for a place on the head's node.
         raise SdpError("Ray's head has lost its raylet, so its node is gone; restart the head")
@@ -126,25 +132,16 @@ def is_local() -> bool:
 
 def abandon() -> None:
     """Keep Ray's slow shutdown from running at exit, where `kill` ends a local Ray instead."""
-    from ray._private import worker
+    import ray
 
-    node: Any = worker._global_node
-    if sys.platform == "linux" and is_local() and node is not None:
-        atexit.unregister(worker.shutdown)
+    if sys.platform == "linux" and is_local():
+        atexit.unregister(ray.shutdown)
 
 
 def kill() -> None:
     """End a local Ray and everything else that this process has started. The caller must exit right after it."""
     if is_local():
-        kill_descendants(_delete_spilled)
-
-
-def _delete_spilled() -> None:
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    if node is not None and node.is_head():
-        node.destroy_external_storage()
+        kill_descendants(ray_private.delete_spilled)
 
 
 def worker_environment() -> dict[str, str]:
@@ -172,7 +169,7 @@ def on_gpus(section: str, workers: WorkersConfig) -> bool:
     if workers.gpu_each is not None:
         return workers.gpu_each
     require_gpu_setting(section, workers)
-    return resources().get("GPU", 0) > 0
+    return ray_private.resources().get("GPU", 0) > 0
 
 
 def hide_gpus_unless_granted() -> None:
@@ -226,120 +223,43 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
 @contextlib.contextmanager
 def data_settings(**settings: Any) -> Iterator[None]:
     """Apply settings of Ray Data to the datasets built inside the block, and to no others in this process."""
-    from ray.data import DataContext
-    from ray.data._internal.execution.execution_callback import ExecutionCallback
     from ray.util.annotations import RayDeprecationWarning
 
-    class ForgetBlocks(ExecutionCallback):
-        """Drops the statistics of each block, which nothing reads: 5 kB of the driver's memory a block and stage."""
-
-        def on_execution_step(self, executor: Any) -> None:
-            for operator in executor._topology:
-                getattr(operator, "_output_blocks_stats", []).clear()
-
-    _spare_actors()
     # Ray Data also raises its errors, which sdp reports in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    context = DataContext.get_current().copy()
-    defaults = {
-        "enable_progress_bars": False,
-        "raise_original_map_exception": True,
-        "custom_execution_callback_classes": [ForgetBlocks],
-    }
-    for name, value in {**defaults, **settings}.items():
-        setattr(context, name, value)
-    with DataContext.current(context), warnings.catch_warnings():
+    settings = {"enable_progress_bars": False, "raise_original_map_exception": True, **settings}
+    with ray_private.data_context(settings, on_cluster=joined), warnings.catch_warnings():
         # Ray warns that 2.64 removes arguments such as max_task_retries; without that one it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         yield
 
 
-def _spare_processes() -> None:
-    """Have a local Ray start no servers for the dashboard, the autoscaler and the driver's terminal.
-
-    They would take 1.3 CPU seconds and 0.18 GB.
-    """
-    from ray._private.node import Node
-
-    node: Any = Node
-    node.start_api_server = node.start_monitor = node.start_log_monitor = lambda *_, **__: None
-
-
-@cache
-def _spare_actors() -> None:
-    """Have Ray Data's actors for statistics and autoscaling started on clusters only: a local Ray has no use for them.
-
-    They would take 1.7 CPU seconds and 0.27 GB.
-    """
-    from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
-    from ray.data._internal.execution import streaming_executor
-    from ray.data._internal.execution.interfaces import ExecutionResources
-    from ray.data._internal.stats import _StatsManager
-
-    class FixedSize(ClusterAutoscaler):
-        def try_trigger_scaling(self) -> None: ...
-
-        def on_executor_shutdown(self) -> None: ...
-
-        def get_total_resources(self) -> ExecutionResources:
-            total: ExecutionResources = ExecutionResources.from_resource_dict(resources())
-            return total
-
-    def spare(where: Any, name: str, otherwise: Callable[..., Any]) -> None:
-        original = getattr(where, name)
-        setattr(where, name, lambda *args, **more: (original if joined() else otherwise)(*args, **more))
-
-    spare(streaming_executor, "create_cluster_autoscaler", lambda *_, **__: FixedSize())
-    spare(_StatsManager, "gen_dataset_id_from_stats_actor", lambda: secrets.token_hex(16))
-    for name in ("register_dataset_to_stats_actor", "update_execution_metrics", "update_iteration_metrics"):
-        spare(_StatsManager, name, lambda *_, **__: None)
-
-
 @contextlib.contextmanager
-def _captured_stderr(without: str) -> Iterator[list[str]]:
-    """Hold back what the block and native libraries write to stderr: the list gets the lines when the block ends.
-
-    If the block succeeds, they are then written, except those that contain `without`.
-    """
-    lines: list[str] = []
+def _captured_stderr() -> Iterator[list[bytes]]:
+    """Hold back what the block and native libraries write to stderr: the list gets the lines when the block ends."""
+    lines: list[bytes] = []
     sys.stderr.flush()
     terminal = os.dup(2)
-
-    def restore() -> None:
-        if restore in cleanups:  # otherwise `give_up` has called it
-            cleanups.remove(restore)
-            sys.stderr.flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-
+    restore = partial(os.dup2, terminal, 2)
+    cleanups.append(restore)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
-        cleanups.append(restore)
         try:
             yield lines
         finally:
+            sys.stderr.flush()
             restore()
+            cleanups.remove(restore)
+            os.close(terminal)
             file.seek(0)
-            lines += file.read().decode("utf-8", "replace").splitlines(keepends=True)
-    os.write(2, "".join(line for line in lines if without not in line).encode())
-
-
-def resources() -> dict[str, float]:
-    """Return the sums of the connected cluster's resources, free or in use."""
-    import ray
-
-    sums: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
-    return sums
+            lines += file
 
 
 def nodes_with(labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the nodes of the connected cluster that a label selector of Ray matches."""
-    import ray
-
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
     return [
         node
-        for node in nodes
+        for node in ray_private.nodes()
         if node["Alive"] and all(_selects(wanted, node.get("Labels", {}).get(name)) for name, wanted in labels.items())
     ]
 
@@ -403,34 +323,25 @@ def start_beside_driver(kind: type, *arguments: Any, watched: bool = True, **opt
 
 
 def _await_start(name: str, actor: Any) -> None:
-    """Say each half minute that an actor has not started, and end this process if it cannot start.
-
-    Where Ray finds no Python, for example, it tries for ever and says so only in its logs.
-    """
+    """End this process if an actor does not start: where Ray finds no Python, for example, it tries for ever."""
     import ray
 
-    began = line_at = time.monotonic()
+    began = time.monotonic()
     try:
         ready = actor.__ray_ready__.remote()
         while ray.is_initialized() and not ray.wait([ready], timeout=1.0)[0]:
-            now = time.monotonic()
-            line = f"Ray has not started {name} on this node after {console.duration(now - began)}"
-            if now - began > _ACTOR_START_S:
-                give_up(f"{line}; see {ray_loss.LOGS}, then run the same command again")
-            if now - line_at > _LINES_S:
-                line_at = now
-                console.say(f"{line}; see {ray_loss.LOGS}")
+            if time.monotonic() - began > _ACTOR_START_S:
+                limit = console.duration(_ACTOR_START_S)
+                give_up(f"Ray has not started {name} on this node within {limit}; see {ray_loss.LOGS}, then {_AGAIN}")
         if ray.is_initialized():  # otherwise `get` would start another Ray
             ray.get(ready)
-    except (ray.exceptions.ActorDiedError, ray.exceptions.RuntimeEnvSetupError) as error:
+    except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError) as error:
         if _KILLED not in str(error):
             main = threading.main_thread()
             main.join(_GRACE_S)
             if main.is_alive():  # otherwise it has reported the error itself
                 reason = ray_loss.reason_of(error)
-                give_up(
-                    f"Ray could not start {name} on this node ({reason}); mend that, and run the same command again"
-                )
+                give_up(f"Ray could not start {name} on this node ({reason}); mend that, then {_AGAIN}")
     except ray.exceptions.RayError:  # Ray is lost, which others notice
         return
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-cleanups: list[Callable[[], None]] = []
+cleanups: list[Callable[[], object]] = []
 """Functions to call before the process is ended at once, the newest first."""
 seen = threading.Event()
 """Set once a handler of a signal has run: the main thread has time for signals."""

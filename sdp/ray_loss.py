@@ -1,75 +1,63 @@
 """The one line that a job prints when it loses Ray.
 
-Ray's core ends a driver that has lost its raylet at once, and one that has lost the GCS after a minute, without a word.
-So a thread watches for both losses, and a small process waits for the driver's end and prints the line in its place.
+Ray's core ends a driver that has lost the GCS after a minute and without a word, and leaves one that has lost its
+raylet waiting. So a thread watches both, and a small process says so if the driver ends in another way.
 """
 
 import atexit
 import contextlib
-import errno
-import logging
 import os
 import select
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import NoReturn
 
-from sdp.console import as_json, duration, formatted, say
+from sdp import ray_private
+from sdp.console import as_json, duration, formatted
 from sdp.errors import SdpError, one_line
 from sdp.leaving import cleanups, raylet_command
 
 LOGS = "/tmp/ray/session_latest/logs"
-_LOOK_S, _PRINT_S = 2.0, 5.0
-_PATIENCE_S = 45.0
-"""The longest silence of a cluster's GCS, which restarts if it has a store of its own. Ray's core waits 60 s."""
-_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+START_S = 180.0
+"""The longest start of a Ray, which takes seconds, and a minute on a busy machine."""
+_LOOK_S = 2.0
+_LOCAL_TRIES, _TRIES = 2, 22
+"""Connections in a row that a local GCS may refuse, and a cluster's, which may restart. Ray's core waits 60 s."""
 _REMEDY = "run the same command again, it continues"
 _NOTES = ("The actor never ran", "Failed to apply UDF transform")
 """The beginnings of what Ray adds below a reason."""
-_PRINT_LAST_LINE = """
-line=$1
-while read -r word; do
-  case $word in over) exit ;; up) line=$2 ;; raylet) line=$3 ;; gcs) line=$4 ;; esac
-done
-printf '%s\\n' "$line" >&2
-"""
-"""A shell script that waits for the end of the driver, which keeps the other end of standard input open."""
-
-log = logging.getLogger(__name__)
+_PRINT_UNLESS_OVER = "read -r _ || printf '%s\\n' \"$1\" >&2"
+"""A shell script that prints a line if the driver, which holds the other end of standard input, ends without a word."""
 
 
 class _Watch:
     """The watch over one driver and job."""
 
     def __init__(self, job: str) -> None:
-        self.job = job
+        self.job, self.looks, self._logs = job, False, LOGS
+        self._end_driver: Callable[[str], NoReturn]
         self._pipe: int | None = None
-        self.looks = False
         self._printer: subprocess.Popen[bytes]
         self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def expect(self, *, local: bool, limit_s: float) -> None:
+    def expect(self, *, local: bool) -> None:
         """Have a line printed if this process ends before `end`: Ray's core also ends a driver that is connecting."""
         if self._pipe is not None:
             return
-        logs = f"see {LOGS}" if local else "see the nodes' logs"
-        lines = [
-            f"{self.job}: Ray did not start within {duration(limit_s)}, or ended the driver meanwhile ({logs}); "
-            f"{_REMEDY}",
-            f"{self.job}: the driver was killed, or Ray's core ended the driver ({logs}); {_REMEDY}",
-            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_REMEDY}",
-            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_REMEDY}",
-        ]
-        prefix = "" if as_json() else "sdp: "
+        self._logs = LOGS if local else "the nodes' logs"
+        line = (
+            f"{'' if as_json() else 'sdp: '}{self.job}: the driver was killed, or Ray ended it or did not start within "
+            f"{duration(START_S)} (see {self._logs}); {_REMEDY}"
+        )
         standard_input, self._pipe = os.pipe()
         # In a session of its own, so that Ctrl-C reaches the driver alone.
         self._printer = subprocess.Popen(
-            ["/bin/sh", "-c", _PRINT_LAST_LINE, "sh", *(formatted(f"{prefix}{line}", "error") for line in lines)],
+            ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", formatted(line, "error")],
             stdin=standard_input,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -78,24 +66,23 @@ class _Watch:
         cleanups.append(self.end)
         atexit.register(self.end)  # before Ray's own, which ends the raylet in order
 
-    def begin(self, *, local: bool) -> None:
-        """Watch this driver's Ray, until `end`."""
+    def begin(self, *, local: bool, give_up: Callable[[str], NoReturn]) -> None:
+        """Watch this driver's Ray until `end`, and end the driver by `give_up` if Ray is lost."""
         import ray
 
-        if self.looks:
-            return
-        self.looks = True
-        self._tell("up")
-        context = ray.get_runtime_context()
-        raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
-        threading.Thread(target=self._look, args=(raylet, gcs, local), name="sdp-ray-loss", daemon=True).start()
+        if not self.looks:
+            self.looks, self._end_driver = True, give_up
+            context = ray.get_runtime_context()
+            work = (_raylet_of(context.get_node_id()), context.gcs_address, _LOCAL_TRIES if local else _TRIES)
+            threading.Thread(target=self._look, args=work, name="sdp-ray-loss", daemon=True).start()
 
     def end(self) -> None:
         """End the watch without a line."""
         with self._lock:
             self._over.set()
             if self._pipe is not None:
-                self._tell("over")
+                with contextlib.suppress(OSError):  # the small process was killed
+                    os.write(self._pipe, b"over\n")
                 os.close(self._pipe)
                 self._pipe = None
                 self._printer.wait()
@@ -103,52 +90,30 @@ class _Watch:
             cleanups.remove(self.end)
         atexit.unregister(self.end)
 
-    def _look(self, raylet: int | None, gcs: str, local: bool) -> None:
-        """Watch for the loss of the raylet or of the GCS until the job ends."""
-        raylet_end, process = select.poll(), None
-        if raylet is not None:
-            with contextlib.suppress(OSError):  # ended already: the driver's next call fails
-                process = os.fdopen(os.pidfd_open(raylet))
-                raylet_end.register(process, select.POLLIN)
-        with process or contextlib.nullcontext():
-            self._poll(raylet_end, gcs, local)
-
-    def _poll(self, raylet_end: select.poll, gcs: str, local: bool) -> None:
+    def _look(self, raylet: int | None, gcs: str, tries: int) -> None:
+        """End the driver when its raylet ends or the GCS no longer answers, unless the job is over."""
         host, _, port = gcs.rpartition(":")
-        silent_since: float | None = None
-        while not self._over.is_set():
-            if raylet_end.poll(1000 * _LOOK_S):
-                self._die("raylet")
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
-                silent_since = None
-            except OSError as error:
-                if not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _UNREACHABLE:
-                    silent_since = None  # no name resolved, or no descriptor free: this says nothing about the head
-                    continue
-                first, silent_since = silent_since is None, silent_since or time.monotonic()
-                if time.monotonic() - silent_since > _PATIENCE_S or (
-                    local and isinstance(error, ConnectionRefusedError)
-                ):
-                    self._die("gcs")
-                if first:
-                    say(f"{self.job}: Ray's head (GCS) does not answer; waiting up to {_PATIENCE_S:g} s for it")
+        raylet_end, refused = select.poll(), 0
+        with contextlib.ExitStack() as stack:
+            if raylet is not None:
+                with contextlib.suppress(OSError):  # it has ended already: the driver's next call fails
+                    process = stack.enter_context(os.fdopen(os.pidfd_open(raylet)))
+                    raylet_end.register(process, select.POLLIN)
+            while not self._over.is_set():
+                if raylet_end.poll(1000 * _LOOK_S):
+                    self._give_up("Ray's raylet on this node was lost")
+                try:
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
+                    refused = 0
+                except OSError:
+                    refused += 1
+                if refused > tries:
+                    self._give_up("Ray's head (GCS) was lost")
 
-    def _die(self, lost: str) -> None:
-        """End the driver, whose Ray will not come back, unless it ends in order already."""
+    def _give_up(self, reason: str) -> None:
         with self._lock:
             if not self._over.is_set():
-                self._tell(lost)
-                assert self._pipe is not None
-                os.close(self._pipe)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._printer.wait(_PRINT_S)  # its line comes before the supervisor's
-                os._exit(1)
-
-    def _tell(self, word: str) -> None:
-        assert self._pipe is not None
-        with contextlib.suppress(OSError):  # the small process was killed
-            os.write(self._pipe, f"{word}\n".encode())
+                self._end_driver(f"{self.job}: {reason} (see {self._logs}); {_REMEDY}")
 
 
 _watch: _Watch | None = None
@@ -191,18 +156,18 @@ def unwrapped(error: BaseException) -> SdpError | None:
     return None
 
 
-def expect(*, local: bool, limit_s: float) -> None:
+def expect(*, local: bool) -> None:
     """Have a line printed if Ray ends this driver while it connects, if it runs an `explained` job."""
     if _watch is not None:
-        _watch.expect(local=local, limit_s=limit_s)
+        _watch.expect(local=local)
 
 
-def watch(*, local: bool) -> None:
+def watch(*, local: bool, give_up: Callable[[str], NoReturn]) -> None:
     """Watch the Ray that this driver has just connected to, its own or a cluster's, if it runs an `explained` job."""
-    _hush()
+    ray_private.hush()
     if _watch is not None:
-        _watch.expect(local=local, limit_s=0.0)
-        _watch.begin(local=local)
+        _watch.expect(local=local)
+        _watch.begin(local=local, give_up=give_up)
 
 
 def signalled() -> None:
@@ -211,23 +176,10 @@ def signalled() -> None:
         _watch.end()
 
 
-def _hush() -> None:
-    """Log the raylets' notices, which Ray prints on standard output even where log_to_driver is False."""
-    from ray._private import worker
-
-    def note(data: dict[str, list[str]], ignore_prefix: bool = False) -> None:  # noqa: ARG001 (Ray's)
-        log.info("%s", one_line(" ".join(data["lines"])))
-
-    worker.print_to_stdstream = note
-
-
 def _raylet_of(node: str) -> int | None:
-    """Return the pid of this node's raylet."""
-    import ray
-
+    """Return the pid of this node's raylet; None where processes cannot be watched."""
     if not hasattr(os, "pidfd_open"):  # not Linux
         return None
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    names = [info["RayletSocketName"].encode() for info in nodes if info["NodeID"] == node]
+    names = [one["RayletSocketName"].encode() for one in ray_private.nodes() if one["NodeID"] == node]
     pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
     return next((pid for pid in pids if names and names[0] in raylet_command(pid)), None)

@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from sdp import cluster
+from sdp import cluster, ray_private
 from sdp.config import WorkersConfig
 from sdp.console import duration, say
 from sdp.errors import SdpError, UserError
@@ -103,8 +102,8 @@ class PlaceRequest:
     @property
     def ready(self) -> int:
         """The number of workers that have a place."""
-        table = placement_group_table()
-        return sum(n for n, group in self._groups if table.get(group.id.hex(), {}).get("state") == "CREATED")
+        states = ray_private.placement_groups()
+        return sum(n for n, group in self._groups if states.get(group.id.hex()) == "CREATED")
 
     def __exit__(self, *_: object) -> None:
         for _count, group in self._groups:
@@ -114,8 +113,8 @@ class PlaceRequest:
 def own_groups() -> dict[str, str]:
     """Return the states of this job's placement groups by id; a group's id ends with its job's."""
     job = ray.get_runtime_context().get_job_id()
-    states = {number: group["state"] for number, group in placement_group_table().items() if number.endswith(job)}
-    return {number: state for number, state in states.items() if state != "REMOVED"}
+    states = ray_private.placement_groups().items()
+    return {number: state for number, state in states if number.endswith(job) and state != "REMOVED"}
 
 
 def release_places() -> None:
@@ -242,9 +241,11 @@ def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
 
 def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
     """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
+    activity = "; ".join(ray_private.autoscaler_activity())
+    cluster_has = _offer() + (f" (autoscaler: {activity})" if activity else "")
     return UserError(
-        f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has {_offer()}"
-        f"{_autoscaler()}; let the cluster grow, request fewer, or raise {section}.wait_s"
+        f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has "
+        f"{cluster_has}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )
 
 
@@ -257,21 +258,6 @@ def _offer() -> str:
         amounts["CPU", ""] += node["Resources"].get("CPU", 0)
     words = [_amount(amount, resource, kind) for (resource, kind), amount in sorted(amounts.items()) if amount]
     return ", ".join(words) or "nothing"
-
-
-def _autoscaler() -> str:
-    """Return the autoscaler's activity, if there is one."""
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
-    words = [
-        f"{launch.count} {launch.ray_node_type_name} failed to start ({launch.details})"
-        for launch in status.failed_launches
-    ]
-    starting = [node.ray_node_type_name for node in status.pending_nodes]
-    starting += [launch.ray_node_type_name for launch in status.pending_launches for _ in range(launch.count)]
-    words += [f"{starting.count(kind)} {kind} starting" for kind in sorted(set(starting))]
-    return f" (autoscaler: {'; '.join(words)})" if words else ""
 
 
 def _amount(amount: float, resource: str, kind: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """The encode pipeline: pieces of work through transform tasks (CPU) and encoder actors (GPU) on Ray Data.
 
-    feed ── ReadPieces ── MapBatches(transform) (tasks) ── MapBatches(Encode) (actors, min … max) ── results
+    feed ── _read_pieces (one task) ── transform (tasks) ── Encode (actors, min … max) ── results
 
 Results come in the order in which they finish. A result is the piece's key, a note and a reference: the rows stay on
 the node that encoded them until they are fetched. Every block has one row (see `blocks`), so Ray Data neither merges
@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from sdp import cluster, ray_loss, telemetry
+from sdp import cluster, ray_loss, ray_private, telemetry
 from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.chunk import TransformStats
@@ -150,10 +150,7 @@ class Pipeline:
 
         The desk hears of a death only when Ray has room for the next process.
         """
-        from ray._private.state import workers  # the public call needs Ray's dashboard
-
-        alive: dict[str, Any] = workers()  # type: ignore[no-untyped-call]  # Ray's
-        return not alive.keys().isdisjoint(ray.get(self._desk.at_work.remote()))
+        return not ray_private.live_workers().isdisjoint(ray.get(self._desk.at_work.remote()))
 
     def _send(self, sent: _Sent) -> None:
         number = next(self._numbers)
@@ -166,7 +163,7 @@ class Pipeline:
         if time.monotonic() - self._checked_nodes < _CHECK_NODES_S:
             return
         self._checked_nodes = time.monotonic()
-        resources = cluster.resources()
+        resources = ray_private.resources()
         # Half of the object stores, but at least enough to keep every encoder busy.
         fits = int(0.5 * resources.get("object_store_memory", 0) / self._piece_bytes)
         useful = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
@@ -177,9 +174,8 @@ class Pipeline:
 
     def _run(self, dataset: Any) -> None:
         try:
-            for bundle in dataset.iter_internal_ref_bundles():
-                (entry,) = bundle.blocks
-                self._results.put((note_of(bundle.schema), entry.ref))
+            for schema, block in ray_private.blocks(dataset):
+                self._results.put((note_of(schema), block))
             self._results.put(None)
         except BaseException as error:  # noqa: BLE001 (raised in the driver's thread)
             self._results.put(error)
@@ -189,21 +185,21 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
     # A dataset whose driver was killed keeps its share of the cluster for this long. Online, the driver is an actor,
     # which lacks the variables that cluster.connect sets.
     os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
-    from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
-    from ray.data.context import AutoscalingConfig
+    from ray.data import ActorPoolStrategy, TaskPoolStrategy, from_items
 
     with cluster.data_settings(
-        target_max_block_size=1,
-        max_consecutive_actor_init_deaths=-1,
-        autoscaling_config=AutoscalingConfig(actor_pool_util_upscaling_threshold=1.0),
+        target_max_block_size=1, max_consecutive_actor_init_deaths=-1, actor_pool_util_upscaling_threshold=1.0
     ):
+        start: Any = from_items([{"number": 0}], override_num_blocks=1)
         return (
-            read_datasource(
-                _source(desk),
-                override_num_blocks=1,
-                concurrency=1,
+            start.map_batches(
+                _read_pieces,
+                fn_args=(desk,),
+                batch_format="pyarrow",
+                compute=TaskPoolStrategy(size=1),
                 num_cpus=0,
-                ray_remote_args={"scheduling_strategy": cluster.this_node()},
+                max_retries=cluster.TASK_RETRIES,
+                scheduling_strategy=cluster.this_node(),
             )
             .map_batches(
                 transform,
@@ -236,27 +232,10 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
         )
 
 
-def _source(desk: Any) -> Any:
-    from ray.data import Datasource, ReadTask
-    from ray.data.block import BlockMetadata
-
-    class Pieces(Datasource):
-        """The desk's pieces, as one endless read."""
-
-        def estimate_inmemory_data_size(self) -> int | None:
-            return None
-
-        def get_read_tasks(self, *_: Any, **__: Any) -> list[ReadTask]:
-            metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-            return [ReadTask(partial(_read_pieces, desk), metadata)]
-
-    return Pieces()  # type: ignore[no-untyped-call]  # Ray's
-
-
 # --- on the workers ---------------------------------------------------------------------------------------------------
 
 
-def _read_pieces(desk: Any) -> Iterable[pa.Table]:
+def _read_pieces(_: pa.Table, desk: Any) -> Iterator[pa.Table]:
     """Yield all pieces, by number: if this process dies, Ray calls this again, and ignores the results that it has."""
     for number in itertools.count():
         if (piece := ray.get(desk.piece.remote(number))) is None:

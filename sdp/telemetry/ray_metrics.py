@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 import ray
-from ray.util.metrics import Counter, Gauge, Histogram
 
-from sdp.telemetry.catalogue import ACTIONS, COUNTER, GAUGE, HISTOGRAM, Metric
+from sdp import ray_private
+from sdp.telemetry.catalogue import ACTIONS, GAUGE, Metric
 
 _LONGEST_NAME = 100
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
@@ -21,14 +21,9 @@ each gauge is set again at this interval, which takes 10 µs."""
 def job_name() -> str:
     """Return the name of the submitted job that this process belongs to; empty if there is none.
 
-    KubeRay's names begin with the RayJob's. Every process of the job has it, but no public call returns it.
+    KubeRay's names begin with the RayJob's. Every process of the job has it.
     """
-    worker: Any = ray._private.worker.global_worker
-    try:
-        metadata = worker.core_worker.get_job_config().metadata
-    except Exception:  # noqa: BLE001 (not public: another version of Ray may lack it)
-        return ""
-    return str(metadata.get("job_name") or metadata.get("job_submission_id") or "")[:_LONGEST_NAME]
+    return ray_private.job_name()[:_LONGEST_NAME]
 
 
 @dataclass
@@ -44,10 +39,7 @@ class RayBackend:
         family = self._families.get(metric.name)
         if family is None:
             names = ("run", *metric.labels)
-            if metric.kind == HISTOGRAM:
-                family = Histogram(metric.name, metric.help, list(metric.bounds), names)
-            else:
-                family = (Counter if metric.kind == COUNTER else Gauge)(metric.name, metric.help, names)
+            family = ray_private.metric(metric.kind, metric.name, metric.help, names, metric.bounds)
             self._families[metric.name] = family
         getattr(family, ACTIONS[metric.kind])(value, tags=_tags(labels))
         if metric.kind == GAUGE:

@@ -17,12 +17,10 @@ from typing import Any
 
 import ray
 import ray.train
-import torch
 from ray.train import FailureConfig, RunConfig
-from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import _TorchBackend
+from ray.train.torch import TorchConfig
 
-from sdp import cluster, telemetry
+from sdp import cluster, ray_private, telemetry
 from sdp.config import TrainConfig, parse_into
 from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
@@ -195,38 +193,16 @@ class FollowBoard(Callback):
             self.stop.reason = self.stop.reason or reason
 
 
-class _Trainer(TorchTrainer):
-    def _register_sigint_handler(self, controller: Any) -> None:
-        """Leave Ctrl-C to `on_signals`: Ray Train would abort without a checkpoint, with exit code 0."""
-
-
-class TorchByDevice(TorchConfig):
-    """A process group over NCCL if every worker's torch sees a GPU, else over gloo.
-
-    Ray would decide by the GPUs that it has granted, which torch may be unable to use.
-    """
-
-    @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        return _BackendByDevice
-
-
-class _BackendByDevice(_TorchBackend):
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        cuda = all(worker_group.execute(torch.cuda.is_available))
-        super().on_start(worker_group, replace(backend_config, backend="cpu:gloo,cuda:nccl" if cuda else "gloo"))
-
-
 def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exception | None:
     """Run `workers` workers to their end; return the error if they failed."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     scaling: Any = ray.train.ScalingConfig  # the annotations of both are out of date in Ray
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
-    process_group = TorchByDevice() if use_gpu else TorchConfig("gloo")
+    process_group = ray_private.torch_by_device() if use_gpu else TorchConfig("gloo")
     process_group = replace(process_group, timeout_s=int(WATCHDOG_S) + _AFTER_WATCHDOG_S)
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
-        trainer = _Trainer(
+        trainer = ray_private.torch_trainer()(
             train_worker,
             train_loop_config=loop_config,
             scaling_config=scaling(

@@ -67,7 +67,7 @@ DIRECTED: Mapping[str, Case] = {
     # Single actors of a job, and a trainer.
     "download-hub": Case("download", False, (Kill("ray::Hub", logged=_AT_WORK["download"]),)),
     "process-desk": Case("process", False, (Kill("ray::Desk", logged=_AT_WORK["process"]),)),
-    "process-reader": Case("process", False, (Kill("ray::ReadPieces", logged=_AT_WORK["process"]),)),
+    "process-reader": Case("process", False, (Kill("ray::MapBatches(_read_pieces)", logged=_AT_WORK["process"]),)),
     "train-board": Case("train", False, (Kill("ray::Board", logged=_AT_WORK["train"]),)),
     "train-trainer": Case("train", False, (Kill("ray::RayTrainWorker", logged=_AT_WORK["train"]),)),
     "online-pool": Case("online", True, (Kill("ray::EncoderPool", logged=_AT_WORK["online"]),)),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 _ENDED = re.compile(r"supervisor: the job (failed with exit code \d+|was killed by signal (?!9\b)\d+)")
-_LATE = "ended the driver"
+_LATE = "Ray ended it"
 _NOTICES = ("Lease ID", "(raylet)", "RAY_", "core_worker", "ray::", "*** SIG", "Fatal Python error", "StackTrace")
 """Texts of Ray's own notices."""
 

@@ -100,8 +100,8 @@ def test_pieces_can_be_fed_because_of_what_has_come_back() -> None:
 def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_pieces, died = pipeline_module._read_pieces, tmp_path / "died"
 
-    def dying(desk: Any) -> Iterator[Any]:
-        for number, piece in enumerate(read_pieces(desk)):
+    def dying(block: Any, desk: Any) -> Iterator[Any]:
+        for number, piece in enumerate(read_pieces(block, desk)):
             yield piece
             if number == 8 and not died.exists():
                 died.touch()

@@ -98,7 +98,7 @@ from sdp.lease import Lease
 from sdp.storage import open_storage
 
 def run(_):
-    with Lease.acquire(open_storage(sys.argv[2])), cluster._captured_stderr(without="RAY_BACKEND_LOG_LEVEL"):
+    with Lease.acquire(open_storage(sys.argv[2])), cluster._captured_stderr():
         {action}
 
 sys.argv[0] = "sdp"

@@ -54,16 +54,17 @@ def test_a_refused_token_is_reported_in_one_line() -> None:
     )
 
 
-def test_output_is_held_and_passed_on_except_known_lines() -> None:
+def test_what_is_written_to_stderr_is_held_back() -> None:
     script = (
         "import os, sys\n"
         "from sdp.cluster import _captured_stderr\n"
-        "with _captured_stderr(without='KNOWN'):\n"
-        "    os.write(2, b'one KNOWN line\\nanother line\\n')\n"
-        "    print('third', file=sys.stderr)\n"
+        "with _captured_stderr() as lines:\n"
+        "    os.write(2, b'one\\n')\n"
+        "    print('two', file=sys.stderr)\n"
+        "print(lines)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.splitlines() == ["another line", "third"]
+    assert (done.stdout, done.stderr) == ("[b'one\\n', b'two\\n']\n", "")
 
 
 def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
@@ -71,14 +72,16 @@ def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
     script = (
         "import ctypes, ray\n"
         "from sdp import cluster, ray_loss\n"
-        "cluster._START_S = 0.5\n"
+        "ray_loss.START_S = 0.5\n"
         "ray.init = lambda **_: ctypes.PyDLL(None).sleep(60)\n"
         "with ray_loss.explained('train'):\n"
         "    cluster.connect()\n"
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert program.returncode == 1
-    assert program.stderr.startswith("sdp: train: Ray did not start within 0.5 s, or ended the driver meanwhile (see")
+    assert program.stderr.startswith(
+        "sdp: train: the driver was killed, or Ray ended it or did not start within 0.5 s (see"
+    )
     assert program.stderr.count("\n") == 1
 
 
@@ -93,7 +96,9 @@ def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert program.returncode == 1
-    assert program.stderr.startswith("sdp: train: Ray did not start within 3:00, or ended the driver meanwhile (see")
+    assert program.stderr.startswith(
+        "sdp: train: the driver was killed, or Ray ended it or did not start within 3:00 (see"
+    )
     assert program.stderr.count("\n") == 1
 
 
@@ -105,8 +110,8 @@ def test_a_cluster_without_its_heads_node_is_refused(monkeypatch: pytest.MonkeyP
         cluster.connect()
 
 
-NONE = r"Ray has not started Hub on this node after \d.\d s; see /tmp/ray/session_latest/logs"
-FAILED = r"Ray could not start Hub on this node \(ModuleNotFoundError: No module named 'no'\); mend that"
+NONE = r"Ray has not started Hub on this node within 5.0 s; see /tmp/ray/session_latest/logs, then"
+FAILED = r"Ray could not start Hub on this node \(ModuleNotFoundError: No module named 'no'\); mend that, then"
 
 
 @pytest.mark.parametrize(
@@ -125,18 +130,15 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
         "import ray, threading\n"
         "from sdp import cluster, ray_loss\n"
         "class Hub: ...\n"
-        "cluster._LINES_S, cluster._ACTOR_START_S, cluster._GRACE_S = 1.5, 5.0, 0.1\n"
+        "cluster._ACTOR_START_S, cluster._GRACE_S = 5.0, 0.1\n"
         "with ray_loss.explained('download'):\n"
         f"    cluster.connect(num_cpus=1, runtime_env={environment})\n"
         f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
         "    threading.Event().wait(60)\n"
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    *lines, error = program.stderr.splitlines()
     assert program.returncode == 1
-    assert all(re.fullmatch(NONE, line) for line in lines), lines
-    assert len(lines) == 2 or last == FAILED
-    assert re.fullmatch(f"sdp: {last}, (then|and) run the same command again", error)
+    assert re.fullmatch(f"sdp: {last} run the same command again\n", program.stderr)
 
 
 def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> None:
@@ -153,14 +155,3 @@ def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> Non
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (program.returncode, program.stderr) == (0, "")
-
-
-def test_a_local_ray_starts_no_servers_that_nothing_uses() -> None:
-    script = (
-        "from ray._private import worker\n"
-        "from sdp import cluster\n"
-        "cluster.connect(num_cpus=1)\n"
-        "print(*sorted(worker._global_node.all_processes))\n"
-    )
-    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert program.stdout.split() == ["gcs_server", "raylet"], program.stderr

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sdp import cluster
+from sdp import cluster, ray_private
 from sdp.train import launch
 from sdp.waiting import Place, Stall
 
@@ -53,7 +53,7 @@ def test_trainers_whose_places_were_taken_meanwhile_are_waited_for(
 
 def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
-    monkeypatch.setattr(launch, "_Trainer", lambda *_, **options: made.update(options) or Mock())
+    monkeypatch.setattr(ray_private, "torch_trainer", lambda: lambda *_, **options: made.update(options) or Mock())
     for bundle in ({"CPU": 1.0}, {"GPU": 1.0}):
         launch._attempt({}, Place("scaling", bundle, 1, 1), 1)
         assert made["torch_config"].timeout_s == 1920

@@ -7,7 +7,7 @@ import pytest
 import ray
 from ray._raylet import JobID, PlacementGroupID
 
-from sdp import cluster, waiting
+from sdp import cluster, ray_private, waiting
 from sdp.download import pipeline
 from sdp.download.figures import DownloadFigures
 from sdp.errors import SdpError, UserError
@@ -23,7 +23,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     kinds = {"gpu", "cpu"}
     node = {"Resources": {"GPU": 1, "CPU": 1}}
     monkeypatch.setattr(cluster, "nodes_with", lambda labels: [node] if labels.get("kind") in kinds else [])
-    monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
+    monkeypatch.setattr(ray_private, "autoscaler_activity", list)
     return kinds
 
 
@@ -39,8 +39,8 @@ def lines_of(stall: Stall, seconds: range, *, busy: bool = False, working: bool 
 def test_a_job_counts_its_own_placement_groups_only(monkeypatch: pytest.MonkeyPatch) -> None:
     job, another = JobID.from_int(3), JobID.from_int(4)
     waits, ended, foreign = (PlacementGroupID.of(owner).hex() for owner in (job, job, another))
-    table = {waits: {"state": "PENDING"}, ended: {"state": "REMOVED"}, foreign: {"state": "CREATED"}}
-    monkeypatch.setattr(waiting, "placement_group_table", lambda: table)
+    states = {waits: "PENDING", ended: "REMOVED", foreign: "CREATED"}
+    monkeypatch.setattr(ray_private, "placement_groups", lambda: states)
     monkeypatch.setattr(waiting.ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
     assert waiting.own_groups() == {waits: "PENDING"}
 

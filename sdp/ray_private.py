@@ -1,0 +1,248 @@
+"""Every use of Ray that is private or for its developers, which any version of Ray may change.
+
+Each function says why no public call does, and what to do when Ray changes. What is inside `_comfort` only saves time,
+memory or noise: where Ray has changed, the job runs without. `tests/contract/test_ray_private.py` fails on that day,
+and for any other such use in sdp/.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from sdp.errors import one_line
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _comfort(what: str) -> Iterator[None]:
+    """Log, rather than raise, that Ray no longer has what the block uses."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError, KeyError) as error:
+        log.info("this version of Ray has changed: %s (%s)", what, one_line(error))
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def resources() -> dict[str, float]:
+    """Return the sums of the cluster's resources. If it goes: the nodes' `Resources`, added up."""
+    import ray
+
+    sums: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+    return sums
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return the cluster's nodes. The public `list_nodes` needs the dashboard. If it goes: use that."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
+    return nodes
+
+
+def placement_groups() -> dict[str, str]:
+    """Return the states of all placement groups by id. The public list needs the dashboard. If it goes: use that."""
+    from ray.util.placement_group import placement_group_table
+
+    return {number: group["state"] for number, group in placement_group_table().items()}
+
+
+def autoscaler_activity() -> list[str]:
+    """Return what the autoscaler does, for an error about missing nodes; nothing public does. If it goes: drop it."""
+    words: list[str] = []
+    with _comfort("the autoscaler's status"):
+        import ray
+        from ray.autoscaler.v2.sdk import get_cluster_status
+
+        status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
+        failed = status.failed_launches
+        words += [f"{one.count} {one.ray_node_type_name} failed to start ({one.details})" for one in failed]
+        starting = [node.ray_node_type_name for node in status.pending_nodes]
+        starting += [one.ray_node_type_name for one in status.pending_launches for _ in range(one.count)]
+        words += [f"{starting.count(kind)} {kind} starting" for kind in sorted(set(starting))]
+    return words
+
+
+def live_workers() -> set[str]:
+    """Return the ids of the living processes; the public `list_workers` needs the dashboard. If it goes: use that."""
+    from ray._private.state import workers
+
+    return set(workers())  # type: ignore[no-untyped-call]  # Ray's
+
+
+def job_name() -> str:
+    """Return the name of this process's submitted job, or ""; nothing public does. If it goes: use a variable."""
+    name = ""
+    with _comfort("the job's configuration"):
+        from ray._private.worker import global_worker
+
+        worker: Any = global_worker
+        if hasattr(worker, "core_worker"):  # it is connected
+            metadata = worker.core_worker.get_job_config().metadata
+            name = str(metadata.get("job_name") or metadata.get("job_submission_id") or "")
+    return name
+
+
+# --- a local Ray ------------------------------------------------------------------------------------------------------
+
+
+def spare_processes() -> None:
+    """Have a local Ray start no servers for the dashboard, the autoscaler and the driver's terminal.
+
+    They take 1.3 CPU seconds and 0.18 GB, and no option leaves them out. If they go: drop this.
+    """
+    with _comfort("the node's processes"):
+        from ray._private.node import Node
+
+        node: Any = Node
+        for name in ("start_api_server", "start_monitor", "start_log_monitor"):
+            getattr(node, name)
+            setattr(node, name, lambda *_, **__: None)
+
+
+def delete_spilled() -> None:
+    """Delete the objects that a local Ray, which is about to be killed, has spilled. If it goes: call ray.shutdown."""
+    with _comfort("the node's spilled objects"):
+        from ray._private import worker
+
+        node: Any = worker._global_node
+        if node is not None and node.is_head():
+            node.destroy_external_storage()
+
+
+def hush() -> None:
+    """Log the raylets' notices, which Ray prints even where log_to_driver is False. If it goes: look for an option."""
+    with _comfort("the raylets' notices"):
+        from ray._private import worker
+
+        def note(data: dict[str, list[str]], ignore_prefix: bool = False) -> None:  # noqa: ARG001 (Ray's)
+            log.info("%s", one_line(" ".join(data["lines"])))
+
+        getattr(worker, "print_to_stdstream")  # noqa: B009 (mypy knows that it is there)
+        worker.print_to_stdstream = note
+
+
+# --- Ray Data ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def data_context(settings: Mapping[str, Any], *, on_cluster: Callable[[], bool]) -> Iterator[None]:
+    """Apply settings of Ray Data to the datasets built inside the block. If a setting goes: drop it here."""
+    from ray.data import DataContext
+
+    _spare_actors(on_cluster)
+    context = DataContext.get_current().copy()
+    for name, value in settings.items():
+        place: Any = context if hasattr(context, name) else context.autoscaling_config
+        getattr(place, name)
+        setattr(place, name, value)
+    with _comfort("the statistics of blocks"):
+        context.custom_execution_callback_classes = [_forget_blocks()]
+    with DataContext.current(context):
+        yield
+
+
+def _forget_blocks() -> type:
+    """Return a callback that drops the statistics of blocks, 5 kB of the driver's memory each. If it goes: drop it."""
+    from ray.data._internal.execution.execution_callback import ExecutionCallback
+
+    class ForgetBlocks(ExecutionCallback):
+        def on_execution_step(self, executor: Any) -> None:
+            for operator in getattr(executor, "_topology", ()):
+                getattr(operator, "_output_blocks_stats", []).clear()
+
+    return ForgetBlocks
+
+
+@cache
+def _spare_actors(on_cluster: Callable[[], bool]) -> None:
+    """Have Ray Data's actors for statistics and autoscaling started on clusters only.
+
+    They take 1.7 CPU seconds and 0.27 GB, and no option leaves them out. If they go: drop this.
+    """
+    with _comfort("Ray Data's actors"):
+        from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
+        from ray.data._internal.execution import streaming_executor
+        from ray.data._internal.execution.interfaces import ExecutionResources
+        from ray.data._internal.stats import _StatsManager
+
+        class FixedSize(ClusterAutoscaler):
+            def try_trigger_scaling(self) -> None: ...
+
+            def on_executor_shutdown(self) -> None: ...
+
+            def get_total_resources(self) -> ExecutionResources:
+                total: ExecutionResources = ExecutionResources.from_resource_dict(resources())
+                return total
+
+        def spare(where: Any, name: str, otherwise: Callable[..., Any]) -> None:
+            original = getattr(where, name)
+            setattr(where, name, lambda *args, **more: (original if on_cluster() else otherwise)(*args, **more))
+
+        spare(streaming_executor, "create_cluster_autoscaler", lambda *_, **__: FixedSize())
+        spare(_StatsManager, "gen_dataset_id_from_stats_actor", lambda: secrets.token_hex(16))
+        for name in ("register_dataset_to_stats_actor", "update_execution_metrics", "update_iteration_metrics"):
+            spare(_StatsManager, name, lambda *_, **__: None)
+
+
+def blocks(dataset: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the schema of each block, and a reference to it; what is public fetches it. If it goes: use the desk."""
+    for bundle in dataset.iter_internal_ref_bundles():
+        for entry in bundle.blocks:
+            yield bundle.schema, entry.ref
+
+
+# --- Ray Train --------------------------------------------------------------------------------------------------------
+
+
+def torch_trainer() -> Any:
+    """Return the class of trainers that leave Ctrl-C to the driver.
+
+    Ray's own abort without a checkpoint, with exit code 0. If it goes: set the driver's handlers after Ray's.
+    """
+    from ray.train.torch import TorchTrainer
+
+    class CalmTrainer(TorchTrainer):
+        def _register_sigint_handler(self, controller: Any) -> None: ...
+
+    return CalmTrainer
+
+
+def torch_by_device() -> Any:
+    """Return the configuration of a process group over NCCL if every worker's torch sees a GPU, else over gloo.
+
+    Ray decides by the GPUs that it has granted, which torch may be unable to use. If it goes: ask the nodes before.
+    """
+    import torch
+    from ray.train.torch import TorchConfig
+    from ray.train.torch.config import _TorchBackend
+
+    class Backend(_TorchBackend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            cuda = all(worker_group.execute(torch.cuda.is_available))
+            super().on_start(worker_group, replace(backend_config, backend="cpu:gloo,cuda:nccl" if cuda else "gloo"))
+
+    class TorchByDevice(TorchConfig):
+        @property
+        def backend_cls(self) -> type[_TorchBackend]:
+            return Backend
+
+    return TorchByDevice()
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def metric(kind: str, name: str, text: str, tags: tuple[str, ...], bounds: Iterable[float]) -> Any:
+    """Return a metric that Ray's agents expose, by its kind: counter, gauge or histogram. If it goes: OpenTelemetry."""
+    from ray.util import metrics
+
+    if kind == "histogram":
+        return metrics.Histogram(name, text, list(bounds), tags)
+    return (metrics.Counter if kind == "counter" else metrics.Gauge)(name, text, tags)
