@@ -7,15 +7,18 @@ may touch a GPU is started here, and events are recorded on named streams, here.
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.hardware import CUDA_MAJOR, DRIVERS
 
+Result = TypeVar("Result")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes by their names in configurations."""
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -125,3 +128,29 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, OutOfMemory | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
+
+
+@dataclass(slots=True)
+class BatchLimit:
+    """The most items of a batch; halved for good when memory is too short."""
+
+    size: int
+
+    def run(self, work: Callable[[slice], Result], count: int, single: str) -> Iterator[Result]:
+        """Yield the results of `work` for slices of `count` items; `single` is the error if one item does not fit."""
+        at = 0
+        while at < count:
+            size = min(self.size, count - at)
+            try:
+                yield work(slice(at, at + size))
+                at += size
+                continue
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise OutOfMemory(single) from error
+            # Not in the handler, which would keep the failed attempt's tensors alive.
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.size = min(self.size, -(-size // 2))

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
-from sdp.device import DTYPES, Mark, choose_device, configure_torch, enter, new_stream, out_of_memory, record
+from sdp.device import DTYPES, BatchLimit, Mark, choose_device, configure_torch, enter, new_stream, record
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
-from sdp.errors import OutOfMemory, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
@@ -39,14 +38,14 @@ class BatchEncoder:
         configure_torch()
         self.device = torch.device(device) if device else choose_device()
         self._settings = settings
-        self._limits = dict(settings.batch_sizes)
+        self._limits = {key: BatchLimit(size) for key, size in settings.batch_sizes.items()}
         self._feeder = _Feeder(self.device)
         self._launching = threading.Lock()
 
     @property
     def batch_limits(self) -> dict[int, int]:
         """The batch sizes in use: those of the settings, or smaller where memory was short."""
-        return dict(self._limits)
+        return {key: limit.size for key, limit in self._limits.items()}
 
     @contextmanager
     def _launched(self) -> Iterator[None]:
@@ -67,8 +66,9 @@ class BatchEncoder:
     ) -> tuple[Tensor, Tensor]:
         """Encode items batch by batch, at most as many at once as the batch limit of this key allows."""
         results = [
-            self._within_memory(limit, batch, numbers, encode)
+            result
             for batch, numbers in self._feeder(self._batches(limit, items, where))
+            for result in self._within_memory(limit, batch, numbers, encode)
         ]
         if not results:
             return torch.zeros((0,), dtype=torch.float16), torch.ones((0,), dtype=torch.bool)
@@ -80,41 +80,30 @@ class BatchEncoder:
     ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         at = 0
         while at < len(items):
-            size = self._limits[limit]
+            size = self._limits[limit].size
             yield items[at : at + size], where[at : at + size]
             at += size
 
     def _within_memory(
         self, limit: int, batch: Tensor, numbers: NDArray[np.int64], encode: EncodeBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Encode a batch; if memory is too short, encode its halves, and make later batches that small."""
-        count = len(batch)
-        if self._settings.compile and count < self._limits[limit]:  # a further shape would be compiled anew
-            batch = torch.cat([batch, batch[-1:].expand(self._limits[limit] - count, *batch.shape[1:])])
-            numbers = np.concatenate([numbers, np.repeat(numbers[-1:], len(batch) - count)])
-        try:
-            values, good = encode(batch, numbers)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Encode a batch, in parts if memory is too short for all of it."""
+
+        def encode_part(part: slice) -> tuple[Tensor, Tensor]:
+            items, where = batch[part], numbers[part]
+            count, padded = len(items), self._limits[limit].size
+            if self._settings.compile and count < padded:  # a further shape would be compiled anew
+                items = torch.cat([items, items[-1:].expand(padded - count, *items.shape[1:])])
+                where = np.concatenate([where, np.repeat(where[-1:], padded - count)])
+            values, good = encode(items, where)
             return values[:count], good[:count]
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            if count == 1:
-                name = "a caption" if limit == TEXT else f"an image of {limit} px"
-                raise OutOfMemory(
-                    f"encode.accelerator: {self.device} has no memory for {name} in {self._settings.dtype} "
-                    f"({one_line(error, 100)}); choose a larger one, or another encode.dtype"
-                ) from error
-        # Not in the handler, which would keep the failed attempt's tensors alive.
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        half = -(-count // 2)
-        self._limits[limit] = min(self._limits[limit], half)
-        halves = [
-            self._within_memory(limit, batch[start:stop], numbers[start:stop], encode)
-            for start, stop in ((0, half), (half, count))
-        ]
-        values, good = (torch.cat(parts) for parts in zip(*halves, strict=True))
-        return values, good
+
+        name = "a caption" if limit == TEXT else f"an image of {limit} px"
+        single = (
+            f"encode.accelerator: {self.device} has no memory for {name} in {self._settings.dtype}; choose a larger "
+            "one, or another encode.dtype"
+        )
+        return self._limits[limit].run(encode_part, len(batch), single)
 
 
 class Encoder(BatchEncoder):

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.device import choose_device, out_of_memory
+from sdp.device import BatchLimit, choose_device
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
-from sdp.errors import OutOfMemory
 from sdp.evaluate.networks import Clip, LoadedNetwork, NetworkInput, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.imaging import Pixels, RowError, decode
@@ -91,13 +90,13 @@ class _UnitRun:
         result: UnitFeatures,
     ) -> None:
         self._spec, self._networks, self._sandbox, self._result = spec, networks, sandbox, result
-        self._batch = spec.config.scaling.batch_size
+        self._limit = BatchLimit(spec.config.scaling.batch_size)
         self._reason_to_skip = reason_to_skip(spec)
 
     def run(self, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> None:
         """Compute the features of all pictures of the pieces."""
         pictures = self._prepared(pieces)
-        while batch := list(islice(pictures, self._batch)):
+        while batch := list(islice(pictures, self._limit.size)):
             self._embed(batch)
             on_rows(len(batch))
 
@@ -132,20 +131,9 @@ class _UnitRun:
 
     def _embed(self, batch: Sequence[_Prepared]) -> None:
         """Compute features, in smaller batches if memory is short."""
-        at = 0
-        while at < len(batch):
-            pictures = batch[at : at + self._batch]
-            try:
-                self._add(pictures)
-                at += len(pictures)
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                if self._batch == 1:
-                    raise OutOfMemory(
-                        "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
-                    ) from error
-                self._batch //= 2
+        single = "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
+        for _ in self._limit.run(lambda at: self._add(batch[at]), len(batch), single):
+            pass
 
     def _add(self, batch: Sequence[_Prepared]) -> None:
         """Add the features of a batch; count those that are NaN or infinite as failed instead."""

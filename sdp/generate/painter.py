@@ -1,7 +1,7 @@
 """Loaded networks that turn prompts into pictures."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.device import DTYPES, choose_device, configure_torch, out_of_memory
-from sdp.errors import OutOfMemory
+from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch
 from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
@@ -31,27 +30,17 @@ class Painter:
     """Returns the prompts' embeddings, on the device."""
     sampling: Sampling
     negative_prompt: str = ""
-    batch_size: int = 8
-    """Halved for good when memory is too short."""
+    limit: BatchLimit = field(default_factory=lambda: BatchLimit(8))
     _negative: Tensor | None = None
 
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
         """Return a picture for each prompt, by its seed; None where the networks returned NaN or infinity."""
-        pictures: list[Picture | None] = []
-        while len(pictures) < len(prompts):
-            batch = slice(len(pictures), len(pictures) + self.batch_size)
-            try:
-                pictures += self._paint(prompts[batch], seeds[batch])
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                if self.batch_size == 1:
-                    raise OutOfMemory(
-                        f"resolution: no memory for a single picture of {self.sampling.resolution} pixels; lower it, "
-                        "or choose a larger GPU (scaling.accelerator)"
-                    ) from error
-                self.batch_size //= 2
-        return pictures
+        single = (
+            f"resolution: no memory for a single picture of {self.sampling.resolution} pixels; lower it, or choose a "
+            "larger GPU (scaling.accelerator)"
+        )
+        batches = self.limit.run(lambda at: self._paint(prompts[at], seeds[at]), len(prompts), single)
+        return [picture for pictures in batches for picture in pictures]
 
     def _paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
         if self._negative is None:
@@ -85,7 +74,8 @@ def load_painter(
     text_encoder = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
     schedule = {**load.load_scheduler_config(path), **model.scheduler}
     networks = SamplerNetworks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
-    return Painter(networks, text_encoding(path, text_encoder, device), sampling, negative_prompt, batch_size)
+    encode = text_encoding(path, text_encoder, device)
+    return Painter(networks, encode, sampling, negative_prompt, BatchLimit(batch_size))
 
 
 def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callable[[Sequence[str]], Tensor]:

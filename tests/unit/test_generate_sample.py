@@ -12,6 +12,7 @@ from diffusers import StableDiffusionPipeline
 from numpy.typing import NDArray
 
 from sdp.config.generate import SamplerConfig
+from sdp.device import BatchLimit
 from sdp.errors import OutOfMemory
 from sdp.generate.painter import Painter, load_painter
 from sdp.generate.sample import (
@@ -145,10 +146,10 @@ def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(pai
     networks = painter.networks
     crowded = Crowded(networks.unet, room=4)  # two pictures, guided
     mine = Painter(
-        SamplerNetworks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8
+        SamplerNetworks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, BatchLimit(8)
     )
     pictures = mine.paint(PROMPTS * 3, SEEDS * 3)
-    assert mine.batch_size == 2
+    assert mine.limit.size == 2
     assert len(pictures) == 6
     assert all(picture is not None for picture in pictures)
     crowded.room = 1
