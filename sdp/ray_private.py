@@ -192,7 +192,11 @@ def _spare_actors(on_cluster: Callable[[], bool]) -> None:
 
 
 def blocks(dataset: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the schema of each block, and a reference to it; what is public fetches it. If it goes: use the desk."""
+    """Yield the schema of each block, and a reference that the driver owns; what is public fetches the block.
+
+    If it goes: put the rows from the encoders and hand references to the desk. Ray then loses them with their encoder,
+    also where a pool shrinks, and they are encoded again.
+    """
     for bundle in dataset.iter_internal_ref_bundles():
         for entry in bundle.blocks:
             yield bundle.schema, entry.ref

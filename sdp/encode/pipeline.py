@@ -263,41 +263,17 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
 
 @dataclass(slots=True)
 class Occupancy:
-    """The time that something was in use, and the time that it stood idle between uses; a context manager per use."""
+    """Uses of one thing, which may overlap by their ends."""
 
-    clock: Callable[[], float] = time.monotonic
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    _inside: int = 0
-    _since: float | None = None
+    _ended: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __enter__(self) -> "Occupancy":
+    def add(self, began: float, ended: float) -> tuple[float, float]:
+        """Return the seconds in use, and those without a use before it, that a use adds."""
         with self._lock:
-            self._account()
-            self._inside += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._account()
-            self._inside -= 1
-
-    def take(self) -> tuple[float, float]:
-        """Return the busy and the idle seconds since the last call."""
-        with self._lock:
-            taken = self.busy_s, self.idle_s
-            self.busy_s = self.idle_s = 0.0
-            return taken
-
-    def _account(self) -> None:
-        now = self.clock()
-        if self._since is not None:
-            if self._inside:
-                self.busy_s += now - self._since
-            else:
-                self.idle_s += now - self._since
-        self._since = now
+            last = began if self._ended is None else self._ended
+            self._ended = max(last, ended)
+        return max(0.0, ended - max(began, last)), max(0.0, began - last)
 
 
 class Encode:
@@ -330,15 +306,15 @@ class Encode:
         if note.died is not None or note.error is not None:
             return pack(None, None, note=note)
         try:
-            with self._occupancy:
-                rows = self._stages.encode(self._encoder, value)
+            began = time.monotonic()
+            rows = self._stages.encode(self._encoder, value)
+            busy_s, idle_s = self._occupancy.add(began, time.monotonic())
         except SdpError as error:
             return pack(None, None, note=replace(note, error=error))
         except Exception as error:  # noqa: BLE001 (a process does not recover from a device fault)
             ray.get(self._desk.fail.remote(self._worker, note.number, _line(error)))
             os._exit(1)
         ray.get(self._desk.end.remote(self._worker, note.number))
-        busy_s, idle_s = self._occupancy.take()
         limits = getattr(self._encoder, "batch_limits", {})
         return pack(None, rows, note=replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits))
 

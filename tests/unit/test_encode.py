@@ -306,19 +306,11 @@ def test_two_calls_at_once_do_not_mix() -> None:
         assert np.array_equal(results[number], latents(encoder_of()(chunk)))
 
 
-def test_occupancy_counts_overlapping_uses_once_and_idles_between() -> None:
-    now = 100.0
-    used = Occupancy(clock=lambda: now)
-    with used:
-        now += 2
-        with used:
-            now += 3
-        now += 1
-    assert (used.busy_s, used.idle_s) == (6, 0), "what came before the first use is nobody's wait"
-    now += 4
-    with used:
-        now += 1
-    assert (used.busy_s, used.idle_s) == (7, 4)
+def test_time_in_use_and_between_uses_adds_up_where_they_overlap() -> None:
+    used = Occupancy()
+    assert used.add(10.0, 14.0) == (4.0, 0.0), "what came before the first use is nobody's wait"
+    assert used.add(12.0, 16.0) == (2.0, 0.0)
+    assert used.add(20.0, 21.0) == (1.0, 4.0)
 
 
 def test_compiled_batches_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
