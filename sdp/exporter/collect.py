@@ -40,8 +40,7 @@ class Collector:
         self._patience_s = timeout_s * FOR_DEVICES
         driver = DriverReader(self._count)
         self._driver = self._thread("driver", driver.read, driver.calls)
-        self._gpus: dict[int, tuple[ReaderThread[GpuReading | None], ReaderThread[None]]] = {}
-        """The threads that read each GPU and its PCIe throughput."""
+        self._gpus: dict[int, ReaderThread[GpuReading | None]] = {}
         self._kubelet = self._thread("pod-resources", self._read_kubelet)
         self._pids: frozenset[int] = frozenset()
         processes = Processes(proc)
@@ -103,24 +102,14 @@ class Collector:
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, GpuReading | None]:
         threads = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
-        readings = [gpu.ask() for gpu, _ in threads]
-        gpus: dict[int, GpuReading | None] = {}
-        for index, ((gpu, pcie), reading) in enumerate(zip(threads, readings, strict=True)):
-            gpus[index] = self._wait(gpu, reading, until)
-            pcie.ask()  # for the next scrape, so nothing waits for it here
-            if pcie.stuck and pcie.calls:
-                self._count(CallError(str(index), pcie.calls.current, "timeout"))
-        return gpus
+        readings = [thread.ask() for thread in threads]
+        return {index: self._wait(threads[index], reading, until) for index, reading in enumerate(readings)}
 
-    def _gpu(self, index: int) -> tuple[ReaderThread[GpuReading | None], ReaderThread[None]]:
+    def _gpu(self, index: int) -> ReaderThread[GpuReading | None]:
         with self._lock:
             if index not in self._gpus:
                 gpu = GpuReader(index, self._count)
-                pcie = gpu.pcie
-                self._gpus[index] = (
-                    self._thread(f"gpu-{index}", gpu.read, gpu.calls),
-                    self._thread(f"pcie-{index}", pcie.read, pcie.calls),
-                )
+                self._gpus[index] = self._thread(f"gpu-{index}", gpu.read, gpu.calls)
             return self._gpus[index]
 
     def _lost(self, gpus: Iterable[GpuReading], indexes: Iterable[int]) -> tuple[Identity, ...]:

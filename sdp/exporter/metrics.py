@@ -104,7 +104,6 @@ def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: 
         owner = owner_of(snapshot.facts.get(process.pid), containers[process.mig_uuid])
         own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **asdict(owner)}
         result.add("sdp_gpu_process_memory_bytes", labels | own, process.memory)
-        result.add("sdp_gpu_process_sm_utilization_ratio", labels | own, process.sm_utilization)
 
 
 def _add_exporter(result: Families, snapshot: Snapshot, node: MetricLabels) -> None:

@@ -5,9 +5,8 @@ Calls may hang for any time, so each reader runs in its own thread (reader_threa
 """
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
@@ -44,8 +43,6 @@ _ERROR_NAMES: Mapping[int, str] = {
 _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _ALL_LINKS = 0xFFFFFFFF
 PCIE_COUNTERS = _constants("NVML_PCIE_UTIL_", transmit="TX_BYTES", receive="RX_BYTES")
-PCIE_SAMPLE_MAX_AGE_S = 300.0
-"""Age from which a sample, which is taken after the previous scrape, is not reported."""
 
 
 def percent(value: float) -> float:
@@ -76,12 +73,7 @@ NUMBERS: tuple[tuple[str, Convert, str], ...] = (
     ("sdp_gpu_power_watts", milli, "nvmlDeviceGetPowerUsage"),
     ("sdp_gpu_power_limit_watts", milli, "nvmlDeviceGetEnforcedPowerLimit"),
     ("sdp_gpu_energy_joules_total", milli, "nvmlDeviceGetTotalEnergyConsumption"),
-    ("sdp_gpu_fan_speed_ratio", percent, "nvmlDeviceGetFanSpeed"),
-    ("sdp_gpu_encoder_utilization_ratio", lambda pair: percent(pair[0]), "nvmlDeviceGetEncoderUtilization"),
-    ("sdp_gpu_decoder_utilization_ratio", lambda pair: percent(pair[0]), "nvmlDeviceGetDecoderUtilization"),
     ("sdp_gpu_pcie_replays_total", float, "nvmlDeviceGetPcieReplayCounter"),
-    ("sdp_gpu_pcie_link_generation", float, "nvmlDeviceGetCurrPcieLinkGeneration"),
-    ("sdp_gpu_pcie_link_generation_max", float, "nvmlDeviceGetMaxPcieLinkGeneration"),
     ("sdp_gpu_pcie_link_width", float, "nvmlDeviceGetCurrPcieLinkWidth"),
     ("sdp_gpu_pcie_link_width_max", float, "nvmlDeviceGetMaxPcieLinkWidth"),
 )
@@ -165,7 +157,6 @@ class GpuProcess:
 
     pid: int
     memory: int | None = None
-    sm_utilization: float | None = None
     mig_uuid: str = ""
 
 
@@ -253,47 +244,18 @@ class DriverReader:
             return None
 
 
-class PcieSampler:
-    """Measures PCIe throughput for the next reading, since NVML takes 20 ms for each direction."""
-
-    def __init__(self, index: int, report: Report) -> None:
-        self._index = index
-        self.calls = Calls(report, str(index))
-        self._sample: tuple[float, tuple[Sample, ...]] = (0.0, ())
-
-    def read(self) -> None:
-        """Take a sample."""
-        samples: list[Sample] = []
-        try:
-            handle = self.calls("nvmlDeviceGetHandleByIndex", self._index, required=True)
-            for direction, counter in PCIE_COUNTERS.items():
-                kilobytes = self.calls("nvmlDeviceGetPcieThroughput", handle, counter)
-                samples += _sample(f"sdp_gpu_pcie_{direction}_bytes_per_second", kilobytes, kilo)
-        except Gone:
-            samples = []
-        self._sample = time.monotonic(), tuple(samples)
-
-    def latest(self) -> tuple[Sample, ...]:
-        taken_at, samples = self._sample
-        return samples if time.monotonic() - taken_at <= PCIE_SAMPLE_MAX_AGE_S else ()
-
-
 class GpuReader:
     """Reads one GPU. Not thread-safe."""
 
     def __init__(self, index: int, report: Report) -> None:
         self._index = index
         self.calls = Calls(report, str(index))
-        self._identities: dict[int, Identity] = {}
-        self._last_sample_us = 0
-        self.pcie = PcieSampler(index, report)
 
     def read(self) -> GpuReading | None:
         """Read the GPU; None if it does not answer."""
         try:
             return self._read(self.calls("nvmlDeviceGetHandleByIndex", self._index, required=True))
         except Gone:
-            self._identities.clear()
             return None
 
     def _read(self, handle: Any) -> GpuReading:
@@ -301,7 +263,7 @@ class GpuReader:
         identity = self._identity(handle)
         mode = calls("nvmlDeviceGetMigMode", handle)
         mig = bool(mode and mode[0])
-        samples = [*self.pcie.latest(), *_read_samples(calls, handle)]
+        samples = [*_read_samples(calls, handle)]
         slices: dict[str, Any] = {}
         if mig:
             for uuid, inner, own in _read_slices(calls, handle):
@@ -311,43 +273,22 @@ class GpuReader:
         return GpuReading(identity, tuple(samples), mig, tuple(slices), processes)
 
     def _identity(self, handle: Any) -> Identity:
-        """Read the identity once for each handle, which refers to the same GPU while the driver is loaded."""
-        calls, address = self.calls, address_of(handle)
-        if address in self._identities:
-            return self._identities[address]
-        uuid = calls("nvmlDeviceGetUUID", handle)
+        calls = self.calls
         pci = calls("nvmlDeviceGetPciInfo", handle)
-        identity = Identity(
+        return Identity(
             index=self._index,
-            uuid=uuid or "",
+            uuid=calls("nvmlDeviceGetUUID", handle) or "",
             product=calls("nvmlDeviceGetName", handle) or "",
             pci_bus_id=str(pci.busId) if pci is not None else "",
             minor=calls("nvmlDeviceGetMinorNumber", handle),
             vbios=calls("nvmlDeviceGetVbiosVersion", handle) or "",
         )
-        if uuid:
-            self._identities = {address: identity}
-        return identity
 
     def _read_processes(self, handle: Any, slices: Mapping[str, Any]) -> tuple[GpuProcess, ...]:
         """Read the processes; with MIG, those of the slices, which the whole GPU would list again."""
         if slices:
             return tuple(p for uuid, inner in slices.items() for p in _list_processes(self.calls, inner, uuid))
-        processes = _list_processes(self.calls, handle, "")
-        busy = self._process_utilization(handle) if processes else {}
-        return tuple(replace(process, sm_utilization=busy.get(process.pid)) for process in processes)
-
-    def _process_utilization(self, handle: Any) -> dict[int, float]:
-        """Return the mean of each process's samples since the previous reading."""
-        # "Not found" means no new sample; pynvml raises "success" if there is nothing to copy.
-        nothing_new = ABSENT | {pynvml.NVML_SUCCESS}
-        call = "nvmlDeviceGetProcessUtilization"
-        by_pid: dict[int, list[int]] = {}
-        for sample in self.calls(call, handle, self._last_sample_us, absent=nothing_new) or ():
-            if sample.smUtil <= 100:  # the driver reports garbage for a process that has just ended
-                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-            self._last_sample_us = max(self._last_sample_us, sample.timeStamp)
-        return {pid: sum(values) / len(values) / 100 for pid, values in by_pid.items()}
+        return tuple(_list_processes(self.calls, handle, ""))
 
 
 def address_of(handle: Any) -> int:
@@ -366,13 +307,14 @@ def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
     for name, label, convert, function, arguments in BY_LABEL:
         for key, argument in arguments.items():
             yield from _sample(name, calls(function, handle, argument), convert, **{label: key})
+    for direction, counter in PCIE_COUNTERS.items():
+        kilobytes = calls("nvmlDeviceGetPcieThroughput", handle, counter)
+        yield from _sample(f"sdp_gpu_pcie_{direction}_bytes_per_second", kilobytes, kilo)
     yield from _read_fields(calls, handle)
     yield from _read_memory(calls, handle, "sdp_gpu_memory")
     if (rates := calls("nvmlDeviceGetUtilizationRates", handle)) is not None:
         yield "sdp_gpu_utilization_ratio", {}, percent(rates.gpu)
         yield "sdp_gpu_memory_utilization_ratio", {}, percent(rates.memory)
-    state = calls("nvmlDeviceGetPerformanceState", handle)
-    yield from _sample("sdp_gpu_performance_state", None if state == pynvml.NVML_PSTATE_UNKNOWN else state)
     temperatures = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
     temperature = calls.first(temperatures, handle, pynvml.NVML_TEMPERATURE_GPU)
     yield from _sample("sdp_gpu_temperature_celsius", temperature)

@@ -48,12 +48,6 @@ class ReaderThread(Generic[T]):
             return None, "timeout"
         return (None, "exception") if reading.exception() else (reading.result(), "")
 
-    @property
-    def stuck(self) -> bool:
-        """True if a reading has taken longer than callers wait."""
-        busy = self._reading is not None and not self._reading.done()
-        return busy and time.monotonic() - self._began_at > self._patience_s
-
     def _run(self, reading: "Future[T]") -> None:
         try:
             reading.set_result(self._read())

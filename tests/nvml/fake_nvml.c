@@ -9,7 +9,6 @@
  *   hang.nvmlDeviceGetPowerUsage 3.5           seconds for which it does not return, or until the line is gone
  *   gpu.*.field.82 61                          a value of nvmlDeviceGetFieldValues; `gpu.*.field.82.error 999` an error
  *   gpu.0.process.0 C 4242 1073741824          kind (C, G, M), pid, bytes or "-"; then GPU and compute instance, if any
- *   gpu.0.utilization_sample.0 4242 1000 73    pid, time in microseconds, SM utilization in percent
  *   gpu.0.mig.0 MIG-… 1 0 5 1000 400 1g.5gb    UUID, GPU and compute instance, index, total, used, profile
  *   xid.0 3 79                                 an event: GPU and XID; each is told once, in order
  *
@@ -314,16 +313,6 @@ int nvmlDeviceGetUtilizationRates(const Device *device, uint value[2]) {
     return code ? code : one(device, "nvmlDeviceGetUtilizationRates", "memory_utilization", &value[1]);
 }
 
-int nvmlDeviceGetEncoderUtilization(const Device *device, uint *value, uint *period) {
-    *period = 100000;
-    return one(device, "nvmlDeviceGetEncoderUtilization", "encoder", value);
-}
-
-int nvmlDeviceGetDecoderUtilization(const Device *device, uint *value, uint *period) {
-    *period = 100000;
-    return one(device, "nvmlDeviceGetDecoderUtilization", "decoder", value);
-}
-
 static int memory(const Device *device, ull *total, ull *used, ull *reserved) {
     ENTER(device, "nvmlDeviceGetMemoryInfo");
     Slice slice;
@@ -415,8 +404,6 @@ int nvmlDeviceGetViolationStatus(const Device *device, uint policy, ull value[2]
     return indexed(device, "nvmlDeviceGetViolationStatus", "throttled_ns", policy, &value[1]);
 }
 
-ONE(nvmlDeviceGetFanSpeed, "fan")
-ONE(nvmlDeviceGetPerformanceState, "pstate")
 
 /* ---- links ---- */
 
@@ -428,8 +415,6 @@ int nvmlDeviceGetPcieThroughput(const Device *device, uint counter, uint *value)
 }
 
 ONE(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
-ONE(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")
-ONE(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
 ONE(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
 ONE(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 
@@ -503,26 +488,6 @@ int LISTED(nvmlDeviceGetGraphicsRunningProcesses)(const Device *device, uint *co
 }
 int LISTED(nvmlDeviceGetMPSComputeRunningProcesses)(const Device *device, uint *count, Process *room) {
     return processes(device, "nvmlDeviceGetMPSComputeRunningProcesses", 'M', count, room);
-}
-
-typedef struct { uint pid; ull time; uint sm, memory, encoder, decoder; } Sample;
-
-int nvmlDeviceGetProcessUtilization(const Device *device, Sample *room, uint *count, ull since) {
-    ENTER(device, "nvmlDeviceGetProcessUtilization");
-    uint found = 0;
-    for (int place = 0;; place++) {
-        char line[128], name[48];
-        Sample sample = {0};
-        snprintf(name, sizeof name, "utilization_sample.%d", place);
-        if (!of_gpu(line, sizeof line, device->gpu, name)) break;
-        if (sscanf(line, "%u %llu %u", &sample.pid, &sample.time, &sample.sm) != 3 || sample.time <= since) continue;
-        if (room && found < *count) room[found] = sample;
-        found++;
-    }
-    if (!found) return NOT_FOUND;
-    int enough = room && found <= *count;
-    *count = found;
-    return enough ? OK : INSUFFICIENT_SIZE;
 }
 
 /* ---- events ---- */
