@@ -5,14 +5,11 @@
 {{- include "sdp-cluster.check-labels" . -}}
 {{- include "sdp-cluster.check-scheduler" (dict "path" "head" "root" . "pod" .Values.head) -}}
 {{- include "sdp-cluster.check-memory" (dict "path" "head" "pod" .Values.head) -}}
-{{- include "sdp-cluster.check-containers" (dict "path" "head" "pod" .Values.head) -}}
-{{- range $name, $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- include "sdp-cluster.check-group" (dict "root" $ "name" $name "group" (include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml)) -}}
-{{- end -}}
+{{- include "sdp-cluster.check-resources" (dict "path" "head" "pod" .Values.head) -}}
+{{- range $name, $group := include "sdp-cluster.groups" . | fromYaml -}}
+{{- include "sdp-cluster.check-group" (dict "root" $ "name" $name "group" $group) -}}
 {{- end -}}
 {{- include "sdp-cluster.check-pods" . -}}
-{{- include "sdp-cluster.check-volumes" (dict "root" . "path" "head." "name" "head" "is" "head" "settings" .Values.head) -}}
 {{- include "sdp-cluster.check-jobs" . -}}
 {{- end -}}
 
@@ -105,15 +102,8 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Check the user's containers and resources against the chart's. Takes path and pod. */}}
-{{- define "sdp-cluster.check-containers" -}}
-{{- range $key := list "initContainers" "sidecars" -}}
-{{- range get $.pod $key -}}
-{{- if or (not .name) (has .name (list "ray-head" "ray-worker" "autoscaler" "wait-gcs-ready")) -}}
-{{- fail (printf "%s.%s: expected each to have a name that neither the chart nor KubeRay uses, got %s" $.path $key (toString .name)) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{/* Refuse resources that have a value of their own. Takes path and pod. */}}
+{{- define "sdp-cluster.check-resources" -}}
 {{- $own := include "sdp-cluster.resources" (omit .pod "resources") | fromYaml -}}
 {{- range $name, $_ := .pod.resources -}}
 {{- if hasKey $own $name -}}
@@ -146,13 +136,8 @@
 {{- end -}}
 {{- include "sdp-cluster.check-scheduler" (dict "path" $path "root" .root "pod" $group) -}}
 {{- include "sdp-cluster.check-memory" (dict "path" $path "pod" $group) -}}
-{{- include "sdp-cluster.check-containers" (dict "path" $path "pod" $group) -}}
+{{- include "sdp-cluster.check-resources" (dict "path" $path "pod" $group) -}}
 {{- include "sdp-cluster.check-gpus" (dict "path" $path "root" .root "group" $group) -}}
-{{- with $group.hugepages2Mi -}}
-{{- if mod (include "sdp-cluster.bytes" . | float64 | int64) 2097152 -}}
-{{- fail (printf "%s.hugepages2Mi: expected a multiple of 2Mi, got %s" $path .) -}}
-{{- end -}}
-{{- end -}}
 {{- if not .root.Values.autoscaling.enabled -}}
 {{- range $key := list "priority" "idleTimeoutSeconds" -}}
 {{- with get $group $key -}}
@@ -160,7 +145,6 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- include "sdp-cluster.check-volumes" (dict "root" .root "path" (printf "%s." $path) "name" .name "is" "worker" "settings" $group) -}}
 {{- end -}}
 
 {{- define "sdp-cluster.check-gpus" -}}
@@ -194,41 +178,6 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Check the user's volumes and mounts against the chart's. Takes path and the arguments of sdp.pod. */}}
-{{- define "sdp-cluster.check-volumes" -}}
-{{- $spec := (include "sdp-cluster.pod-spec" (omit . "path") | fromYaml).spec -}}
-{{- $names := list "ray-logs" -}}{{/* KubeRay adds it with an autoscaler */}}
-{{- range $spec.volumes }}{{ $names = append $names .name }}{{ end -}}
-{{- $mounts := list -}}
-{{- range (first $spec.containers).volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end -}}
-{{- range $path, $from := dict "" .root.Values .path .settings -}}
-{{- range $volume := $from.volumes -}}
-{{- if not $volume.name -}}
-{{- fail (printf "%svolumes: expected each to have a name, got %s" $path (toJson $volume)) -}}
-{{- end -}}
-{{- if gt (include "sdp-cluster.count" (list $volume.name $names) | int) 1 -}}
-{{- fail (printf "%svolumes: expected each name once in a pod, got %s, which the chart or another volume uses; choose another name" $path $volume.name) -}}
-{{- end -}}
-{{- end -}}
-{{- range $mount := $from.volumeMounts -}}
-{{- if not (has $mount.name $names) -}}
-{{- fail (printf "%svolumeMounts: expected the name of a volume, got %s; the pod has %s" $path (toString $mount.name) (join ", " (rest $names))) -}}
-{{- end -}}
-{{- if gt (include "sdp-cluster.count" (list $mount.mountPath $mounts) | int) 1 -}}
-{{- fail (printf "%svolumeMounts: expected each mountPath once in a pod, got %s, where the chart or another volume is mounted" $path $mount.mountPath) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Return how often a word is in a list. Takes the word and the list. */}}
-{{- define "sdp-cluster.count" -}}
-{{- $word := first . -}}
-{{- $count := 0 -}}
-{{- range last . }}{{ if eq . $word }}{{ $count = add1 $count }}{{ end }}{{ end -}}
-{{- $count -}}
-{{- end -}}
-
 {{/* Return the most pods that a group can have: maxReplicas with the autoscaler, otherwise its fixed number. */}}
 {{- define "sdp-cluster.most-pods" -}}
 {{- if .Values.autoscaling.enabled -}}
@@ -240,17 +189,13 @@
 
 {{/* Check that there is a group, and that some group can have a pod. */}}
 {{- define "sdp-cluster.check-pods" -}}
-{{- $groups := 0 -}}
-{{- $pods := 0 -}}
-{{- range $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $groups = add1 $groups -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
-{{- $pods = add $pods (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) -}}
-{{- end -}}
-{{- end -}}
+{{- $groups := include "sdp-cluster.groups" . | fromYaml -}}
 {{- if not $groups -}}
 {{- fail "groups: expected one or more, got none: the head runs only drivers" -}}
+{{- end -}}
+{{- $pods := 0 -}}
+{{- range $group := $groups -}}
+{{- $pods = add $pods (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) -}}
 {{- end -}}
 {{- if not $pods -}}
 {{- fail "groups: expected replicas of 1 or more in some group if autoscaling.enabled is false, got 0 in each: no pod would ever be added" -}}
@@ -260,12 +205,9 @@
 {{/* Check that the groups can serve each job. */}}
 {{- define "sdp-cluster.check-jobs" -}}
 {{- $have := dict -}}
-{{- range $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- $gpus := mul (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus) -}}
 {{- if $gpus }}{{ $_ := set $have $group.accelerator (add $gpus (get $have $group.accelerator | default 0)) }}{{ end -}}
-{{- end -}}
 {{- end -}}
 {{- range $job, $own := .Values.jobs -}}
 {{- if kindIs "map" $own -}}
@@ -301,17 +243,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Check that trainers have time for a checkpoint when their pod must stop: Ray needs the last 20 seconds (sdp.own-env). */}}
+{{/* Check that trainers have time for a checkpoint when their pod must stop: Ray needs the last 20 seconds (sdp-cluster.own-env). */}}
 {{- define "sdp-cluster.check-grace-period" -}}
 {{- $scaling := get .own "scaling" -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
-{{- range $name, $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- $trains := or (and $accelerator (eq (toString $accelerator) $group.accelerator)) (and (not $accelerator) (or (not $.gpus) (gt (int $group.gpus) 0))) -}}
 {{- if and $trains (lt (int $group.terminationGracePeriodSeconds) 30) -}}
 {{- fail (printf "groups.%s.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.%s), because they save a checkpoint in all but the last 20 seconds, got %d" $name $.job (int $group.terminationGracePeriodSeconds)) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

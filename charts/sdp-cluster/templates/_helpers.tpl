@@ -33,11 +33,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* Not empty if any group has GPUs; the groups without GPUs then download. */}}
 {{- define "sdp-cluster.has-gpus" -}}
-{{- range $name, $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- if gt (int $group.gpus) 0 }}{{ $name }}{{ end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -67,19 +64,25 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- toYaml $group -}}
 {{- end -}}
 
+{{/* Return all groups' settings by name. */}}
+{{- define "sdp-cluster.groups" -}}
+{{- $groups := dict -}}
+{{- range $name, $own := .Values.groups -}}
+{{- if kindIs "map" $own }}{{ $_ := set $groups $name (include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml) }}{{ end -}}
+{{- end -}}
+{{- toYaml $groups -}}
+{{- end -}}
+
 {{/* Return the default number of trainers of a job: all GPUs of its accelerator, or one pod's GPUs fewer. Takes Values and own. */}}
 {{- define "sdp-cluster.trainers" -}}
 {{- $scaling := get .own "scaling" | default dict -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
 {{- $most := 0 -}}
 {{- $pod := 0 -}}
-{{- range $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- if and $accelerator (eq $group.accelerator (toString $accelerator)) -}}
 {{- $most = add $most (mul (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus)) -}}
 {{- $pod = max $pod (int $group.gpus) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $encode := get .own "encode" | default dict -}}
@@ -96,12 +99,9 @@ num_workers: {{ $most }}
 {{/* Return the instance type of the groups with an accelerator, if their node selectors name the same one. Takes Values and accelerator. */}}
 {{- define "sdp-cluster.instance" -}}
 {{- $types := list -}}
-{{- range $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- if and $.accelerator (eq $group.accelerator (toString $.accelerator)) -}}
 {{- $types = append $types (get ($group.nodeSelector | default dict) "node.kubernetes.io/instance-type" | toString) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if eq (len (uniq $types)) 1 }}{{ first $types }}{{ end -}}
@@ -117,16 +117,13 @@ those can grow to. Ray does not know this number for a group without a pod.
 {{- $cpus := get $workers "cpus" | default 4 | int | max 1 -}}
 {{- $names := list -}}
 {{- $plain := list -}}
-{{- range $name, $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml -}}
 {{- $names = append $names $name -}}
 {{- if and (eq (int $group.gpus) 0) (gt (include "sdp-cluster.most-pods" (dict "Values" $.Values "group" $group) | int) 0) -}}
 {{- $text := toString $group.cpu -}}{{/* KubeRay rounds CPUs up to a whole number for Ray. */}}
 {{- $cpu := int (ceil (hasSuffix "m" $text | ternary (divf (float64 (trimSuffix "m" $text)) 1000) (float64 $text))) -}}
 {{- $plain = append $plain (dict "name" $name "cpu" $cpu "most" (int $group.maxReplicas)) -}}
 {{- $cpus = min $cpus $cpu -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $most := 0 -}}
@@ -205,7 +202,7 @@ scheduler: kai-scheduler
 
 {{/*
 Return a pod's affinity: the settings' own, or the default by GPUs; and, with colocateBy, affinity to the group's other pods.
-Takes the arguments of sdp.pod.
+Takes the arguments of sdp-cluster.pod.
 */}}
 {{- define "sdp-cluster.affinity" -}}
 {{- $s := .settings -}}
@@ -234,13 +231,13 @@ Takes the arguments of sdp.pod.
 {{- with $affinity }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
-{{/* Return a pod's annotations from the values; a group's own override the others. Takes the arguments of sdp.pod. */}}
+{{/* Return a pod's annotations from the values; a group's own override the others. Takes the arguments of sdp-cluster.pod. */}}
 {{- define "sdp-cluster.annotations" -}}
 {{- $queue := (include "sdp-cluster.queue" .root | fromYaml).podAnnotations | default dict -}}
 {{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) $queue }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
-{{/* Return the environment that the chart sets for a pod, as name: value. Takes the arguments of sdp.pod. */}}
+{{/* Return the environment that the chart sets for a pod, as name: value. Takes the arguments of sdp-cluster.pod. */}}
 {{- define "sdp-cluster.own-env" -}}
 {{- $v := .root.Values -}}
 {{- $s := .settings -}}
@@ -298,7 +295,7 @@ metadata:
 
 {{/*
 Return the digest of a pod's template, which the pod carries; a pod with another digest is of an older template. The
-number of pods and the labels that change with the chart's version are not part of it. Takes the arguments of sdp.pod.
+number of pods and the labels that change with the chart's version are not part of it. Takes the arguments of sdp-cluster.pod.
 */}}
 {{- define "sdp-cluster.digest" -}}
 {{- $v := .root.Values -}}
@@ -317,11 +314,8 @@ number of pods and the labels that change with the chart's version are not part 
 {{/* Return the digests of all pod templates by group, the head's under `head`. */}}
 {{- define "sdp-cluster.digests" -}}
 head: {{ include "sdp-cluster.digest" (dict "root" . "name" "head" "is" "head" "settings" .Values.head) | quote }}
-{{- range $name, $own := .Values.groups }}
-{{- if kindIs "map" $own }}
-{{- $group := include "sdp-cluster.group" (dict "Values" $.Values "group" $own) | fromYaml }}
+{{- range $name, $group := include "sdp-cluster.groups" $ | fromYaml }}
 {{ $name | quote }}: {{ include "sdp-cluster.digest" (dict "root" $ "name" $name "is" "worker" "settings" $group) | quote }}
-{{- end }}
 {{- end }}
 {{- end -}}
 
