@@ -137,8 +137,6 @@ def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
     """Return the configuration of a job that takes a few seconds."""
     usual: dict[str, Any] = {
         "output": {"uri": str(out)},
-        "scaling": {"batch_size": 3, "threads": 2},
-        "kid": {"subsets": 5, "subset_size": 10},
     }
     for key, value in settings.items():
         usual[key] = usual[key] | value if isinstance(usual.get(key), dict) else value

@@ -5,7 +5,7 @@ from typing import Literal
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.process import ModelConfig
-from sdp.config.shared import JobConfig, SourceConfig, TrainersConfig
+from sdp.config.shared import JobConfig, SourceConfig, WorkersConfig
 from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
@@ -90,7 +90,7 @@ class DreamboothConfig(JobConfig):
     """The pictures drawn after training."""
     evaluate: SubjectConfig = key(SubjectConfig)
     """Their similarity to the subject."""
-    scaling: TrainersConfig = key(TrainersConfig)
+    scaling: WorkersConfig = key(WorkersConfig)
     """The workers of every step, and their placement."""
 
     def contradictions(self) -> Iterable[Problem]:

@@ -5,11 +5,11 @@ from typing import Literal
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.shared import JobConfig, OutputConfig, WorkersConfig
-from sdp.config.types import Name, Positive, Resolution, Uri
+from sdp.config.types import Name, Positive, Uri
 from sdp.errors import Problem
 
 
-class PictureSource(Section):
+class JudgedConfig(Section):
     """A set of pictures."""
 
     uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
@@ -17,11 +17,14 @@ class PictureSource(Section):
     null judges none."""
     image_column: Name = key("image", shapes_output=True)
     """The column that holds the encoded pictures."""
+
+
+class PictureSource(JudgedConfig):
     caption_column: Name | None = key(None, shapes_output=True)
     """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
 
 
-class ReferenceSource(PictureSource):
+class ReferenceSource(JudgedConfig):
     uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
     """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
     files; null compares with none."""
@@ -45,15 +48,6 @@ class FeaturesConfig(Section):
     with CLIP, DINO or DINOv2 in transformers layout; null compares nothing."""
 
 
-class KidConfig(Section):
-    """KID, the kernel distance between the features; its expectation does not depend on the number of pictures."""
-
-    subsets: int = key(100, ge=0)
-    """Number of subsets to compare; 0 leaves KID out."""
-    subset_size: int = key(1000, ge=2)
-    """Pictures per subset; fewer if a set has fewer."""
-
-
 class LossConfig(Section):
     """The denoising loss of a checkpoint, by timestep, on latents that it was not trained on."""
 
@@ -65,23 +59,8 @@ class LossConfig(Section):
     """The source of the model that training started from; null uses that of training."""
     source: Uri | None = key(None)
     """A latents dataset, all rows of which may be used; null uses the rows that training held out (data.holdout)."""
-    resolution: Resolution | None = key(None)
-    """Resolution of the latents in pixels; null uses that of training."""
     rows: Positive = key(1024)
     """Number of rows to use."""
-    buckets: Positive = key(10, le=1000)
-    """Number of timestep ranges; every row is noised once in each."""
-    batch_size: Positive = key(32)
-    """Rows per batch."""
-
-
-class EvaluatorsConfig(WorkersConfig):
-    """The number and placement of the evaluators."""
-
-    batch_size: Positive = key(64)
-    """Pictures per evaluator batch; halved where memory is short."""
-    threads: Positive = key(4)
-    """Threads of an evaluator that decode and resize pictures."""
 
 
 class EvaluateConfig(JobConfig):
@@ -97,13 +76,9 @@ class EvaluateConfig(JobConfig):
     """The CLIP score."""
     features: FeaturesConfig = key(FeaturesConfig)
     """The network whose features FID and KID compare."""
-    kid: KidConfig = key(KidConfig)
-    """The kernel distance."""
     loss: LossConfig = key(LossConfig)
     """The denoising loss on held-out latents."""
-    seed: int = key(0, ge=0)
-    """Random seed of the subsets of KID."""
-    scaling: EvaluatorsConfig = key(EvaluatorsConfig)
+    scaling: WorkersConfig = key(WorkersConfig)
     """The number and placement of the evaluators."""
 
     def contradictions(self) -> Iterable[Problem]:

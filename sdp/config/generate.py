@@ -23,8 +23,6 @@ class GenerateOutput(OutputConfig):
     """Pictures per part file: what one generator draws at a time, and what a restart may have to repeat."""
     image_files: bool = key(True)
     """Also write each picture as images/<row>.png, beside the part that holds it."""
-    sheet_prompts: int = key(48, ge=0)
-    """Number of prompts, from the first, on contact-sheet.png; 0 writes no sheet."""
 
 
 class SamplerConfig(Section):

@@ -44,6 +44,12 @@ REMOVED: Mapping[str, str] = {
     "train: model.start_optimizer phase_2.keep_optimizer": "a run begins with new moments of AdamW",
     "train dreambooth: lora.text_targets": "all attention of a trained text encoder",
     "dreambooth: lora.alpha lora.targets": "alpha is the rank, and all attention gets a LoRA",
+    "evaluate: reference.caption_column": "captions of the reference are not read",
+    "evaluate: kid seed": "KID is the mean of 100 subsets of 1000 pictures",
+    "evaluate: loss.resolution loss.buckets loss.batch_size": "that of training, 10 ranges, 32 rows at once",
+    "evaluate: scaling.batch_size scaling.threads": "64 pictures at once, fewer where memory is short; 4 threads",
+    "generate: output.sheet_prompts": "contact-sheet.png shows 48 prompts",
+    "dreambooth: scaling.gpus_per_worker": "a trainer has one GPU; activation_checkpointing saves memory",
 }
 """Lines on what happens now, by `JOBS: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
 

@@ -95,7 +95,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to a
     # factor, DreamBooth's loss: the subject's plus `weight` times the class's.
     both = {"uri": f"{folder}/{CLASS_LATENTS}", "also": [{**own, "weight": 1 / prior.weight}]}
-    workers = config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
+    workers = config.scaling.model_dump(mode="json")
     compares_class = measured.features is not None and prior.prompt is not None
     values = {
         **dumped,

@@ -50,7 +50,7 @@ def _figures(plan: EvaluatePlan, sets: Mapping[str, SetFeatures]) -> dict[str, A
     if plan.features is not None:
         figures["features"] = {"model": pinned(plan.features), "kind": plan.features.kind}
         say("evaluate: comparing the features")
-        figures |= distances(sets[GENERATED], sets[REFERENCE], config)
+        figures |= distances(sets[GENERATED], sets[REFERENCE])
         if plan.features.kind != "inception":
             figures["similarity"] = similarity(sets[GENERATED], sets[REFERENCE])
     if plan.loss is not None:

@@ -18,6 +18,8 @@ from sdp.train.data.latents import open_latents, refuse_embeddings
 if TYPE_CHECKING:
     from sdp.train.validation import Validation
 
+_BATCH = 32
+"""Rows at once, which fit any GPU that holds the networks."""
 _PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 
 
@@ -51,8 +53,6 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
         raise UserError(f"loss.checkpoint: {error}") from error
     marker = read_marker(folder)
     training = _training(folder)
-    if section.resolution is not None:
-        training = training.replaced(data=training.data.replaced(resolution=section.resolution))
     _refuse_seen(training, section.source, folder)
     if section.weights == "ema" and training.ema.decay is None:
         raise UserError(f"loss.weights: expected raw or auto, got 'ema': {folder.uri} has no moving average")
@@ -108,14 +108,13 @@ class LossWorker:
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
         rows = validation_rows(training, settings.source)
-        batch = load_validation_batch(rows, settings.rows, world, settings.batch_size)
+        batch = load_validation_batch(rows, settings.rows, world, _BATCH)
         loss = measure(
             networks,
             make_objective(training, model, world),
             make_conditioning(training, model, world),
             batch,
-            buckets=settings.buckets,
-            batch_size=settings.batch_size,
+            batch_size=_BATCH,
             world=world,
             forward=Replicated(networks, world, training.precision).forward,
         )

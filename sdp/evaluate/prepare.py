@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sdp.config import EvaluateConfig
-from sdp.config.evaluate import PictureSource
+from sdp.config.evaluate import JudgedConfig
 from sdp.datasets import tombstones
 from sdp.datasets.output import Head, open_output
 from sdp.encode.pictures import Pictures, Selection, open_pictures
@@ -69,15 +69,13 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     loss = plan_loss(config)
-    sections: dict[str, tuple[str, PictureSource]] = {
-        GENERATED: ("source", config.source),
-        REFERENCE: ("reference", config.reference),
+    sections: dict[str, tuple[str, JudgedConfig, str | None]] = {
+        GENERATED: ("source", config.source, config.source.caption_column),
+        REFERENCE: ("reference", config.reference, None),
     }
     opened = {
-        name: open_pictures(
-            key, source.uri, options, Selection(image=source.image_column, caption=source.caption_column)
-        )
-        for name, (key, source) in sections.items()
+        name: open_pictures(key, source.uri, options, Selection(image=source.image_column, caption=caption))
+        for name, (key, source, caption) in sections.items()
         if source.uri is not None
     }
     if config.clip.model is not None and not opened[GENERATED].captioned:

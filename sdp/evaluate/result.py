@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sdp.train.validation import Validation
 
 FORMAT = 1
+_SUBSETS, _SUBSET = 100, 1000
+"""KID's subsets and the pictures of each, as in its paper and in torch-fidelity."""
 _SMALL = 10_000
 """FID of fewer pictures comes with a warning."""
 
@@ -57,7 +59,7 @@ def clip_score(scores: NDArray[np.float64]) -> dict[str, Any]:
     return {"score": float(scores.mean()), "standard_error": float(error), "pictures": len(scores)}
 
 
-def distances(generated: SetFeatures, reference: SetFeatures, config: EvaluateConfig) -> dict[str, Any]:
+def distances(generated: SetFeatures, reference: SetFeatures) -> dict[str, Any]:
     """Return FID and KID as torch-fidelity computes them, in float64: they are small differences of large sums."""
     import torch
     from torch_fidelity import metric_fid, metric_kid
@@ -65,15 +67,13 @@ def distances(generated: SetFeatures, reference: SetFeatures, config: EvaluateCo
     sets = [torch.from_numpy(each.features).double() for each in (generated, reference)]
     statistics = [metric_fid.fid_features_to_statistics(features) for features in sets]
     fid = metric_fid.fid_statistics_to_metric(*statistics, verbose=False)[metric_fid.KEY_METRIC_FID]
-    figures = {"fid": {"value": fid, "generated": len(sets[0]), "reference": len(sets[1])}, "kid": None}
-    if subsets := config.kid.subsets:
-        size = min(config.kid.subset_size, *map(len, sets))
-        kid = metric_kid.kid_features_to_metric(
-            *sets, kid_subsets=subsets, kid_subset_size=size, rng_seed=config.seed, verbose=False
-        )
-        mean, deviation = kid[metric_kid.KEY_METRIC_KID_MEAN], kid[metric_kid.KEY_METRIC_KID_STD]
-        figures["kid"] = {"mean": mean, "deviation": deviation, "subsets": subsets, "size": size}
-    return figures
+    size = min(_SUBSET, *map(len, sets))
+    kid = metric_kid.kid_features_to_metric(*sets, kid_subsets=_SUBSETS, kid_subset_size=size, verbose=False)
+    mean, deviation = kid[metric_kid.KEY_METRIC_KID_MEAN], kid[metric_kid.KEY_METRIC_KID_STD]
+    return {
+        "fid": {"value": fid, "generated": len(sets[0]), "reference": len(sets[1])},
+        "kid": {"mean": mean, "deviation": deviation, "subsets": _SUBSETS, "size": size},
+    }
 
 
 def similarity(generated: SetFeatures, reference: SetFeatures) -> float:

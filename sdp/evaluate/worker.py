@@ -22,6 +22,11 @@ from sdp.model import networks
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 
+_BATCH = 64
+"""Pictures at once; halved where memory is short."""
+_THREADS = 4
+"""Threads that decode and resize pictures, so that a GPU does not wait for them."""
+
 
 @dataclass(slots=True)
 class UnitFeatures:
@@ -60,7 +65,7 @@ class EvaluateWorker:
         name, unit, pieces = task
         spec = self._spec[name]
         if spec.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, spec.config.scaling.threads)
+            self._sandbox = Sandbox(child.pixels, _THREADS)
         result = UnitFeatures(name, unit)
         _UnitRun(spec, self._networks(spec), self._sandbox, result).run(pieces, on_rows)
         return result
@@ -90,7 +95,7 @@ class _UnitRun:
         result: UnitFeatures,
     ) -> None:
         self._spec, self._networks, self._sandbox, self._result = spec, networks, sandbox, result
-        self._limit = BatchLimit(spec.config.scaling.batch_size)
+        self._limit = BatchLimit(_BATCH)
         self._reason_to_skip = reason_to_skip(spec)
 
     def run(self, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> None:
@@ -104,7 +109,7 @@ class _UnitRun:
         """Yield the pictures to embed; count the others."""
         spec = self._spec
         pictures = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
-        for prepared in ordered_map(self._prepare, pictures, spec.config.scaling.threads):
+        for prepared in ordered_map(self._prepare, pictures, _THREADS):
             if isinstance(prepared, _Prepared):
                 yield prepared
             else:
@@ -131,7 +136,7 @@ class _UnitRun:
 
     def _embed(self, batch: Sequence[_Prepared]) -> None:
         """Compute features, in smaller batches if memory is short."""
-        single = "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
+        single = "evaluate: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
         for _ in self._limit.run(lambda at: self._add(batch[at]), len(batch), single):
             pass
 

@@ -18,6 +18,8 @@ from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
 
+_SHEET_PROMPTS = 48
+"""Prompts, from the first, on contact-sheet.png: more make a picture that few programs open."""
 _STRIP = 8
 """Pictures of a prompt on the contact sheet."""
 
@@ -150,7 +152,7 @@ def _pool(config: GenerateConfig) -> WorkerPool:
 
 def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig, lease: Lease) -> str | None:
     """Write the contact sheet of the first prompts; return its URI, or None if it would be empty."""
-    numbers, per_prompt = range(min(config.output.sheet_prompts, len(prompts.texts))), config.images_per_prompt
+    numbers, per_prompt = range(min(_SHEET_PROMPTS, len(prompts.texts))), config.images_per_prompt
     if not numbers:
         return None
     from sdp.generate.sheet import Strip, contact_sheet

@@ -433,8 +433,8 @@ def test_removed_keys_are_gone_and_stand_in_the_page_on_upgrading() -> None:
 
 
 def test_what_an_earlier_version_saved_is_read_without_the_keys_that_are_gone() -> None:
-    saved = {"output": {"uri": "o", "rows_per_file": 8}, "fid": {"infinity_points": 3}, "seed": 3}
-    assert without_removed("evaluate", saved) == {"output": {"uri": "o"}, "seed": 3}
+    saved = {"output": {"uri": "o", "rows_per_file": 8}, "fid": {"infinity_points": 3}, "limit": 3}
+    assert without_removed("evaluate", saved) == {"output": {"uri": "o"}, "limit": 3}
     assert saved["fid"], "the record itself is unchanged"
 
 
