@@ -34,20 +34,17 @@ class Dashboard:
 
     def __init__(self, api: Api, cluster: str, environ: Mapping[str, str] = os.environ) -> None:
         self._api, self.cluster, self._environ = api, cluster, environ
-        self.pod = ""
-        """The head's pod at the last connection."""
-
-    def job(self, submission: str) -> Object | None:
-        """Return Ray's record of a job; None if it has none."""
-        return self._json("GET", f"/api/jobs/{quote(submission, safe='')}")
 
     def stop(self, submission: str) -> bool:
         """Tell a job to stop; return False if there is nothing to stop."""
         return bool((self._json("POST", f"/api/jobs/{quote(submission, safe='')}/stop") or {}).get("stopped"))
 
-    def log(self, submission: str, node: str, *, lines: int = -1) -> Any:
-        """Open a job's log, whole or its last lines, and return urllib3's response; `node` is its driver_node_id."""
-        query = {"node_id": node, "submission_id": submission, "lines": str(lines), "timeout": "30"}
+    def log(self, submission: str, *, lines: int = -1) -> Any:
+        """Open a job's log, whole or its last lines, and return urllib3's response."""
+        job = self._json("GET", f"/api/jobs/{quote(submission, safe='')}")
+        if job is None:
+            raise RayRefused(404, "it has no record of the job, and may have been replaced")
+        query = {"node_id": job["driver_node_id"], "submission_id": submission, "lines": str(lines), "timeout": "30"}
         return self._open("GET", f"/api/v0/logs/file?{urlencode(query)}", self._api.timing.quiet_s)
 
     def tail(self, submission: str) -> Iterator[bytes]:
@@ -85,8 +82,7 @@ class Dashboard:
     def _connect(self) -> tuple[ForwardedPort, dict[str, str]]:
         """Forward the head's port; return it with the headers that requests need."""
         headers = self._token(self._api.get(self._api.path("rayclusters", self.cluster)))
-        self.pod = self._head_pod()
-        return self._api.forward(self.pod, PORT), headers
+        return self._api.forward(self.head_pod(), PORT), headers
 
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
         port, headers = self._connect()
@@ -108,7 +104,7 @@ class Dashboard:
             )
         return RayRefused(status, f"ray: the head of {self.cluster!r} says: {text[-300:]} ({status})")
 
-    def _head_pod(self) -> str:
+    def head_pod(self) -> str:
         """Return the head's running pod."""
         selector = f"ray.io/cluster={self.cluster},ray.io/node-type=head"
         for pod in self._api.list(self._api.path("pods", group="/api/v1"), labelSelector=selector):

@@ -6,8 +6,7 @@ from sdp.errors import SdpError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing, Unreachable
 from sdp.kube.dashboard import Dashboard, RayRefused
-from sdp.kube.follow import states
-from sdp.kube.logs import find_job
+from sdp.kube.logs import find_job, states
 from sdp.kube.rayjob import STOP_WAIT_S
 from sdp.kube.state import JobState
 

@@ -15,7 +15,7 @@ from sdp.errors import UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable, pause
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
-from sdp.kube.follow import follow
+from sdp.kube.logs import follow
 from sdp.kube.rayjob import DEFAULT_CLUSTER, as_yaml, checked_job, kind_of, make_rayjob, with_name
 from sdp.kube.state import cluster_state, job_state
 

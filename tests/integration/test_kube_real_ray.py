@@ -222,7 +222,7 @@ def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd
     assert kube
     from sdp.kube.access import access
     from sdp.kube.api import Api
-    from sdp.kube.follow import follow
+    from sdp.kube.logs import follow
     from sdp.kube.submit import create
 
     api = Api(access())
