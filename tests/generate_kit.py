@@ -13,7 +13,7 @@ from sdp.model import load
 from sdp.model.checkpoints import EMA, MODEL, TrainState
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import CheckpointManager
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 from tests.tiny_model import make_tiny_model
@@ -52,7 +52,7 @@ def make_checkpoint(
         },
     )
     resolved = resolve(str(model))
-    saver = Checkpointer(
+    saver = CheckpointManager(
         RunFolder(open_storage(str(run))),
         World(),
         config.model_dump(mode="json"),

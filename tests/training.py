@@ -12,9 +12,8 @@ from sdp.datasets.ledger import Ledger
 from sdp.model.schedule import NoiseSchedule, from_alphas_cumprod
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model

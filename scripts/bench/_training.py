@@ -90,7 +90,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     from sdp.storage import open_storage
     from sdp.train import assemble
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
-    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
     from sdp.train.step import draw
     from sdp.train.trainer import Trainer
@@ -120,7 +120,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         objective=objective,
         conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
         reader=_Noise(case, world),
-        checkpointer=Checkpointer(RunFolder(open_storage(config.output.uri)), world, {}),
+        checkpointer=CheckpointManager(RunFolder(open_storage(config.output.uri)), world, {}),
         callbacks=callbacks,
     )
 

@@ -116,7 +116,7 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
     from sdp.datasets.ledger import Ledger
     from sdp.model.checkpoints import TrainState
     from sdp.storage import open_storage
-    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
     from sdp.train.world import World
 
@@ -128,7 +128,7 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
         own = torch.arange(ROWS * 4.0).view(ROWS, 4)[rank * rows : (rank + 1) * rows]
         return {f"model.{n}": DTensor.from_local(fill(own), mesh, [Shard(0)], run_check=False) for n in range(tensors)}
 
-    def save(checkpointer: Checkpointer, rank: int, world: int) -> None:
+    def save(checkpointer: CheckpointManager, rank: int, world: int) -> None:
         own = shards(rank, world, torch.clone)
         for step, what in ((1, "first save"), (2, "next save")):
             began = time.thread_time()
@@ -139,7 +139,7 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
             if rank == 0:
                 checkpointer.commit(saving)
 
-    def load(checkpointer: Checkpointer, rank: int, world: int) -> None:
+    def load(checkpointer: CheckpointManager, rank: int, world: int) -> None:
         own, began = shards(rank, world, torch.zeros_like), time.thread_time()
         assert checkpointer.restore(own) == TrainState(step=2)
         cpu["load"][rank] = time.thread_time() - began
@@ -149,7 +149,7 @@ def checkpoint(folder: Path, ranks: int, loaders: int, tensors: int) -> Figures:
     def run(work: Callable[..., None], world: int, store: Any, rank: int) -> None:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
-            work(Checkpointer(RunFolder(open_storage(uri)), World(rank, world), {}), rank, world)
+            work(CheckpointManager(RunFolder(open_storage(uri)), World(rank, world), {}), rank, world)
             dist.barrier()
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
@@ -186,8 +186,8 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry
     from sdp.telemetry.registry import RegistryBackend
-    from sdp.train.callbacks.base import Saved
     from sdp.train.callbacks.telemetry import EmitMetrics
+    from sdp.train.checkpoint import Saved
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)

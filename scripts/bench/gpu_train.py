@@ -264,7 +264,7 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
 
     from sdp import hardware
     from sdp.model.family import SD2, unet_flops
-    from sdp.train.callbacks.base import Callback
+    from sdp.train.trainer import Callback
 
     cuda = world.device.type == "cuda"
     last = case["warm"] + case["steps"]
@@ -330,7 +330,7 @@ def _checkpoint(case: dict[str, Any], world: Any) -> dict[str, Any]:
     """Measure how a checkpoint slows training down, and whether a resumed run repeats the steps after it."""
     import torch
 
-    from sdp.train.callbacks.base import Callback
+    from sdp.train.trainer import Callback
 
     losses: dict[int, float] = {}
 
@@ -345,7 +345,7 @@ def _checkpoint(case: dict[str, Any], world: Any) -> dict[str, Any]:
         def on_step(self, trainer: Any, report: Any) -> None:
             losses[report.step] = report.loss
             if report.step > case["warm"] // 2:
-                self.steps[trainer.saver.in_progress].append(report.seconds)
+                self.steps[trainer.checkpointer.in_progress].append(report.seconds)
             trainer.save_wanted = report.step == case["warm"]
             if self.saved and report.step >= case["warm"] + max(case["steps"], RESUMED_STEPS):
                 raise Done

@@ -47,8 +47,8 @@ def _measured(folder: Path) -> int:
     from scripts.bench.train_loop import BATCH, _batch, _config, _trainer
     from sdp import telemetry
     from sdp.model.sources import resolve
-    from sdp.train.callbacks.base import Callback
     from sdp.train.callbacks.telemetry import EmitMetrics
+    from sdp.train.trainer import Callback
 
     torch.set_num_threads(1)
     config = _config(folder / "run", max_steps=STEPS)

@@ -81,12 +81,12 @@ def loop(folder: Path) -> dict[str, float]:
 
     from sdp import telemetry
     from sdp.model.sources import resolve
-    from sdp.train.callbacks.base import Callback
     from sdp.train.callbacks.checkpoints import SaveCheckpoints
     from sdp.train.callbacks.metrics import RecordMetrics
     from sdp.train.callbacks.stragglers import NameSlowest
     from sdp.train.callbacks.telemetry import EmitMetrics
     from sdp.train.callbacks.watchdog import Watchdog
+    from sdp.train.trainer import Callback
 
     torch.set_num_threads(1)
     config = _config(folder / "run", max_steps=STEPS)
@@ -173,7 +173,7 @@ def stall(folder: Path) -> list[dict[str, Any]]:
 def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
     import torch
 
-    from sdp.train.callbacks.base import Callback
+    from sdp.train.trainer import Callback
 
     torch.set_num_threads(1)
     model = _larger_model(folder / "model")
@@ -189,7 +189,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         def on_step(self, trainer: Any, _report: Any) -> None:
             start = time.perf_counter()
             trainer.save()
-            trainer.saver.finish()
+            trainer.checkpointer.finish()
             synchronous.append(time.perf_counter() - start)
 
     class Apart(Callback):
@@ -198,7 +198,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         free_steps = 0
 
         def on_step(self, trainer: Any, report: Any) -> None:
-            if trainer.saver.in_progress:
+            if trainer.checkpointer.in_progress:
                 saving.append(report.seconds)
                 self.free_steps = 0
                 return
@@ -303,7 +303,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.config.train import CheckpointConfig
     from sdp.storage import open_storage
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
-    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
     from sdp.train.trainer import Trainer
     from sdp.train.world import World
@@ -328,7 +328,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
         objective=make_objective(config, model, world),
         conditioning=make_conditioning(config, model, world),
         reader=Same(),
-        checkpointer=Checkpointer(
+        checkpointer=CheckpointManager(
             RunFolder(open_storage(config.output.uri, config.storage.options())),
             world,
             {},

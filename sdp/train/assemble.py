@@ -20,8 +20,7 @@ from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.storage import open_storage
-from sdp.train.callbacks.base import Callback
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
@@ -38,7 +37,7 @@ from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective, draw
 from sdp.train.strategies import channels_last, compile_blocks
-from sdp.train.trainer import StopRequest, Trainer
+from sdp.train.trainer import Callback, StopRequest, Trainer
 from sdp.train.world import World
 
 Empty = Callable[[], NDArray[np.float16]]
@@ -75,7 +74,7 @@ def assemble(
             objective=make_objective(config, model, world),
             conditioning=make_conditioning(config, model, world, empty),
             reader=reader,
-            checkpointer=Checkpointer(
+            checkpointer=CheckpointManager(
                 RunFolder(open_storage(config.output.uri, options), check),
                 world,
                 config.model_dump(mode="json"),

@@ -1,4 +1,4 @@
-"""Saving and restoring a run atomically.
+"""Saving and restoring a run atomically, one checkpoint at a time, while training continues.
 
 A thread of each worker copies its share of the tensors to the host while the next step is computed, and then writes it
 to the storage; training waits for the copy before it changes the tensors. When all workers have written, which they
@@ -8,7 +8,8 @@ look for the newest one themselves.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,9 +32,53 @@ from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete checkpoint; the trainer may be some steps ahead of it."""
+
+    uri: str
+    step: int
+    seconds: float
+    """Time for which training stood still."""
+    whole_s: float
+    """Time from its beginning until it was complete."""
+    samples: int
+    """Samples consumed up to it."""
+    ledger_rows: int
+    """Rows in its ledger; only on the main worker."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A checkpoint that is not complete yet."""
+
+    folder: Storage
+    state: TrainState
+    """The state at its step."""
+    ledger: bytes
+    """On the main worker, the ledger of all epochs and workers."""
+    ledger_rows: int
+    bad: list[Outcome]
+    etags: Mapping[str, str | None]
+    """Etags of files that a failed attempt has left. Only these are written over, and nothing of another job."""
+    copied: "Future[None]"
+    """Done when the tensors may change."""
+    written: "Future[None]"
+    """Done when this worker's share is in the storage."""
+    began: float
+    stalled_s: float = 0.0
+    """Time for which training has stood still for it."""
+    committed: "Future[None] | None" = None
+    """Its commit, on the main worker, once all workers have written."""
+
+
 @dataclass
-class Checkpointer:
-    """Saves and restores one run. The main worker has the whole ledger; the others only have what they add to it."""
+class CheckpointManager:
+    """Saves and restores one run. The main worker has the whole ledger; the others only have what they add to it.
+
+    All workers call `begin` and `finish` at the same step. In between, each step tells all of them whether every worker
+    `is_written`, and they call `advance`.
+    """
 
     run: RunFolder
     world: World
@@ -41,8 +86,12 @@ class Checkpointer:
     keep: CheckpointConfig = field(default_factory=CheckpointConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
+    on_saved: Callable[[Saved], None] = lambda _: None
+    """Called when a checkpoint is complete, or on other workers than the main one when all have written."""
+    last_step: int | None = None
+    """The step of the newest checkpoint, complete or not."""
+    _pending: _Pending | None = None
     _ledger: Ledger = field(default_factory=Ledger)
-    """Losses of complete checkpoints that have been read."""
     _left_over: set[int] | None = None
     """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
     _host: sharded.HostMemory = field(default_factory=sharded.HostMemory)
@@ -51,10 +100,73 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self._threads = thread_pool(self.world.device, 1, "sdp-checkpoint")
 
+    @property
+    def in_progress(self) -> bool:
+        """True while a checkpoint is not complete."""
+        return self._pending is not None
+
+    def begin(
+        self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
+    ) -> None:
+        """Begin a checkpoint, once the previous one is complete."""
+        began = time.perf_counter()
+        self.finish()
+        self._pending, self.last_step = self.stage(tensors, state, consumed, bad), state.step
+        self._pending.began, self._pending.stalled_s = began, time.perf_counter() - began
+
+    def wait_for_copy(self) -> None:
+        """Wait until the tensors are copied, so that they may change."""
+        if self._pending is not None:
+            began = time.perf_counter()
+            self._pending.copied.result()
+            self._pending.stalled_s += time.perf_counter() - began
+
+    def is_written(self) -> bool:
+        """Return whether this worker's share of the checkpoint is in the storage."""
+        if self._pending is None or not self._pending.written.done():
+            return False
+        self._pending.written.result()
+        return True
+
+    def advance(self, *, all_written: bool) -> None:
+        """Begin the commit when all workers have written; report the checkpoint when it is complete."""
+        pending = self._pending
+        if pending is None:
+            return
+        if all_written and pending.committed is None:
+            if self.world.is_main:
+                pending.committed = self._threads.submit(self.commit, pending)
+            else:
+                self._report(pending)
+        elif pending.committed is not None and pending.committed.done():
+            pending.committed.result()
+            self._report(pending)
+
+    def finish(self) -> None:
+        """Wait until the checkpoint in progress is complete, all workers together."""
+        # The main worker has it until its commit, the others until all have written.
+        if self.world.any_of(self.in_progress):
+            if (pending := self._pending) is not None:
+                pending.written.result()
+            self.world.barrier()
+            if pending is not None:
+                if pending.committed is not None:
+                    pending.committed.result()
+                elif self.world.is_main:
+                    self.commit(pending)
+                self._report(pending)
+            self.world.barrier()  # until it is complete
+
+    def _report(self, pending: _Pending) -> None:
+        self._pending = None
+        state, whole_s = pending.state, time.perf_counter() - pending.began
+        uri, rows = pending.folder.uri, pending.ledger_rows
+        self.on_saved(Saved(uri, state.step, pending.stalled_s, whole_s, state.consumed, rows))
+
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
-    ) -> "Saving":
-        """Begin a checkpoint, on all workers, once the previous one is complete.
+    ) -> _Pending:
+        """Begin to copy and write the tensors, on all workers.
 
         `consumed` and `bad` are this worker's rows since the previous checkpoint.
         """
@@ -76,14 +188,15 @@ class Checkpointer:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        return Saving(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
+        now = time.perf_counter()
+        return _Pending(folder, replace(state), ledger, rows, outcomes, etags, copied, written, now)
 
-    def commit(self, saving: "Saving") -> None:
+    def commit(self, pending: _Pending) -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""
-        folder, state = saving.folder, saving.state
-        self.run.record_bad_rows(state.step, saving.bad)
-        folder.swap(LEDGER, saving.ledger, saving.etags.get(LEDGER))
-        folder.swap(CONFIG, json.dumps(self.config, indent=1).encode(), saving.etags.get(CONFIG))
+        folder, state = pending.folder, pending.state
+        self.run.record_bad_rows(state.step, pending.bad)
+        folder.swap(LEDGER, pending.ledger, pending.etags.get(LEDGER))
+        folder.swap(CONFIG, json.dumps(self.config, indent=1).encode(), pending.etags.get(CONFIG))
         stored = read_tensor_index(folder).tensors
         marker = {
             "format": FORMAT,
@@ -100,10 +213,6 @@ class Checkpointer:
         folder.create(COMPLETE, json.dumps(marker, indent=1).encode())
         self._prune(state.step)
 
-    def commit_later(self, saving: "Saving") -> "Future[None]":
-        """Complete a checkpoint in the background."""
-        return self._threads.submit(self.commit, saving)
-
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
@@ -119,6 +228,7 @@ class Checkpointer:
             sharded.load(folder, tensors, alone=self.world.size == 1)
             if self.world.is_main:
                 self._ledger = read_ledger(folder)
+            self.last_step = step
             return state_in(marker)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
@@ -142,25 +252,6 @@ class Checkpointer:
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A checkpoint that is being saved."""
-
-    folder: Storage
-    state: TrainState
-    """The state at its step."""
-    ledger: bytes
-    """On the main worker, the ledger of all epochs and workers."""
-    ledger_rows: int
-    bad: list[Outcome]
-    etags: Mapping[str, str | None]
-    """Etags of files that a failed attempt has left. Only these are written over, and nothing of another job."""
-    copied: "Future[None]"
-    """Done when the tensors may change."""
-    written: "Future[None]"
-    """Done when this worker's share is in the storage."""
 
 
 def _write(staged: sharded.Staged, copied: "Future[None]") -> None:

@@ -21,7 +21,6 @@ from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
 from sdp.telemetry.registry import forget, serve
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.callbacks.weights_and_biases import require_wandb
@@ -34,7 +33,7 @@ from sdp.train.optimizer import require_torchao
 from sdp.train.phases import finished_phases, refuse_other_phases, samples_to_come, with_hours
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import StopRequest, Trainer
+from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
 from sdp.train.world import World, choose_device
 
 

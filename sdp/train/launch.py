@@ -29,7 +29,6 @@ from sdp.lease import Generation, Lease
 from sdp.model.sources import resolve
 from sdp.train import online
 from sdp.train.board import RESIZE, Board, WorkerReport
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
@@ -43,7 +42,7 @@ from sdp.train.messages import progress_line
 from sdp.train.network import network_error
 from sdp.train.plan import TrainPlan
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
+from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device
 from sdp.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 

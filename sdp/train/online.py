@@ -33,7 +33,6 @@ from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.encoders_needed import encoders_needed
 from sdp.train.data.images import (
     EncodedSlice,
@@ -47,6 +46,7 @@ from sdp.train.data.images import (
 )
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
+from sdp.train.trainer import Callback, StepReport
 
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder

@@ -32,8 +32,6 @@ class Strategy:
 
     model: nn.Module
     """The module to call in a forward pass."""
-    forward_communicates = False
-    """True if a forward pass has collectives, which one worker alone cannot run."""
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass, which sets its precision unless the module does."""
@@ -96,8 +94,6 @@ def _normalised(module: nn.GroupNorm | nn.LayerNorm, dtype: torch.dtype, values:
 
 class Sharded(Strategy):
     """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block. Its policy casts."""
-
-    forward_communicates = True
 
     def __init__(self, model: TrainedNetworks, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type

@@ -2,9 +2,9 @@
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,12 @@ from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import Storage
-from sdp.train.callbacks.base import Callback, Saved, StepReport, Update
-from sdp.train.checkpoint import Checkpointer, read_state
+from sdp.train.checkpoint import CheckpointManager, Saved, read_state
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
-from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, learning_rate
+from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, Verdict, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
-from sdp.train.saver import Saver
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
@@ -56,6 +54,49 @@ class StopRequest:
     """A request to end early. Any worker may have one; all end at the next step."""
 
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """The result of a step; the same on all workers except for the times."""
+
+    step: int
+    epoch: int
+    epoch_done: float
+    """The consumed share of the epoch."""
+    loss: float
+    norm: float
+    """The gradient's norm before clipping."""
+    samples: int
+    """Samples of this step, over all workers."""
+    learning_rate: float
+    verdict: Verdict
+    seconds: float
+    """Time since the end of the previous step, waiting for data included."""
+    parts: dict[str, float]
+    """Seconds by activity: data, copy, forward, backward, optimizer."""
+
+
+class Callback:
+    """An observer of training. Every worker calls it; `trainer.world.is_main` tells the main worker.
+
+    Each has its own file in callbacks/, and the trainer knows none of them by name.
+    """
+
+    def on_start(self, trainer: "Trainer") -> None:
+        """Run before the first step, after the state is restored."""
+
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+        """Run after each step."""
+
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+        """Run when a checkpoint is complete, or on other workers than the main one when all have written it."""
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """Run after the last step and its checkpoint; `trainer.reason` says why training ended."""
+
+    def close(self) -> None:
+        """Run at the very end, also after an error."""
 
 
 class _Unfinished(NamedTuple):
@@ -92,7 +133,7 @@ class Trainer:
     objective: Objective
     conditioning: Conditioning
     reader: Reader
-    checkpointer: Checkpointer
+    checkpointer: CheckpointManager
     begin_from: Storage | None = None
     """Another run's checkpoint, whose weights and moving average a new run begins with."""
     callbacks: Sequence[Callback] = ()
@@ -121,7 +162,7 @@ class Trainer:
         self._stop_requested = False
         """True if any worker had a stop request at the last step."""
 
-        self.saver = Saver(self.checkpointer, world, self._report_saved)
+        self.checkpointer.on_saved = self._report_saved
         self.consumed = Ledger()
         """Rows that this worker has consumed since the last checkpoint."""
         self.bad: list[Outcome] = []
@@ -141,12 +182,17 @@ class Trainer:
             self._restore()
             for callback in self.callbacks:
                 callback.on_start(self)
-            with _manual_garbage_collection():
-                self.reason = self._steps()
+            with _manual_garbage_collection(), closing(self._batches()) as batches:
+                self._ended = time.perf_counter()
+                while self._should_continue():
+                    if not self.state.step % COLLECT_STEPS:
+                        gc.collect()
+                    self._step(next(batches))
+                self._finish()
             if not self.state.consumed and reached_limit(self.config, self.state):
                 raise self._nothing_counts("the run had")
             self.save()
-            self.saver.finish()
+            self.checkpointer.finish()
             for callback in self.callbacks:
                 callback.on_end(self)
             return self.reason
@@ -155,17 +201,21 @@ class Trainer:
                 callback.close()
             self.checkpointer.close()
 
-    def _steps(self) -> str:
-        """Take steps, epoch by epoch; return the reason to end."""
-        while (reason := self._end_reason()) is None:
-            state = self.state
+    def _should_continue(self) -> bool:
+        """Return whether there is another step, or note the reason why there is none."""
+        self.reason = self._end_reason() or ""
+        return not self.reason
+
+    def _batches(self) -> Generator[Batch]:
+        """Yield this worker's share of each step's batch, epoch after epoch."""
+        while True:
+            state, epoch = self.state, self.state.epoch
             if not state.position:  # an epoch in progress keeps its order
                 lanes = max(Shuffle().lanes, self.world.size)
                 state.start = replace(state.start, lanes=lanes)
-            batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
+            batches = self.reader.batches(epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
-                epoch, self._ended = state.epoch, time.perf_counter()
-                while state.epoch == epoch and (reason := self._end_reason()) is None:
+                while state.epoch == epoch:
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)
                     if batch is None:
@@ -174,11 +224,7 @@ class Trainer:
                             f"{self.reader.rows:,} rows now; undo the change (a lower limit, another dataset), or "
                             "begin a new run with model.start_from"
                         )
-                    if not state.step % COLLECT_STEPS:
-                        gc.collect()
-                    self._step(batch)
-                self._finish()
-        return reason
+                    yield batch
 
     def _end_reason(self) -> str | None:
         """Return why training ends before the next step, if it does. A used up budget becomes a stop request."""
@@ -204,10 +250,10 @@ class Trainer:
         loss = self._accumulate(micro_batches, total.clamp(min=1.0))
         if self._unfinished is not None:
             self._finish()
-            if self._end_reason() is not None:
+            if not self._should_continue():
                 self.optimizer.zero_grad()
                 return
-        self.saver.wait_for_copy()
+        self.checkpointer.wait_for_copy()
         self._update(batch, loss, total)
         if not self._ahead or self._is_last_or_saved(self.state.step + 1):
             self._finish()
@@ -235,16 +281,20 @@ class Trainer:
                 with self.stopwatch.measure("optimizer"):
                     self.ema.update(state.averaged)
         self._stop_requested = stoppers > 0
-        self.saver.advance(all_written=writers == self.world.size)
-        update = Update(loss, norm, round(samples), rate, verdict)
-        done = self._account(batch, update)
-        seconds = time.perf_counter() - self._ended
+        self.checkpointer.advance(all_written=writers == self.world.size)
+        done = self._account(batch, loss, round(samples), verdict)
+        now = time.perf_counter()
+        seconds, self._ended = now - self._ended, now
         encoders = self.gauges.get("encoders", 0)
         state.spend(seconds, self.world.size, encoders, self._gpus(encoders))
         report = StepReport(
-            **asdict(update), step=state.step, epoch=epoch, epoch_done=done, seconds=seconds, parts=self.stopwatch.lap()
-        )
-        self._ended = time.perf_counter()
+            step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
+            learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
+        )  # fmt: skip
+        if verdict in ("good", "empty"):
+            self._delete_bad_step()
+        else:
+            self._record_bad_step(batch, report)
         for callback in self.callbacks:
             callback.on_step(self, report)
         if self.save_wanted:
@@ -287,9 +337,8 @@ class Trainer:
         """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
         with self.stopwatch.measure("optimizer"):
             norm = self.strategy.norm(self.optimizer.gradients()) / self.scale.factor
-            stopping, written = (
-                torch.full_like(loss, float(flag)) for flag in (self.stop.reason is not None, self.saver.is_written())
-            )
+            flags = (self.stop.reason is not None, self.checkpointer.is_written())
+            stopping, written = (torch.full_like(loss, float(flag)) for flag in flags)
             # All workers judge by the same numbers, to the last bit.
             figures = self.world.sum_of(torch.stack([loss, norm / self.world.size, stopping, written]))
             loss, norm = figures[:2]
@@ -309,38 +358,33 @@ class Trainer:
             return self.scale.factor if self.scale.enabled else None
         return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
 
-    def _account(self, batch: Batch, update: Update) -> float:
+    def _account(self, batch: Batch, loss: float, samples: int, verdict: Verdict) -> float:
         """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
-        state, epoch, verdict = self.state, self.state.epoch, update.verdict
+        state, epoch = self.state, self.state.epoch
         for number, rows in batch.counted_by_epoch(epoch):
             self.consumed.add(number, rows.numpy())
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
-        state.count(update.samples, taken=verdict == "good")
+        state.count(samples, taken=verdict == "good")
+        if verdict == "good":
+            state.smooth(loss)
         done = min(1.0, state.position / self.reader.positions(state.start))
         if done == 1.0:
             if not state.counted_in_epoch:
                 raise self._nothing_counts(f"epoch {epoch} had")
             state.start = self.reader.after(epoch, state.start)
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
-        if verdict == "good":
-            state.smooth(update.loss)
-        if verdict in ("good", "empty"):
-            self._delete_bad_step()
-        else:
-            self._record_bad_step(batch, epoch, update)
         return done
 
-    def _record_bad_step(self, batch: Batch, epoch: int, update: Update) -> None:
+    def _record_bad_step(self, batch: Batch, report: StepReport) -> None:
         """Record a skipped step with its rows; end the run if there have been too many in a row."""
-        shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(epoch)})
-        step = self.state.step
-        name = bad_step_name(step)
+        shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(report.epoch)})
+        step, name = report.step, bad_step_name(report.step)
         if self.world.is_main:
             epochs = set().union(*shares)
             rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
-            self.checkpointer.run.record_bad_step(name, update.verdict, update.loss, update.norm, rows)
+            self.checkpointer.run.record_bad_step(name, report.verdict, report.loss, report.norm, rows)
         if self.guard.bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
                 f"step {step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a spike); "
@@ -365,47 +409,27 @@ class Trainer:
         return seed_of_phase(self.config.seed, self.state.start.phase)
 
     def _too_large(self, batch: Batch, cause: str) -> OutOfMemory:
-        """Return the error for a micro-batch that exceeds the memory, with the largest halving of it that fits."""
-        size, can_try = len(batch) // 2, not self.strategy.forward_communicates
-        self.optimizer.zero_grad()
-        while can_try and size and not self._fits(next(batch.split(size))):
-            size //= 2
-        if not size:
-            advice = "not even one sample does; train on a larger GPU (scaling.accelerator)"
+        """Return the error for a micro-batch that exceeds the memory."""
+        if half := len(batch) // 2:
+            advice = f"try {half} (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
+        else:
+            advice = "train on a larger GPU (scaling.accelerator)"
             if not self.config.strategy.activation_checkpointing:
                 advice += ", or set strategy.activation_checkpointing: true"
-        else:
-            advice = f"{size} do" if can_try else f"try {size}"
-            advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
         return OutOfMemory(
             f"data.batch_size: {counted(len(batch), 'sample')} do not fit into the memory of {self.world.device} "
             f"({cause}); {advice}"
         )
 
-    def _fits(self, batch: Batch) -> bool:
-        """Return whether the gradients of a micro-batch fit into memory, without exchanging any."""
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()
-        random = RowRandom(self._seed, 0, batch.rows)
-        try:
-            with self.strategy.forward():
-                losses = weighted_losses(self.networks, self.objective, self.conditioning, batch, random)
-            torch.autograd.grad(losses.sum(), list(self.trained.values()))
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            return False
-        return True
-
     def save(self) -> None:
         """Begin a checkpoint, unless there is one of this step."""
         self.save_wanted = False
-        if self.saver.last_step == self.state.step:
+        if self.checkpointer.last_step == self.state.step:
             return
         self.state.usual_norm = self.guard.usual_norm
         if self.scale.enabled:
             self.state.scale, self.state.scale_growth = self.scale.state()
-        self.saver.begin(self.tensors(), self.state, self.consumed, self.bad)
+        self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
 
     def _report_saved(self, saved: Saved) -> None:
@@ -421,7 +445,7 @@ class Trainer:
             if self.begin_from is not None:
                 self._begin_with(self.begin_from)
             return
-        self.state, self.saver.last_step = state, state.step
+        self.state = state
         self.optimizer.set_steps_taken(state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
         if self.scale.enabled and state.scale is not None:

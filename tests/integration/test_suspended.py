@@ -18,7 +18,7 @@ from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
 from sdp.model.sharded import read_tensors
 from sdp.storage import open_storage
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import CheckpointManager
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
@@ -97,7 +97,7 @@ def save(root: Path, lease: Lease, last: int, written: float) -> None:
     run = RunFolder(open_storage(str(root / "run")), lease.check)
     run.claim({"datasets": [], "identity": {}})
     run.record("start", by=written)
-    saver = Checkpointer(run, World(), {}, CheckpointConfig(keep_last=1))
+    saver = CheckpointManager(run, World(), {}, CheckpointConfig(keep_last=1))
     tensors = {"model.a": torch.zeros(3), "model.b": torch.zeros(2, 2)}
     state = saver.restore(tensors) or TrainState(0)
     metrics = MetricsLog(run.storage, state.step, run.check)

@@ -20,7 +20,6 @@ from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks import watchdog
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile, phases
@@ -31,7 +30,7 @@ from sdp.train.data.batch import Batch
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.stopwatch import MeasuredSpan
-from sdp.train.trainer import Reader, Trainer
+from sdp.train.trainer import Callback, Reader, StepReport, Trainer
 from sdp.train.world import World
 from tests.training import Watch, config, train
 from tests.workers import run_workers
@@ -112,7 +111,7 @@ class CrashAt(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self._step:
-            trainer.saver.finish()
+            trainer.checkpointer.finish()
             raise Crash
 
 

@@ -17,13 +17,12 @@ from sdp.report.inspect import describe
 from sdp.storage import open_storage
 from sdp.storage.local import LocalStorage
 from sdp.train.assemble import assemble
-from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.checkpoint import read_state
+from sdp.train.checkpoint import Saved, read_state
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import weighted_losses
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.training import config, poison, train
 
@@ -160,7 +159,7 @@ def test_one_that_was_being_written_when_the_worker_died_is_not_there_and_is_cle
 
     how = config(root, max_steps=6)
     with monkeypatch.context() as patch:
-        patch.setattr("sdp.train.checkpoint.Checkpointer.commit", never)
+        patch.setattr("sdp.train.checkpoint.CheckpointManager.commit", never)
         with pytest.raises(ValueError, match="dies"):
             train(how, callbacks=[Dies(), SaveCheckpoints(3)])
     folder = RunFolder(open_storage(str(root / "run")))

@@ -13,11 +13,10 @@ import torch
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.job import _absolute, run
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from tests.latents import make_latents
 from tests.local_ray import one_node
 from tests.tiny_model import make_tiny_model

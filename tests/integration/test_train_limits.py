@@ -18,14 +18,13 @@ from sdp.model.family import SD2
 from sdp.report.inspect import describe_checkpoint
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
 from sdp.train.messages import summary_lines
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.training import Watch, config, poison, train
 
@@ -54,7 +53,7 @@ class Poison(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self.crash_at:
-            trainer.saver.finish()
+            trainer.checkpointer.finish()
             raise KeyboardInterrupt
 
 

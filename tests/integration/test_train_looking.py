@@ -23,14 +23,13 @@ from sdp.report.sections import gather
 from sdp.storage import open_storage
 from sdp.train import job
 from sdp.train.assemble import make_conditioning
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
 from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.data.weights import held_out
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.evaluate_kit import evaluate_config
 from tests.generate_kit import generate_config, tiny_model

@@ -18,13 +18,12 @@ from sdp.model.checkpoints import read_weights
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
 from sdp.train.assemble import offline_reader
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.sources import open_sources
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.latents import make_latents
 from tests.training import config, scaled_linear
@@ -102,7 +101,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         objective=Objective(scaled_linear(), "epsilon", how.objective),
         conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
         reader=offline_reader(how, open_sources(how), world),
-        checkpointer=Checkpointer(run, world, {}),
+        checkpointer=CheckpointManager(run, world, {}),
         callbacks=callbacks,
     )
     update = trainer._update

@@ -23,14 +23,13 @@ from sdp.model.sources import resolve
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
-from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
 from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.job import run as run_job
 from sdp.train.plan import make_plan
 from sdp.train.randomness import Purpose, RowRandom
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, Trainer
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import latent_of, make_latents, tokens_of

@@ -18,7 +18,7 @@ from sdp.errors import UserError
 from sdp.model import sharded
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.prefetch import prefetched
 from sdp.train.run_folder import RunFolder
 from sdp.train.stopwatch import Stopwatch
@@ -84,7 +84,7 @@ def test_checkpoints_of_the_second_gpu_make_no_context_on_the_first_and_use_one_
     enter(SECOND)
     complete = {f"w{n}": torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)}
     run = RunFolder(open_storage(str(tmp_path)))
-    checkpointer = Checkpointer(run, World(device=SECOND), {})
+    checkpointer = CheckpointManager(run, World(device=SECOND), {})
     for step in (1, 2):
         tensors = {name: (tensor * step).to(SECOND) for name, tensor in complete.items()}
         saving = checkpointer.stage(tensors, TrainState(step=step), Ledger())

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.trainer import Trainer
+from sdp.train.checkpoint import Saved
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from sdp import hardware
-from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.checkpoint import Saved
 from sdp.train.limits import last_step, seconds_left
 from sdp.train.metrics_log import MetricsLog
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 _WRITE_S = 60.0
 _RECENT = 30

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdp.train.callbacks.base import Callback, StepReport
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 EVERY_STEPS = 20
 """Steps between checks, each of which is a collective; a spot notice comes two minutes ahead."""

@@ -12,11 +12,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from sdp.console import counted, size, table
 from sdp.model.checkpoints import kind_of
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.optimizer import shard
 from sdp.train.run_folder import PROFILE
 from sdp.train.stopwatch import MeasuredSpan
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, empty_networks
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sdp.train.callbacks.base import Callback, StepReport
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 OWN_PARTS = ("data", "copy", "forward")
 """The parts of a step before the first collective. Under fsdp forward has collectives, and only data and copy count."""

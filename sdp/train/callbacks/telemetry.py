@@ -10,9 +10,9 @@ import torch
 from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import read_marker
 from sdp.telemetry import Telemetry
-from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.checkpoint import Saved
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 _EVERY_S = 1.0
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdp.train.callbacks.base import Callback, Saved
-from sdp.train.trainer import Trainer
+from sdp.train.checkpoint import Saved
+from sdp.train.trainer import Callback, Trainer
 
 FOLDER = "tensorboard"
 _WRITE_S = 300.0

@@ -6,7 +6,6 @@ from typing import Any
 from sdp.config import TrainConfig
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
-from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
@@ -15,6 +14,7 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import WATCHDOG_S, Watchdog
 from sdp.train.callbacks.weights_and_biases import LogToWandb
+from sdp.train.trainer import Callback
 from sdp.train.world import World
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from torch.distributed.fsdp import FSDPModule
 
 from sdp.config import TrainConfig
-from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.batch import Batch
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.validation import load_validation_batch, measure, validation_rows
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from sdp.errors import SdpError
 from sdp.storage import Storage
-from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.trainer import Trainer
+from sdp.train.checkpoint import Saved
+from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from sdp.errors import UserError, one_line
 from sdp.telemetry.emit import run_name
-from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.tensorboard import numbers
-from sdp.train.trainer import Trainer
+from sdp.train.trainer import Callback, Trainer
 
 
 def require_wandb(project: str | None) -> None:
