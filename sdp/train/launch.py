@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +52,8 @@ _BEGIN_S = 300.0
 _AGAIN = "run the same command again, it continues from the newest checkpoint"
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
+_REPORT_S = 1.0
+"""Time between a trainer's reports of its pace to the encoders' pool."""
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
@@ -148,7 +150,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
         callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
         submit = None
         if (pool := loop_config["pool"]) is not None:
-            callbacks.append(online.FollowPool(pool, board.announce.remote))
+            callbacks.append(FollowPool(pool, board.announce.remote))
             submit = online.submitter(pool)
         check = loop_config["held"].check
         reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop, check=check).train()
@@ -190,6 +192,49 @@ class FollowBoard(Callback):
             if isinstance(reason, LeaseLost):
                 raise reason
             self.stop.reason = self.stop.reason or reason
+
+
+@dataclass
+class FollowPool(Callback):
+    """Reports the trainers' pace to the pool, and the pool's figures and changes to the run."""
+
+    pool: Any
+    announce: Callable[[str], Any]
+    _steps: int = 0
+    _samples: int = 0
+    _busy_s: float = 0.0
+    _reported_at: float = 0.0
+    _status: Any = None
+    """A reference to the pool's status, while it is on the way."""
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        self._steps += 1
+        if self._steps <= online.WARM_UP:
+            return
+        self._samples += trainer.batch_size
+        # The worker that waited longest for data is the one that did not wait for other workers.
+        self._busy_s += report.seconds - report.parts.get("data", 0.0)
+        now = time.monotonic()
+        if now - self._reported_at > _REPORT_S:
+            self.pool.pace.remote(trainer.world.size, trainer.world.rank, self._samples, self._busy_s)
+            self._reported_at, self._samples, self._busy_s = now, 0, 0.0
+            if trainer.world.is_main and self._status is None:
+                self._status = self.pool.status.remote()
+        if self._status is not None and ray.wait([self._status], timeout=0)[0]:
+            self._record_status(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if trainer.world.is_main:
+            self._status = self._status or self.pool.status.remote()
+            self._record_status(trainer)
+
+    def _record_status(self, trainer: Trainer) -> None:
+        figures, changes = ray.get(self._status)
+        self._status = None
+        trainer.gauges.update(figures)
+        for reason in changes:
+            trainer.checkpointer.run.record("encoders", count=figures["encoders"], reason=reason)
+            self.announce(reason)
 
 
 def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exception | None:

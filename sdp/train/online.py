@@ -46,19 +46,16 @@ from sdp.train.data.images import (
 )
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
-from sdp.train.trainer import Callback, StepReport
 
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
-    from sdp.train.trainer import Trainer
 
 _RETRIES = 3
 """Retries of what was lost with its node."""
 _CALIBRATE_S = 10.0
 """Time for which the trainers' pace is measured before the number of encoders is chosen."""
 _WAIT_S = 0.1
-_REPORT_S = 1.0
-_WARM_UP = 2
+WARM_UP = 2
 """Steps of a trainer, and slices of each encoder, that are not measured since they are slower than later ones."""
 _RECENT_S = 60.0
 """The period of encoders_busy."""
@@ -131,49 +128,6 @@ def submitter(pool: Any) -> Submit:
         return result
 
     return submit
-
-
-@dataclass
-class FollowPool(Callback):
-    """Reports the trainers' pace to the pool, and the pool's figures and changes to the run."""
-
-    pool: Any
-    announce: Callable[[str], Any]
-    _steps: int = 0
-    _samples: int = 0
-    _busy_s: float = 0.0
-    _reported_at: float = 0.0
-    _status: Any = None
-    """A reference to the pool's status, while it is on the way."""
-
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        self._steps += 1
-        if self._steps <= _WARM_UP:
-            return
-        self._samples += trainer.batch_size
-        # The worker that waited longest for data is the one that did not wait for other workers.
-        self._busy_s += report.seconds - report.parts.get("data", 0.0)
-        now = time.monotonic()
-        if now - self._reported_at > _REPORT_S:
-            self.pool.pace.remote(trainer.world.size, trainer.world.rank, self._samples, self._busy_s)
-            self._reported_at, self._samples, self._busy_s = now, 0, 0.0
-            if trainer.world.is_main and self._status is None:
-                self._status = self.pool.status.remote()
-        if self._status is not None and ray.wait([self._status], timeout=0)[0]:
-            self._record_status(trainer)
-
-    def on_end(self, trainer: "Trainer") -> None:
-        if trainer.world.is_main:
-            self._status = self._status or self.pool.status.remote()
-            self._record_status(trainer)
-
-    def _record_status(self, trainer: "Trainer") -> None:
-        figures, changes = ray.get(self._status)
-        self._status = None
-        trainer.gauges.update(figures)
-        for reason in changes:
-            trainer.checkpointer.run.record("encoders", count=figures["encoders"], reason=reason)
-            self.announce(reason)
 
 
 @dataclass(order=True, slots=True)
@@ -342,7 +296,7 @@ class EncoderPool:
         self._busy.add(time.monotonic(), note.busy_s, note.idle_s)
         self._rows += note.transformed.items
         self._slices += 1
-        if self._slices > _WARM_UP * encoders:
+        if self._slices > WARM_UP * encoders:
             self._warm_rows += note.transformed.items
             self._warm_busy_s += note.busy_s
 
