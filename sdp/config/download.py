@@ -131,8 +131,6 @@ class ImageConfig(Section):
     """The encoding of a resized image."""
     quality: int = key(95, shapes_output=True, ge=1, le=100)
     """The encoding quality of a resized image."""
-    max_pixels: Positive = key(100_000_000, shapes_output=True, le=1_000_000_000)
-    """An image with more pixels fails without being decoded."""
     tiff: bool = key(False, shapes_output=True)
     """Also read TIFF images: rare on the web, and their decoder has had many security holes."""
 

@@ -50,6 +50,8 @@ REMOVED: Mapping[str, str] = {
     "evaluate: scaling.batch_size scaling.threads": "64 pictures at once, fewer where memory is short; 4 threads",
     "generate: output.sheet_prompts": "contact-sheet.png shows 48 prompts",
     "dreambooth: scaling.gpus_per_worker": "a trainer has one GPU; activation_checkpointing saves memory",
+    "download: image.max_pixels": "images of more than 100 megapixels fail",
+    "train: phase_2.learning_rate phase_2.warmup_steps": "those of optimizer hold in both phases",
 }
 """Lines on what happens now, by `JOBS: KEYS`, or by `KEYS` of every job; docs/upgrading.md lists the same."""
 
@@ -61,6 +63,7 @@ FIXED: Mapping[str, Any] = {
     "phase_2.keep_optimizer": False,
     "lora.text_targets": ["q_proj", "k_proj", "v_proj", "out_proj"],
     "image.least_side": 8,
+    "image.max_pixels": 100_000_000,
     "transform.max_pixels": 100_000_000,
     "transform.oversample": 1.0,
     **{f"filters.{name}": None for name in ("min_similarity", "max_punsafe", "max_pwatermark", "min_aesthetic")},

@@ -327,10 +327,6 @@ class SecondPhaseConfig(Section):
     """Its data.global_batch_size; null keeps it."""
     source: Uri | None = key(None, shapes_output=True, example="s3://bucket/latents")
     """Its source.uri; null keeps it."""
-    learning_rate: float | None = key(None, gt=0)
-    """Its optimizer.learning_rate; null keeps it."""
-    warmup_steps: int | None = key(None, ge=0)
-    """Its optimizer.warmup_steps; null keeps it."""
 
     def contradictions(self) -> Iterable[Problem]:
         set_keys = [name for name in type(self).model_fields if getattr(self, name) is not None]
@@ -434,7 +430,6 @@ class TrainConfig(JobConfig):
             ),
             "output": two,
             "model": self.model.replaced(start_from=one.uri),
-            "optimizer": self.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
             "max_steps": second.max_steps,
             "max_epochs": None,
             "max_samples": None,

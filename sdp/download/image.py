@@ -111,7 +111,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
         if bytes(data[:2]) == _GZIP:
             data = unpacked = _gunzipped(data, rules.max_bytes)
             digest = hashlib.sha256(data).hexdigest()
-        header = read_header(data, image_rules.max_pixels, FORMATS if image_rules.tiff else WEB_FORMATS)
+        header = read_header(data, FORMATS if image_rules.tiff else WEB_FORMATS)
         on_header(header)
         refused = _refusal(header, rules)
         if refused is not None:
@@ -119,7 +119,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
             return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
         if image_rules.size is None:
             began = time.process_time()
-            decode(data, max_pixels=image_rules.max_pixels)
+            decode(data)
             took = time.process_time() - began
             if took > _KEPT_CPU_S + header.width * header.height * CPU_S_A_PIXEL:
                 raise ImageError(
@@ -127,7 +127,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
                 )
             size = (header.width, header.height)
             return Checked(WRITTEN, None, None, unpacked, *size, *size, digest)
-        image = decode(data, min_side=math.ceil(image_rules.size * ROOM), max_pixels=image_rules.max_pixels)
+        image = decode(data, min_side=math.ceil(image_rules.size * ROOM))
         pixels = resized(image, image_rules.size, crop=image_rules.crop == "center", enlarge=image_rules.enlarge)
         height, width = pixels.shape[:2]
         if max(height, width) > _LONGEST_SIDE[image_rules.format]:

@@ -27,7 +27,7 @@ from sdp.sandbox.decoders import Decoders
 from sdp.storage import Storage
 
 DECODER_MEMORY_BYTES = 4_096_000_000
-"""Memory for decoding one image: enough for a progressive JPEG of image.max_pixels."""
+"""Memory for decoding one image: enough for a progressive JPEG of as many pixels as are allowed."""
 _BUFFER_BYTES = 256_000_000
 """Fetched images that one worker holds before they are decoded: five of the largest that fetch.max_bytes allows."""
 _CHECK_S = 1.0

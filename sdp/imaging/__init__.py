@@ -84,18 +84,18 @@ class Box:
     height: float
 
 
-def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Header:
+def read_header(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> Header:
     """Read an image's format and size, without decoding it."""
     data = memoryview(data).cast("B")  # Arrow's buffers have signed bytes, which decoders refuse
     if not len(data):
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
-        return _checked(_jpeg_header(data)[0], max_pixels)
-    with _open(data, max_pixels, formats) as picture:
-        return _checked(_header_of(picture), max_pixels)
+        return _checked(_jpeg_header(data)[0])
+    with _open(data, formats) as picture:
+        return _checked(_header_of(picture))
 
 
-def decode(data: bytes | memoryview, *, min_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image:
+def decode(data: bytes | memoryview, *, min_side: int | None = None) -> Image:
     """Decode to upright RGB pixels: alpha over white, the first frame of an animation.
 
     With `min_side`, a large JPEG is decoded at a reduced size, several times faster; its shorter side keeps at least
@@ -106,10 +106,10 @@ def decode(data: bytes | memoryview, *, min_side: int | None = None, max_pixels:
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
         header, colours = _jpeg_header(data)
-        _checked(header, max_pixels)
+        _checked(header)
         if colours not in ("CMYK", "YCCK"):
             return _decode_jpeg(data, header, min_side)
-    return _decode_other(data, max_pixels)
+    return _decode_other(data)
 
 
 def centre_box(width: int, height: int, aspect: float = 1.0) -> Box:
@@ -203,9 +203,9 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
     return Image(_rotated(pixels, header.orientation), "JPEG", header.width, header.height, eighths / 8)
 
 
-def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
-    with _open(data, max_pixels) as picture:
-        header = _checked(_header_of(picture), max_pixels)
+def _decode_other(data: bytes | memoryview) -> Image:
+    with _open(data) as picture:
+        header = _checked(_header_of(picture))
         if header.format == "PNG":
             check_png(data)
         try:
@@ -218,18 +218,18 @@ def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
     return Image(_rotated(pixels, header.orientation), header.format, header.width, header.height)
 
 
-def _open(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
+def _open(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
     webp = webp_size(data)
     if webp is not None:  # to open one, Pillow needs memory for all its pixels, and without it reports a broken file
-        _checked(Header("WEBP", *webp), max_pixels)
+        _checked(Header("WEBP", *webp))
         if not has_room(*webp):
             raise MemoryError(f"{webp[0]} × {webp[1]} pixels")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the size is checked against max_pixels, not by Pillow's limit
+            warnings.simplefilter("ignore")  # the size is checked against MAX_PIXELS, not by Pillow's limit
             return Pillow.open(io.BytesIO(data), formats=(*formats, "JPEG"))
     except UnidentifiedImageError as error:
         raise ImageError("not_an_image", f"begins with {bytes(data[:8])!r}") from error
@@ -271,11 +271,11 @@ def _rgb(picture: Any) -> Pixels:
     return np.array(picture.convert("RGB"), dtype=np.uint8)
 
 
-def _checked(header: Header, max_pixels: int) -> Header:
+def _checked(header: Header) -> Header:
     if header.width < 1 or header.height < 1:
         raise ImageError("undecodable", f"{header.format} of {header.width} × {header.height} pixels")
-    if header.width * header.height > max_pixels:
-        raise ImageError("too_many_pixels", f"{header.width} × {header.height} pixels, more than {max_pixels}")
+    if header.width * header.height > MAX_PIXELS:
+        raise ImageError("too_many_pixels", f"{header.width} × {header.height} pixels, more than {MAX_PIXELS}")
     return header
 
 

@@ -15,7 +15,6 @@ MOST = {
     "hosts.at_once": 10_000,
     "hosts.per_second": 1_000_000,
     "image.size": 16_383,
-    "image.max_pixels": 1_000_000_000,
     "output.rows_per_file": 1_000_000,
 }
 

@@ -77,12 +77,13 @@ def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: byt
 def test_an_image_is_decoded_once_after_its_size_was_checked(
     monkeypatch: pytest.MonkeyPatch, max_pixels: int, decodings: int, size: int | None
 ) -> None:
+    monkeypatch.setattr("sdp.imaging.MAX_PIXELS", max_pixels)
     begun = []
     prepare = PngImagePlugin.PngImageFile.load_prepare  # where the memory for the pixels is taken
     monkeypatch.setattr(
         PngImagePlugin.PngImageFile, "load_prepare", lambda picture: begun.append(picture.size) or prepare(picture)
     )
-    checked = check(png(photo(40, 30)), image_rules(size=size, max_pixels=max_pixels))
+    checked = check(png(photo(40, 30)), image_rules(size=size))
     assert checked.reason == (None if decodings else "too_many_pixels")
     assert len(begun) == decodings
 
