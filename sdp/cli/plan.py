@@ -10,11 +10,11 @@ _PLANNED = ("train", "process", "download")
 _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 _TERMS = ("on-demand", "reserved-1y", "reserved-3y", "spot")
-_PLAN_OPTIONS = ("config", "set", "prices", "region", "trainers", "encoders", "rows", "have", "run")
+_PLAN_OPTIONS = ("config", "set", "prices", "region", "trainers", "encoders", "rows", "have")
 _NOT_TAKEN = {
     "--preset": (*_PLAN_OPTIONS, "memory"),
-    "process": ("trainers", "have", "run"),
-    "download": ("trainers", "encoders", "have", "run", "memory"),
+    "process": ("trainers", "have"),
+    "download": ("trainers", "encoders", "have", "memory"),
 }
 """Options of `sdp plan` that a preset or a job does not take."""
 
@@ -30,7 +30,6 @@ _NOT_TAKEN = {
 @argument("--terms TERMS", ", ".join(_TERMS), choices=_TERMS, default="on-demand")
 @argument("--prices FILE", "your prices, in the shape of sdp/plan/prices.yaml")
 @argument("--region NAME", "region whose prices are preferred, such as us-west-2")
-@argument("--run URI", "a run on the same GPUs, for its measured speed")
 @argument("--memory", "also estimate the GPU memory, and the largest batch that fits")
 @JSON
 def plan(args: Arguments) -> None:
@@ -60,13 +59,7 @@ def plan(args: Arguments) -> None:
     config: Any = draft(args.job, args.config, args.set).config
     options = make.Options(args.trainers, args.encoders, args.rows, args.terms, args.have or "images")
     work = make.work_of(config, prices, options)
-    measured = None
-    if args.run:
-        from sdp.storage import open_storage
-        from sdp.train.run_folder import measured_speeds
-
-        measured = measured_speeds(open_storage(args.run))
-    speeds = speeds_of(config, str(work.trainers.gpu), measured)
+    speeds = speeds_of(config)
     plans = make.plans(work, speeds, prices)
     memories = _memories(config, work) if args.memory and work.trainer_gpus else []
     encoders = list(memory.encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory else []

@@ -47,8 +47,7 @@ class Plan:
         """Return the least certain source of the trainers' speeds (of all speeds, in a job that does not train)."""
         timed = [stage for stage in self.stages if stage.rate]
         sources = [stage.source for stage in timed if stage.limit] or [stage.source for stage in timed]
-        words = ("estimate", "published")
-        return next((word for word in words if any(word in source for source in sources)), "measured")
+        return "estimate" if any("estimate" in source for source in sources) else "published"
 
     @property
     def hours(self) -> float:

@@ -1,8 +1,8 @@
-"""The speed of one GPU in training or encoding: measured in a run, published, or estimated from a published figure."""
+"""The speed of one GPU in training or encoding: published, or estimated from a published figure."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sdp.config import JobConfig, TrainConfig
@@ -24,15 +24,9 @@ class Speeds:
 
     strategy: str
     """ddp or fsdp, with `+compile` if compiled."""
-    measured: Mapping[int, Figure] = field(default_factory=dict)
-    """A trainer's speed by resolution, measured in a run on `gpu`."""
-    gpu: str = ""
-    """The kind of GPU that was measured."""
 
     def train(self, gpu: str, resolution: int) -> Figure:
         """Return the speed of a trainer that never waits for data."""
-        if gpu == self.gpu and resolution in self.measured:
-            return self.measured[resolution]
         kind = self.strategy.removesuffix("+compile")
         table = reference()["training"]
         for candidate, strategy in ((gpu, self.strategy), (gpu, kind), ("A100-80G", self.strategy), ("A100-80G", kind)):
@@ -74,10 +68,10 @@ def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) 
     return Figure(value, source)
 
 
-def speeds_of(config: JobConfig, gpu: str, measured: Mapping[int, Figure] | None) -> Speeds:
-    """Return the speeds to plan with: published ones, and those that a run has measured on this GPU, by resolution."""
+def speeds_of(config: JobConfig) -> Speeds:
+    """Return the speeds of a job's strategy."""
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
-    return Speeds(strategy, measured or {}, gpu)
+    return Speeds(strategy)
 
 
 def unet_flops(resolution: int) -> float:

@@ -23,22 +23,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from sdp.config import TrainConfig, keys
 from sdp.config.removed import FIXED, fixed_since
-from sdp.config.train import PHASES
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
-from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound, UserError
+from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
-from sdp.plan.speeds import Figure
 from sdp.storage import Storage
 
 EVENTS = "events.jsonl"
@@ -278,32 +275,6 @@ def joined(files: Iterable[tuple[int, Sequence[dict[str, Any]]]]) -> list[dict[s
             lines.pop()
         lines += new
     return lines
-
-
-def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Figure]:
-    """Return a trainer's images per second by resolution: the median of a run's later half, without data waits.
-
-    A run on CPUs says nothing about a GPU and is refused, unless `on_cpus` is true.
-    """
-    speeds = dict[int, Figure]()
-    for folder in (storage, *(storage.child(phase) for phase in PHASES)):
-        lines = [line for line in RunFolder(folder).metrics() if on_cpus or line.get("memory_allocated") is not None]
-        lines = [line for line in lines[len(lines) // 2 :] if line["samples_per_s"] and line.get("step_seconds")]
-        identity = read_json(folder, RUN).get("identity") if lines and folder.exists(RUN) else None
-        resolution = identity.get("data.resolution") if isinstance(identity, dict) else None
-        if isinstance(resolution, int):
-            value = median(map(_speed_without_waits, lines))
-            speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
-    if not speeds:
-        raise UserError(
-            f"{storage.uri}: expected a run on GPUs with metrics, got none; train it for a few hundred steps"
-        )
-    return speeds
-
-
-def _speed_without_waits(line: LogLine) -> float:
-    busy = 1 - (line.get("time") or {}).get("data", 0.0) / line["step_seconds"]
-    return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
 
 
 def _head(head: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from sdp.plan.make import Options, PlannedJob
 from sdp.plan.model import InstanceGroup, Plan, encoders_needed, stage
 from sdp.plan.presets import computed, preset
 from sdp.plan.prices import Prices, load_prices, own_file, reference
-from sdp.plan.speeds import Figure, Speeds, speeds_of
-from sdp.storage import open_storage
+from sdp.plan.speeds import Speeds
 from sdp.train.job import with_prices
 from sdp.train.phases import samples_to_come
-from sdp.train.run_folder import RunFolder, measured_speeds
 
 PRICES = load_prices(None)
 CONFIG = draft("train", None).config
@@ -328,40 +326,6 @@ def test_trainers_of_two_gpus_each_take_and_cost_twice_as_many() -> None:
     assert (own.trainer_count, own.trainer_gpus, train.groups[0].gpus) == (2, 8, 16)
     assert train.rate == pytest.approx(8 * 4068 / 32)
     assert train.gpu_hours == pytest.approx(16 * train.hours)
-
-
-def test_the_plan_says_whether_speeds_are_published_or_measured() -> None:
-    own = work("scaling.num_workers=8", have="latents")
-    speeds = Speeds("ddp", {256: Figure(100.0, "measured in a run")}, "A100-80G")
-    assert make.plans(own, speeds, PRICES)[0].basis == "measured"
-    online = work("scaling.num_workers=8", "data.mode=online", "encode.num_workers=1")
-    assert plan_of(online, speeds, PRICES).basis == "published", "by its one encoder, of which nothing is measured"
-
-
-def test_a_runs_own_speed_counts_without_the_time_it_waited_for_data(tmp_path: Path) -> None:
-    run = RunFolder(open_storage(str(tmp_path)))
-    run.claim({"identity": {"data.resolution": 256}})
-    line = {"epoch": 0, "samples": 1, "workers": 4, "epoch_done": 0.1, "seconds": 1.0, "samples_per_s": 400.0}
-    steps = [dict(line, step=n, step_seconds=0.5, time={"data": 0.25}) for n in range(1, 11)]
-    (tmp_path / "metrics").mkdir()
-    file = tmp_path / "metrics" / "000001-000000000.jsonl"
-    file.write_text("\n".join(map(json.dumps, steps)))
-    with pytest.raises(UserError, match="expected a run on GPUs with metrics"):
-        measured_speeds(open_storage(str(tmp_path)))
-    file.write_text("\n".join(json.dumps(step | {"memory_allocated": 10**9}) for step in steps))
-    config = draft("train", None, ["scaling.num_workers=8"]).config
-    own = work("scaling.num_workers=8")
-    speeds = speeds_of(config, "A100-80G", measured_speeds(open_storage(str(tmp_path))))
-    figure = speeds.train("A100-80G", 256)
-    assert figure.value == pytest.approx(200)
-    assert figure.source.startswith("measured in ")
-    assert "published" in speeds.train("A100-40G", 512).source
-    assert plan_of(own, speeds, PRICES).basis == "measured"
-
-
-def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--run", str(tmp_path)]) == 2
-    assert "expected a run on GPUs with metrics, got none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
