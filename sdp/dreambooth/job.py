@@ -23,7 +23,7 @@ from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
 from sdp.imaging import RowError
-from sdp.model import sources
+from sdp.model import layout, sources
 from sdp.model.layout import INDEX
 from sdp.storage import open_source, open_storage
 
@@ -82,7 +82,7 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
         say(f"dreambooth: copying {source} to {copy.uri}")
         path = sources.resolve(source, storage=options).path
         # The index comes last, since its presence marks a complete copy.
-        for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
+        for name in sorted(layout.present(path), key=lambda name: (name == INDEX, name)):
             copy.publish(name, (path / name).read_bytes())
     return config.replaced(model=config.model.replaced(source=copy.uri))
 

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sdp.errors import ModelError, StorageError, Unavailable
@@ -33,31 +34,15 @@ def folder() -> Path:
     return Path(home) / "sdp" / "models"
 
 
-Listing = Callable[[Storage], list[FileInfo]]
-"""Lists the files to download from a folder in a bucket."""
-
-
-def model_files(storage: Storage) -> list[FileInfo]:
-    """Return the files of a model in diffusers layout."""
-    files = [file for part in layout.PARTS for file in storage.list(part)]
-    if storage.exists(layout.INDEX):
-        files.append(storage.stat(layout.INDEX))
-    selected = set(layout.model_files(file.path for file in files))
-    return [file for file in files if file.path in selected]
-
-
-def download(source: ModelSource, options: StorageOptions | None, list_files: Listing = model_files) -> Path:
-    """Download a bucket's folder as it is now, unless it is here already; return the local folder."""
+def download(source: ModelSource, options: StorageOptions | None, patterns: Sequence[str]) -> Path:
+    """Download the files of a bucket's folder that match a pattern, unless they are here; return the local folder."""
     storage = open_storage(source.uri, options)
-    listing = list_files(storage)
+    listing = _matching(storage, patterns)
     if not listing:
-        remedy = "check the URI"
-        if list_files is model_files:
-            remedy = f"pass a folder in diffusers layout ({', '.join(layout.PARTS)})"
-        raise ModelError(f"model source {source}: no model there; {remedy}")
+        raise ModelError(f"model source {source}: no model there; check the URI")
     key = _key(storage.uri, listing)
     try:
-        return _known(key) or _download_once(storage, listing, key, list_files)
+        return _known(key) or _download_once(storage, listing, key, patterns)
     except OSError as error:
         raise StorageError(
             f"model source {source}: cannot write to {folder()} ({error.strerror or error}); free some space, or set "
@@ -80,13 +65,22 @@ def digest(path: Path, names: Sequence[str]) -> str:
     return result
 
 
-def _download_once(storage: Storage, listing: list[FileInfo], key: str, list_files: Listing) -> Path:
+def _matching(storage: Storage, patterns: Sequence[str]) -> list[FileInfo]:
+    """Return the files whose paths match a pattern, segment by segment."""
+
+    def matches(path: str) -> bool:
+        return any(fnmatchcase(path, each) and path.count("/") == each.count("/") for each in patterns)
+
+    return [file for file in storage.list() if matches(file.path)]
+
+
+def _download_once(storage: Storage, listing: list[FileInfo], key: str, patterns: Sequence[str]) -> Path:
     from filelock import FileLock, Timeout
 
     folder().mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder() / f".lock-{key}", timeout=LOCK_TIMEOUT_S):
-            return _known(key) or _download(storage, listing, key, list_files)
+            return _known(key) or _download(storage, listing, key, patterns)
     except Timeout as error:
         raise Unavailable(
             f"{storage.uri}: another process on this machine has been downloading it for {LOCK_TIMEOUT_S:.0f} s; "
@@ -94,13 +88,13 @@ def _download_once(storage: Storage, listing: list[FileInfo], key: str, list_fil
         ) from error
 
 
-def _download(storage: Storage, listing: list[FileInfo], key: str, list_files: Listing) -> Path:
+def _download(storage: Storage, listing: list[FileInfo], key: str, patterns: Sequence[str]) -> Path:
     """Download the model. The caller holds the lock, so an earlier partial download is abandoned and removed."""
     partial = folder() / f".partial-{key}"
     shutil.rmtree(partial, ignore_errors=True)
     for file in listing:
         _fetch(storage, file, partial / file.path)
-    if _key(storage.uri, list_files(storage)) != key:
+    if _key(storage.uri, _matching(storage, patterns)) != key:
         shutil.rmtree(partial)
         raise Unavailable(f"{storage.uri}: the model changed while it was downloaded; try again when it is complete")
     digest = layout.digest(partial, [file.path for file in listing])

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
-from sdp.model import load, sources
+from sdp.model import layout, load, sources
 from sdp.model.checkpoints import find_checkpoint, read_config, read_marker, read_weights, trained_scheduler
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import adapter_config, diffusers_lora, kohya_lora
@@ -95,7 +95,7 @@ def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], 
             network.save_pretrained(Path(scratch) / part, safe_serialization=True)
         saved = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
         parts = {name.partition("/")[0] for name in saved}
-        copied = {name: source / name for name in sources.present(source) if name.partition("/")[0] not in parts}
+        copied = {name: source / name for name in layout.present(source) if name.partition("/")[0] not in parts}
         # The index comes last: without it the folder is visibly unfinished.
         for name in sorted({**copied, **saved}, key=lambda name: (name == INDEX, name)):
             data = {**copied, **saved}[name].read_bytes()

@@ -13,7 +13,7 @@ from sdp.model.layout import Exists, ModelSource
 TIMEOUT_S = 10.0
 
 
-def _has_model(folder: Path) -> bool:
+def has_model(folder: Path) -> bool:
     return layout.missing_file(lambda name: (folder / name).is_file(), layout.PARTS) is None
 
 
@@ -29,13 +29,8 @@ def exists(source: ModelSource) -> Exists:
     return {file.rfilename for file in info.siblings or ()}.__contains__
 
 
-def download(
-    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
-) -> Path:
-    """Return the repository's files at the revision, in the hub library's own cache, which workers may share.
-
-    By default these are the files of a model in diffusers layout.
-    """
+def download(source: ModelSource, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path:
+    """Return the folder of the files at the revision, in the hub library's own cache, which workers may share."""
     cached = _cached_folder(source, patterns, is_complete)
     if cached is not None:
         return cached
@@ -53,7 +48,7 @@ def read(source: ModelSource, name: str) -> bytes:
 
 
 def _cached_folder(
-    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
+    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = has_model
 ) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
     from huggingface_hub import constants

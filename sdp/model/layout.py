@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,14 +73,10 @@ class ModelSource:
         return f"{self.uri}@{self.revision}" if self.revision else self.uri
 
 
-def model_files(names: Iterable[str]) -> list[str]:
-    """Return the names that are a model's files, in the order of the digest."""
-    return matching(names, PATTERNS)
-
-
-def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match a pattern, sorted."""
-    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+def present(folder: Path, patterns: Sequence[str] = PATTERNS) -> list[str]:
+    """Return the names of a folder's files that match a pattern, in the order of the digest."""
+    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
 def missing_file(exists: Exists, parts: Sequence[str]) -> str | None:

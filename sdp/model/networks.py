@@ -7,15 +7,14 @@
 Other files of a published repository are neither read nor downloaded, and are not part of the digest.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from sdp.errors import ModelError
-from sdp.model import cache, hub, layout, sources
+from sdp.model import cache, layout, sources
 from sdp.model.layout import ModelSource
-from sdp.storage import FileInfo, Storage, StorageOptions
+from sdp.storage import StorageOptions
 
 NetworkKind = Literal["clip", "dinov2", "vit", "inception"]
 
@@ -54,7 +53,7 @@ class FeatureNetwork:
     @property
     def weights(self) -> Path:
         """Inception's file."""
-        (file,) = (self.path / name for name in present(self.path) if "inception" in name)
+        (file,) = (self.path / name for name in layout.present(self.path, PATTERNS) if "inception" in name)
         return file
 
 
@@ -62,11 +61,15 @@ def find(text: str | ModelSource, key: str, *, storage: StorageOptions | None = 
     """Return a source's network, downloading it if needed. Errors begin with the configuration's key."""
     try:
         source = sources.parse(text) if isinstance(text, str) else text
-        path = _fetch(source, storage)
-        kind = _kind(source, path)
-        digest = cache.digest(path, present(path))
+        if source.kind == "builtin":
+            raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
+        path = sources.fetch(source, storage, PATTERNS, _is_complete)
+        kind = _kind(path)
+        digest = cache.digest(path, layout.present(path, PATTERNS))
     except ModelError as error:
         raise ModelError(f"{key}: {error}") from error
+    except ValueError as error:
+        raise ModelError(f"{key}: model source {source}: {error}") from error
     if source.sha256 not in (None, digest):
         raise ModelError(f"{key}: model source {source}: its content changed while it was in use; restore it")
     if source.kind == "local":  # workers may have another working directory
@@ -74,57 +77,33 @@ def find(text: str | ModelSource, key: str, *, storage: StorageOptions | None = 
     return FeatureNetwork(kind, path, replace(source, sha256=digest))
 
 
-def present(folder: Path) -> list[str]:
-    """Return the names of a folder's files that belong to a network, in the order of the digest."""
-    return layout.matching((file.name for file in folder.iterdir() if file.is_file()), PATTERNS)
+def _is_complete(folder: Path) -> bool:
+    try:
+        _kind(folder)
+    except ValueError:
+        return False
+    return True
 
 
-def _fetch(source: ModelSource, storage: StorageOptions | None) -> Path:
-    """Return the local folder of a source, downloading it if needed."""
-    if source.kind == "builtin":
-        raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
-    if source.kind == "hub":
-        return hub.download(source, PATTERNS, lambda folder: _fault(folder) is None)
-    if source.kind == "bucket":
-        return cache.download(source, storage, _listing)
-    return sources.local_folder(source)
-
-
-def _listing(storage: Storage) -> list[FileInfo]:
-    selected = set(layout.matching((name for name in storage.names() if "/" not in name), PATTERNS))
-    return [file for file in storage.list() if file.path in selected]
-
-
-def _kind(source: ModelSource, path: Path) -> NetworkKind:
-    """Return the kind of a network, or raise ModelError if its files are incomplete."""
-    fault = _fault(path)
-    if fault is not None:
-        raise ModelError(f"model source {source}: {fault}")
-    if (path / "config.json").is_file():
-        kind: NetworkKind = json.loads((path / "config.json").read_bytes())["model_type"]
-        return kind
-    return "inception"
-
-
-def _fault(path: Path) -> str | None:
-    """Return the problem with a network's files, or None."""
-    names = present(path)
+def _kind(path: Path) -> NetworkKind:
+    """Return the kind of a network; raise ValueError if its files are incomplete."""
+    names = layout.present(path, PATTERNS)
     if "config.json" in names:
         try:
             kind: Any = layout.json_object((path / "config.json").read_bytes()).get("model_type")
         except ValueError as error:
-            return f"its config.json is {error}; fetch it again"
+            raise ValueError(f"its config.json is {error}; fetch it again") from error
         if str(kind) not in _NEEDED:
-            return (
+            raise ValueError(
                 f"unknown network type {kind!r}: expected clip, dinov2, vit or Inception's weights; choose another one"
             )
         missing = [name for name in _NEEDED[kind] if name not in names and not (_SHARDED in names and "model" in name)]
         if missing:
-            return f"{missing[0]} is missing; a {kind} network needs {', '.join(_NEEDED[kind])}"
-        return None
+            raise ValueError(f"{missing[0]} is missing; a {kind} network needs {', '.join(_NEEDED[kind])}")
+        return cast(NetworkKind, kind)
     inceptions = [name for name in names if "inception" in name]
-    if len(inceptions) == 1:
-        return None
-    if inceptions:
-        return f"several files of Inception's weights ({', '.join(inceptions)}); keep one"
-    return "no feature network: neither config.json nor a file *inception*.pth; check the URI"
+    if len(inceptions) > 1:
+        raise ValueError(f"several files of Inception's weights ({', '.join(inceptions)}); keep one")
+    if not inceptions:
+        raise ValueError("no feature network: neither config.json nor a file *inception*.pth; check the URI")
+    return "inception"

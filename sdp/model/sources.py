@@ -76,10 +76,12 @@ def check(
     _require_files(source, exists, parts)
     if problem := layout.contradiction(read, parts):
         raise ModelError(f"model source {source}: {problem}; use the parts of one Stable Diffusion 1 or 2 model")
-    folders = [local_folder(source) / part for part in parts] if source.kind != "bucket" else []
-    for file in (file for folder in folders for file in _files(folder) if file.suffix == ".safetensors"):
-        if damaged := layout.damage(file):
-            raise ModelError(f"model source {source}: {file.parent.name}/{file.name} {damaged}; fetch it again")
+    if source.kind != "bucket":
+        folder = local_folder(source)
+        weights = [name for name in layout.present(folder) if name.endswith(".safetensors")]
+        for name in (name for name in weights if name.partition("/")[0] in parts):
+            if damaged := layout.damage(folder / name):
+                raise ModelError(f"model source {source}: {name} {damaged}; fetch it again")
     return source
 
 
@@ -89,13 +91,8 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
     The digest is that of the content, which must match a pinned `sha256`.
     """
     source = parse(source) if isinstance(source, str) else source
-    if source.kind == "hub":
-        path = hub.download(source)
-    elif source.kind == "bucket":
-        path = cache.download(source, storage)
-    else:
-        path = local_folder(source)
-    names = present(path)
+    path = fetch(source, storage)
+    names = layout.present(path)
     if not names:
         _require_files(source, lambda _: False, PARTS)
     digest = cache.digest(path, names)
@@ -105,6 +102,20 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
             "restore the model, or pin the new digest if the change is wanted"
         )
     return LocalModel(path, digest, source)
+
+
+def fetch(
+    source: ModelSource,
+    storage: StorageOptions | None,
+    patterns: Sequence[str] = layout.PATTERNS,
+    is_complete: Callable[[Path], bool] = hub.has_model,
+) -> Path:
+    """Return the local folder of a source, downloading the files that match a pattern if needed."""
+    if source.kind == "hub":
+        return hub.download(source, patterns, is_complete)
+    if source.kind == "bucket":
+        return cache.download(source, storage, patterns)
+    return local_folder(source)
 
 
 def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Literal["epsilon", "v"]:
@@ -139,16 +150,6 @@ def _read_config(source: ModelSource | str, name: str, storage: StorageOptions |
         return layout.json_object(data)
     except ValueError as error:
         raise ModelError(f"model source {source}: {name} is {error}; fetch it again") from error
-
-
-def present(folder: Path) -> list[str]:
-    """Return the names of a folder's files that belong to a model, in the order of the digest."""
-    inside = [f"{part}/{file.name}" for part in PARTS for file in _files(folder / part)]
-    return layout.model_files([*(file.name for file in _files(folder)), *inside])
-
-
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
 
 
 def _hub_source(text: str, repo: str, revision: str | None) -> ModelSource:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sdp.model import networks
+from sdp.model import layout, networks
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_clip
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
@@ -29,13 +29,13 @@ def test_a_network_in_a_bucket_is_the_one_that_was_put_there(
     folder.publish("onnx/model.safetensors", b"nor this")
     network = networks.find(folder.uri, "clip.model")
     assert (network.kind, network.digest) == ("clip", networks.find(str(clip), "clip.model").digest)
-    assert networks.present(network.path) == networks.present(clip)
+    assert layout.present(network.path, networks.PATTERNS) == layout.present(clip, networks.PATTERNS)
     assert not (network.path / "onnx").exists()
     assert networks.find(network.source, "clip.model").path == network.path
 
 
 def test_a_network_on_the_hub_is_fetched_once_by_its_revision(hub: Hub, ask: Ask, clip: Path) -> None:  # noqa: F811
-    hub.files = {name: (clip / name).read_bytes() for name in networks.present(clip)}
+    hub.files = {name: (clip / name).read_bytes() for name in layout.present(clip, networks.PATTERNS)}
     wanted = set(hub.files)
     hub.files |= {"pytorch_model.bin": b"not wanted", "README.md": b"nor this"}
     call = f"__import__('sdp.model.networks').model.networks.find('{SOURCE}', 'clip.model').digest"

@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from sdp.model.family import MIRROR
-from sdp.model.sources import present, resolve
+from sdp.model.layout import present
+from sdp.model.sources import resolve
 
 REPO = "somebody/tiny-diffusion"
 REVISION = "0123456789abcdef0123456789abcdef01234567"

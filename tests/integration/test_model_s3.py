@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import AccessDenied, ModelError, NotFound
-from sdp.model.sources import check, parse, prediction_type, present, resolve
+from sdp.model.layout import present
+from sdp.model.sources import check, parse, prediction_type, resolve
 from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 

@@ -13,7 +13,8 @@ from scripts import make_tiny_models as script
 from scripts.demo.shapes import sample
 from sdp.model import latents, load
 from sdp.model.family import SCALE
-from sdp.model.sources import present, resolve
+from sdp.model.layout import present
+from sdp.model.sources import resolve
 
 HELD_OUT = script.HELD_OUT
 

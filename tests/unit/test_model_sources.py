@@ -192,7 +192,7 @@ def test_weights_in_several_files_are_taken(model: Path) -> None:
     (unet / "diffusion_pytorch_model.safetensors").rename(unet / "diffusion_pytorch_model-00001-of-00001.safetensors")
     (unet / "diffusion_pytorch_model.safetensors.index.json").write_text("{}")
     check(str(model))
-    assert "unet/diffusion_pytorch_model-00001-of-00001.safetensors" in sources.present(model)
+    assert "unet/diffusion_pytorch_model-00001-of-00001.safetensors" in layout.present(model)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_damaged_configuration_is_named(model: Path, text: str) -> None:
 
 
 def test_the_digest_is_the_one_of_sha256sum(model: Path) -> None:
-    names = sources.present(model)
+    names = layout.present(model)
     sums = "".join(f"{hashlib.sha256((model / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
     assert resolve(str(model)).digest == hashlib.sha256(sums.encode()).hexdigest()
     if shutil.which("sha256sum"):
@@ -228,13 +228,13 @@ def test_the_digest_is_the_one_of_sha256sum(model: Path) -> None:
 
 def test_the_digest_follows_every_content_and_every_name(model: Path) -> None:
     seen = {resolve(str(model)).digest}
-    for name in sources.present(model):
+    for name in layout.present(model):
         path = model / name
         before = path.read_bytes()
         path.write_bytes(before + b" ")
         seen.add(resolve(str(model)).digest)
         path.write_bytes(before)
-    assert len(seen) == 1 + len(sources.present(model))
+    assert len(seen) == 1 + len(layout.present(model))
     (model / "tokenizer/merges.txt").rename(model / "tokenizer/added_tokens.json")
     seen.add(resolve(str(model)).digest)
     assert len(seen) == 2 + 10
@@ -306,7 +306,7 @@ def test_a_model_in_a_bucket_is_checked_and_downloaded(bucket: str, model: Path,
     got = resolve(bucket)
     assert got.path == home / got.digest
     assert got.digest == resolve(str(model)).digest
-    assert sources.present(got.path) == sources.present(model)
+    assert layout.present(got.path) == layout.present(model)
     assert not (got.path / "README.md").exists()
     check(str(got.path))
 
@@ -323,7 +323,7 @@ def test_a_bucket_is_read_once_however_many_ask(bucket: str, home: Path, monkeyp
     with ThreadPoolExecutor(8) as pool:
         models = list(pool.map(lambda _: resolve(bucket), range(8)))
     assert len({model.path for model in models}) == 1
-    assert sorted(reads) == sources.present(models[0].path)
+    assert sorted(reads) == layout.present(models[0].path)
     assert [path.name for path in home.iterdir() if path.name.startswith(".partial")] == []
 
 
@@ -344,8 +344,8 @@ def test_a_download_that_broke_off_leaves_no_model_and_the_next_one_succeeds(
         resolve(bucket)
     assert [path.name for path in home.iterdir() if not path.name.startswith(".")] == []
     got = resolve(bucket)
-    assert sources.present(got.path) == sources.present(Path(resolve(bucket).path))
-    assert layout.digest(got.path, sources.present(got.path)) == got.digest
+    assert layout.present(got.path) == layout.present(Path(resolve(bucket).path))
+    assert layout.digest(got.path, layout.present(got.path)) == got.digest
 
 
 def test_a_file_that_ends_early_is_no_file(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
