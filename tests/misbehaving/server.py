@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 
 from sdp.errors import SdpError, UserError
 from tests.misbehaving import behaviours
-from tests.misbehaving.gallery import Gallery, Image, Source, shapes_source
+from tests.misbehaving.gallery import Gallery, Image, shapes_source
 from tests.misbehaving.traffic import Stats, Traffic, Visit
 from tests.misbehaving.wire import BadRequest, Connection, Request, response
 
@@ -54,12 +54,6 @@ class ImageServer:
     port: int = 0
     """0: any free one; after `start`, the one that it is."""
     tls: bool = False
-    accept_delay_s: float = 0.0
-    """Seconds for which the server ignores each new connection, and those queued behind it."""
-    life_s: float = 120.0
-    """The longest that a request, or a client's silence, may last."""
-    source: Source | None = None
-    """Index → (bytes, content type, extension), in place of the shapes."""
 
     def __post_init__(self) -> None:
         self._service: _Service | None = None
@@ -163,18 +157,17 @@ class ImageServer:
         """Return the statistics since the server started or was reset."""
         return self._running.traffic.stats()
 
-    def visits(self, index: int | None = None) -> list[Visit]:
-        """The requests, oldest first: all, or those of one image whatever their query."""
-        visits = self._running.traffic.visits()
-        return visits if index is None else [visit for visit in visits if image_index(visit.target) == index]
+    def visits(self) -> list[Visit]:
+        """The requests, oldest first."""
+        return self._running.traffic.visits()
 
     def reset(self) -> None:
         """Forget what was seen, and the counts behind `times=N`."""
         self._running.reset()
 
-    def wait_for(self, condition: Callable[[Stats], bool], deadline_s: float = 10.0) -> Stats:
+    def wait_for(self, condition: Callable[[Stats], bool], deadline_s: float = 10.0) -> None:
         """Wait until what was seen satisfies a condition."""
-        return self._running.traffic.wait_for(condition, deadline_s)
+        self._running.traffic.wait_for(condition, deadline_s)
 
     def warm(self, deadline_s: float = 300.0) -> None:
         """Make all images now rather than on request (about 30 ms each)."""
@@ -194,8 +187,7 @@ class _Service:
     def __init__(self, server: ImageServer):
         self.traffic = Traffic()
         self._distinct = server.distinct or max(1, server.images)
-        source = server.source or shapes_source(server.seed)
-        self.gallery = Gallery(source, min(server.images, self._distinct))
+        self.gallery = Gallery(shapes_source(server.seed), min(server.images, self._distinct))
         self.certificate: Certificate | None = None
         self._server = server
         self._scheme = "https" if server.tls else "http"
@@ -218,7 +210,7 @@ class _Service:
 
                 self.certificate = Certificate(sorted({*self._server.hosts, "127.0.0.1", "localhost"}))
                 stack.callback(self.certificate.close)
-            work = [self._stopping.wait(), self._sweep(), *map(self._accept, listeners)]
+            work = [self._stopping.wait(), *map(self._accept, listeners)]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
             ready()
             try:
@@ -256,7 +248,6 @@ class _Service:
             except BadRequest as error:
                 return _page(request, 400, f"{error}\n")
             if plan is not None and (plan.times is None or visit.attempt <= plan.times):
-                visit.behaviour = plan.name
                 return self._misbehave(connection, request, visit, index, plan)
         image = self.gallery.ready(index % self._distinct)
         return self._made(connection, request, index) if image is None else _plain(request, image)
@@ -301,36 +292,19 @@ class _Service:
                 # Out of file descriptors, or the client is gone already: others may yet be served.
                 await asyncio.sleep(0.1)
                 continue
-            try:
-                await asyncio.sleep(self._server.accept_delay_s)
-            except asyncio.CancelledError:
-                plug.close()
-                raise
             task = self.loop.create_task(self._adopt(plug))
             self._adopting[task] = plug
             task.add_done_callback(self._adopting.pop)
 
     async def _adopt(self, plug: socket.socket) -> None:
         limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": 1.0} if self.certificate else {}
-        try:
+        with contextlib.suppress(OSError):  # the handshake failed
             await self.loop.connect_accepted_socket(
-                lambda: Connection(self, self.traffic, self._connections, self._server.life_s),
+                lambda: Connection(self, self.traffic, self._connections),
                 plug,
                 ssl=self.certificate.context if self.certificate else None,
                 **limits,
             )
-        except OSError:
-            self.traffic.handshake_failed()
-
-    async def _sweep(self) -> None:
-        """End what has lasted too long."""
-        while True:
-            await asyncio.sleep(min(1.0, self._server.life_s / 4))
-            now = time.monotonic()
-            for connection in [
-                open_connection for open_connection in self._connections if open_connection.deadline < now
-            ]:
-                connection.expire()
 
     async def _end_connections(self) -> None:
         adopting = dict(self._adopting)
@@ -341,7 +315,7 @@ class _Service:
             if task.cancelled():
                 plug.close()
         for connection in tuple(self._connections):
-            connection.expire()
+            connection.abort()
         deadline = time.monotonic() + STOP_DEADLINE_S / 2
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.001)

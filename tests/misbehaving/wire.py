@@ -9,7 +9,6 @@ import http
 import logging
 import socket
 import struct
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -105,34 +104,25 @@ class Site(Protocol):
 class Connection(asyncio.Protocol):
     """One client's connection: takes its requests one after the other."""
 
-    def __init__(self, site: Site, traffic: Traffic, open_connections: set["Connection"], life_s: float):
+    def __init__(self, site: Site, traffic: Traffic, open_connections: set["Connection"]):
         self._site = site
         self._traffic = traffic
         self._all = open_connections
-        self._life_s = life_s
         self._buffer = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._visit: Visit | None = None
         self._answering = False
-        self._host: str | None = None
         self._unsent = False
         self._sent_out: asyncio.Future[None] | None = None
         self._end = ""
         """The end of the connection after this answer: `close`, `reset`, or empty to keep it."""
-        self._expired = False
-        self.number = 0
-        self.deadline = time.monotonic() + life_s
-        """The end of the server's patience, for this request or for the next."""
 
     # What a site and its misbehaviours use.
 
     def visited(self, request: Request) -> Visit:
         """Count this request; its end is counted by the connection."""
         host = request.host or str(self._transport.get_extra_info("sockname")[0])
-        if self._host is None:
-            self._host = host
-            self._traffic.named(host)
-        self._visit = self._traffic.begin(self.number, host, request.method, request.target, request.user_agent)
+        self._visit = self._traffic.begin(host, request.target, request.user_agent)
         return self._visit
 
     async def send(self, data: bytes) -> None:
@@ -156,9 +146,8 @@ class Connection(asyncio.Protocol):
 
     # What the server uses.
 
-    def expire(self) -> None:
+    def abort(self) -> None:
         """End the connection now, whatever is going on."""
-        self._expired = True
         self._transport.abort()
 
     @property
@@ -172,7 +161,7 @@ class Connection(asyncio.Protocol):
         self._over_tls = transport.get_extra_info("ssl_object") is not None
         # Paused means: not all is with the kernel yet. Over TLS a limit of 0 pauses even when nothing is left.
         self._transport.set_write_buffer_limits(high=1 if self._over_tls else 0, low=0)
-        self.number = self._traffic.opened()
+        self._traffic.opened()
         self._all.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -180,7 +169,7 @@ class Connection(asyncio.Protocol):
         if self.idle:
             self._next()
         elif len(self._buffer) > MAX_AHEAD:
-            self.expire()
+            self.abort()
 
     def pause_writing(self) -> None:
         self._unsent = True
@@ -199,8 +188,7 @@ class Connection(asyncio.Protocol):
         self._all.discard(self)
         if self._task is not None:
             self._task.cancel()
-        self._count_end("expired" if self._expired else "left")
-        self._traffic.closed(self._host)
+        self._count_end()
 
     # The rest is how it works.
 
@@ -222,7 +210,6 @@ class Connection(asyncio.Protocol):
                 break
             del self._buffer[:stop]
             self._answering = True
-            self.deadline = time.monotonic() + self._life_s
             if not request.keep_alive:
                 self.hang_up()
             answer = self._site.respond(self, request)
@@ -249,9 +236,8 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def _finish(self) -> None:
-        self._count_end("done")
+        self._count_end()
         self._answering = False
-        self.deadline = time.monotonic() + self._life_s
         if self._end == "reset":
             plug = cast(socket.socket, self._transport.get_extra_info("socket"))
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -259,17 +245,14 @@ class Connection(asyncio.Protocol):
         elif self._end:
             self._transport.close()
 
-    def _count_end(self, outcome: str) -> None:
+    def _count_end(self) -> None:
         if self._visit is not None:
-            self._traffic.end(self._visit, outcome)
+            self._traffic.end(self._visit)
             self._visit = None
 
     def _note(self, data: bytes) -> None:
-        visit = self._visit
-        if visit is not None:
-            if data[:9] == b"HTTP/1.1 ":
-                visit.status = int(data[9:12])
-            visit.sent += len(data)
+        if self._visit is not None and data[:9] == b"HTTP/1.1 ":
+            self._visit.status = int(data[9:12])
 
     def _refuse(self, status: int, why: str) -> None:
         self._transport.write(response(status, "text/plain", f"{why}\n".encode(), keep_alive=False))

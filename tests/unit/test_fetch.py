@@ -175,7 +175,7 @@ FAILS = {
 def test_everything_that_can_happen_is_tried_here() -> None:
     names = {query.partition("&")[0] for query in (*COMES, *FAILS)}
     # What comes whole from the server but is no good is the decoder's affair.
-    decoders = {"gzip", "gzip-bomb", "html", "cut-image", "damage", "garbage", "huge-pixels"}
+    decoders = {"gzip", "gzip-bomb", "html", "cut-image", "garbage", "huge-pixels"}
     assert set(behaviours.KINDS) - names - decoders - {"status"} == set()
 
 
