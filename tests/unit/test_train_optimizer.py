@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torchao.optim import AdamW8bit
 
 from sdp.config.train import OptimizerConfig
-from sdp.train.optimizer import AdamW, Guard, LossScale
+from sdp.errors import UserError
+from sdp.train.optimizer import AdamW, Guard, LossScale, require_torchao
 
 
 def model() -> nn.Module:
@@ -150,3 +151,12 @@ def test_a_skipped_step_leaves_packed_averages_as_they_are() -> None:
     give_gradients(network, 1, float("inf"))
     optimizer.step(1e-2, skip=YES)
     assert all(torch.equal(value, before[name]) for name, value in tensors(network, optimizer).items())
+
+
+def test_a_missing_torchao_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.train.optimizer.find_spec", lambda name: None if name == "torchao" else pytest.fail(name))
+    require_torchao("adamw")
+    with pytest.raises(
+        UserError, match=r"^optimizer\.kind: adamw_8bit needs torchao, .*; pip install .*set it to adamw$"
+    ):
+        require_torchao("adamw_8bit")
