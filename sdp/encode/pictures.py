@@ -14,7 +14,8 @@ from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
 from sdp.encode.joined import check_column, open_tables
-from sdp.encode.reading import PICTURES, TAR, TEXT, Columns, Planner, count_samples, footer_of
+from sdp.encode.reading import TAR, Columns, Planner, footer_of
+from sdp.encode.tars import PICTURES, TEXT, count_samples
 from sdp.errors import DatasetError, UserError
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
 

@@ -5,16 +5,13 @@ piece, several pieces share it, and a process that reads some of them goes throu
 row group of one row; a unit's samples in a tar count as one row group.
 """
 
-import io
-import json
 import math
-import tarfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from itertools import starmap
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,27 +27,22 @@ from sdp.datasets.scores import Score
 from sdp.datasets.units import Work
 from sdp.encode.chunk import SourceRow
 from sdp.encode.recipe import draw
-from sdp.errors import DatasetError, NotFound, SdpError, one_line
+from sdp.encode.tars import LARGEST_IMAGE, LARGEST_TEXT, PICTURES, TEXT, RawSample, read_samples
+from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import StorageOptions, open_source
 
 if TYPE_CHECKING:
     from sdp.encode.joined import Joined
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
-"""File suffixes of images."""
 TAR = ".tar"
-TEXT = ".txt"
-"""File suffix of an image's caption, which has the image's name."""
 STATUS = ("status", "error_message")
 """img2dataset's columns for the reason why a row has no image."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
 """Largest piece, in rows, that is cut straight into single rows."""
-_LARGEST_IMAGE, _LARGEST_TEXT = 1 << 28, 1 << 20
-"""Bytes; of a larger file no more is read, and of a larger member of a tar nothing."""
-_TAR_BUFFER, _TAR_BLOCK = 1 << 20, 4 * tarfile.BLOCKSIZE
-"""Bytes that are read at once, and those that tell a sample from another: a header with its name, however long."""
+_TABLE_BYTES = 32 << 20
+"""Bytes of a tar after which a table of its samples ends, so that no piece is in memory whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +194,7 @@ def read_piece(
     # Read ahead while the caller works: one row group, or several image files, which are small.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
 
-    def read(span: _Span) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
-        table, rows = _read(span, columns, options)
+    def select(table: pa.Table, rows: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
         selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
             selected &= np.isin(rows, only)
@@ -211,8 +202,14 @@ def read_piece(
             table, rows = table.filter(pa.array(selected)), rows[selected]
         return _joined(table, rows, columns, options)
 
-    for table, rows, filtered in ordered_map(read, _spans(piece), workers):
-        yield from _rows_of(table, rows, filtered, columns, seed)
+    def read(span: _Span) -> Iterable[tuple[pa.Table, NDArray[np.int64], list[str]]]:
+        if span[0].uri.lower().endswith(TAR):
+            return starmap(select, _tar_tables(span, columns, options))
+        return [select(*_read(span, columns, options))]
+
+    for tables in ordered_map(read, _spans(piece), workers):
+        for table, rows, filtered in tables:
+            yield from _rows_of(table, rows, filtered, columns, seed)
 
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
@@ -329,114 +326,45 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
     if columns is None:
         return pa.table({}), rows
-    uri = group.uri.lower()
-    if uri.endswith(PICTURES):
-        samples = [_picture(group.uri, columns, options)]
-    elif uri.endswith(TAR):
-        samples = list(_samples_of(group.uri, columns, group.number + start, group.number + stop, options))
-    else:
-        return read_rows(span, names, options, columns.image), rows
-    if len(samples) != len(rows):
+    if group.uri.lower().endswith(PICTURES):
+        return _sample_table([_picture(group.uri, columns, options)], columns), rows
+    return read_rows(span, names, options, columns.image), rows
+
+
+def _tar_tables(
+    span: _Span, columns: Columns, options: StorageOptions | None
+) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+    """Yield a span's samples in tables of bounded size, with their addresses; the next is read when it is asked for."""
+    group, start, stop = span
+    assert group.first_row is not None
+    samples = read_samples(group.uri, columns.caption, group.number + start, group.number + stop, options)
+    row = group.first_row + start
+    while batch := list(_up_to(_TABLE_BYTES, samples)):
+        yield _sample_table(batch, columns), np.arange(row, row + len(batch), dtype=np.int64)
+        row += len(batch)
+    if row != group.first_row + stop:
         raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
+
+
+def _up_to(size: int, samples: Iterator[RawSample]) -> Iterator[RawSample]:
+    """Yield samples until they have this many bytes."""
+    while size > 0 and (sample := next(samples, None)) is not None:
+        size -= sum(len(value or b"") for value in sample)
+        yield sample
+
+
+def _sample_table(samples: Sequence[RawSample], columns: Columns) -> pa.Table:
     kinds = (pa.string(), pa.binary(), pa.string())
     values = [pa.array(column, kind) for column, kind in zip(zip(*samples, strict=True), kinds, strict=True)]
-    return pa.table(values, ("key", columns.image, columns.caption)), rows
+    return pa.table(values, ("key", columns.image, columns.caption))
 
 
-_Sample = tuple[str, bytes | None, str | None]
-"""Key, image and caption."""
-
-
-def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sample:
+def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> RawSample:
     stem, caption = uri.rpartition(".")[0], None
     if columns.text is None:
         with suppress(NotFound):
-            caption = open_source(f"{stem}{TEXT}", options).read(_LARGEST_TEXT).decode("utf-8", "replace").strip()
-    return stem.rpartition("/")[2], open_source(uri, options).read(_LARGEST_IMAGE), caption
-
-
-def count_samples(uri: str, options: StorageOptions | None = None) -> int:
-    """Return the number of images in a tar."""
-    with _open_tar(uri, options) as (tar, _):
-        return sum(1 for _ in _members(tar))
-
-
-def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: StorageOptions | None) -> Iterator[_Sample]:
-    with _open_tar(uri, options, start) as (tar, first):
-        last: dict[str, tarfile.TarInfo] = {}
-
-        def content(member: tarfile.TarInfo | None, largest: int = _LARGEST_TEXT) -> bytes | None:
-            file = tar.extractfile(member) if member and member.size <= largest else None
-            return None if file is None else file.read()
-
-        samples = islice(_members(tar), start - first, stop - first)
-        for number, (key, last) in enumerate(samples, start):  # noqa: B007 (the last one is used below)
-            image = next(member for suffix, member in last.items() if suffix in PICTURES)
-            caption = content(last.get(TEXT))
-            if caption is None and (data := content(last.get(".json"))) is not None:
-                caption = _field(data, columns.caption)
-            text = None if caption is None else caption.decode("utf-8", "replace").strip()
-            yield key, content(image, _LARGEST_IMAGE), text
-        if last and not tar.pax_headers:  # those would be missed
-            offset = min(member.offset for member in last.values())
-            _place_in(uri)[0] = (number, offset, _block_at(tar.fileobj, offset))
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
-    """Yield a WebDataset's samples: consecutive members with one name up to its first dot, by suffix."""
-
-    def key(member: tarfile.TarInfo) -> str:
-        folder, _, name = member.name.rpartition("/")
-        return f"{folder}/{name.partition('.')[0]}"
-
-    for name, group in groupby((member for member in tar if member.isfile()), key):
-        members = {f".{member.name.rpartition('.')[2].lower()}": member for member in group}
-        if members.keys() & set(PICTURES):
-            yield name.removeprefix("/").encode(errors="replace").decode(), members  # a name need not be UTF-8
-
-
-_Place = tuple[int, int, bytes]
-"""A sample's number, its offset in the tar, and the bytes that are there."""
-
-
-@lru_cache(maxsize=_FOOTERS)  # a tar's pieces are read one after another
-def _place_in(uri: str) -> list[_Place]:  # noqa: ARG001 (the key of the cache)
-    """Return the variable that holds the last sample that was read, so that no piece reads all before it."""
-    return [(0, 0, b"")]
-
-
-def _block_at(file: Any, offset: int) -> bytes:
-    file.seek(offset)
-    return bytes(file.read(_TAR_BLOCK))
-
-
-@contextmanager
-def _open_tar(uri: str, options: StorageOptions | None, sample: int = 0) -> Iterator[tuple[tarfile.TarFile, int]]:
-    """Open a tar at a sample that is not after the given one, and return its number."""
-    try:
-        file = io.BufferedReader(open_source(uri, options), _TAR_BUFFER)
-        file.seek(-min(tarfile.BLOCKSIZE, file.seek(0, io.SEEK_END)), io.SEEK_END)
-        if file.read().strip(b"\0"):  # tarfile accepts a truncated file
-            raise tarfile.ReadError("its end is missing")
-        first, offset, block = _place_in(uri)[0]
-        if first > sample or _block_at(file, offset) != block:  # the file may have been replaced
-            first = offset = 0
-        file.seek(offset)
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            yield tar, first
-    except SdpError:
-        raise
-    except Exception as error:  # tarfile raises any exception on malformed headers
-        raise DatasetError(f"{uri}: not a readable tar ({one_line(error, 160)}); make it again") from error
-
-
-def _field(data: bytes, name: str) -> bytes | None:
-    """Return a text field of a JSON object; None if it is missing or not text."""
-    try:
-        value = json.loads(data)[name]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return value.encode(errors="replace") if isinstance(value, str) else None
+            caption = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace").strip()
+    return stem.rpartition("/")[2], open_source(uri, options).read(LARGEST_IMAGE), caption
 
 
 def read_group(

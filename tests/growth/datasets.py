@@ -16,7 +16,8 @@ from sdp.datasets.source import freeze_source
 from sdp.datasets.units import Unit, Work
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import read_span, spans
-from sdp.encode.reading import Columns, Piece, Planner, RowGroup, count_samples, read_piece
+from sdp.encode.reading import Columns, Piece, Planner, RowGroup, read_piece
+from sdp.encode.tars import count_samples
 from sdp.errors import SdpError
 from sdp.storage import list_source, open_storage
 from tests.growth import Case
@@ -124,6 +125,24 @@ def _headers(records: int, folder: Path) -> Callable[[], object]:
     return _process_tar(folder, [("0.jpg", b"x")], {f"key{number}": "v" for number in range(records)})
 
 
+def _global_headers(records: int, folder: Path) -> Callable[[], object]:
+    """Precede a picture for every ten pieces with a global header of as many records, and give each one of its own."""
+    path, samples = folder / "in.tar", records // 10
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={f"{n}": "v" for n in range(records)}) as tar:
+        for number in range(samples):
+            member = tarfile.TarInfo(f"{number}.jpg")
+            member.pax_headers = {"key": "v"}
+            tar.addfile(member)
+    read = _process(RowGroup(str(path), 0, samples, 0))
+    return lambda: (count_samples(str(path)), read())
+
+
+def _sparse(samples: int, folder: Path) -> Callable[[], object]:
+    """Write empty pictures that claim 250 MB of holes."""
+    headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": f"{250_000_000}"}
+    return _process_tar(folder, [(f"{n}.jpg", b"") for n in range(samples)], headers)
+
+
 def _process_tar(
     folder: Path, members: list[tuple[str, bytes]], headers: dict[str, str] | None = None
 ) -> Callable[[], object]:
@@ -147,5 +166,7 @@ CASES: tuple[Case, ...] = (
     Case("Parquet row group", 20_000, _one_group),
     Case("tar", 500, _tar),
     Case("tar header", 20_000, _headers),
+    Case("tar of global headers", 5_000, _global_headers, full=4),
+    Case("sparse tar", 500, _sparse),
     Case("JSON in a tar", 20_000, _json),
 )

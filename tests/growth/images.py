@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from sdp.encode.reading import Columns, _samples_of, count_samples
+from sdp.encode.tars import count_samples, read_samples
 from sdp.imaging import decode, read_header
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
@@ -68,7 +68,7 @@ def _tar(pieces: int, folder: Path) -> Callable[[], object]:
 
 def _pieces(uri: str, samples: int) -> Iterator[Iterator[object]]:
     for start in range(0, samples, 256):
-        yield _samples_of(uri, Columns(), start, min(start + 256, samples), None)
+        yield read_samples(uri, "caption", start, min(start + 256, samples), None)
 
 
 CASES: tuple[Case, ...] = (

@@ -74,7 +74,7 @@ CASES: tuple[Case, ...] = (
     Case("tensors.json of empty chunks", 10_000, _empty_chunks),
     Case("tensors.json of many dimensions", 10_000, _dimensions),
     Case("checkpoint of many tensors", 500, _weights),
-    Case("header of a weights file", 5_000, _header),
+    Case("header of a weights file", 20_000, _header),
     Case("nested header of a weights file", 100_000, _nested_header),
     Case("configuration of a network", 100_000, _config),
 )

@@ -15,10 +15,11 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
-from sdp.encode import reading
+from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import SourceRow
 from sdp.encode.pictures import Selection, open_pictures
-from sdp.encode.reading import Columns, read_piece
+from sdp.encode.reading import Columns, Piece, RowGroup, read_piece
+from sdp.encode.tars import read_samples
 from sdp.errors import DatasetError, UserError
 from sdp.storage import StorageOptions, list_source, open_storage
 from tests.process_kit import picture
@@ -125,7 +126,7 @@ def test_a_tar_is_read_on_from_where_the_last_piece_ended(
         return [
             key
             for start, stop in pieces
-            for key, *_ in reading._samples_of(str(tmp_path / "a.tar"), Columns(), start, stop, None)
+            for key, *_ in read_samples(str(tmp_path / "a.tar"), "caption", start, stop, None)
         ]
 
     assert keys((0, 4), (4, 5), (8, 12), (2, 4), (3, 6)) == [*names[:5], *names[8:], *names[2:4], *names[3:6]]
@@ -138,12 +139,59 @@ def test_a_tar_is_read_on_from_where_the_last_piece_ended(
     assert keys((7, 9)) == names[4:2:-1], "another file"
 
 
-def test_a_tar_of_nested_headers_is_refused_in_one_line(tmp_path: Path) -> None:
-    header = tarfile.TarInfo("././@LongLink")
-    header.type = tarfile.GNUTYPE_LONGNAME
-    (tmp_path / "a.tar").write_bytes(header.tobuf() * 5_000 + bytes(10_240))
+def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(data: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return header("pax", len(data), kind) + data + bytes(-len(data) % 512)
+
+
+def old_sparse(name: str) -> bytes:
+    """A header of GNU tar's old form: 500 MB of holes, and two blocks that list them."""
+    block = bytearray(header(name, kind=tarfile.GNUTYPE_SPARSE))
+    block[482:495] = b"\1" + b"%011o\0" % 500_000_000
+    block[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(block[:148] + b" " * 8 + block[156:]))[0]
+    return bytes(block) + bytes(504) + b"\1" + bytes(7) + bytes(512)
+
+
+HOSTILE = {
+    "long names": header("././@LongLink", kind=tarfile.GNUTYPE_LONGNAME) * 5_000,
+    "records": pax(b"2 " * 500_000 + b"=\n"),
+    "digits": pax(b"1" * 1_000_000),
+    "a charset": pax(b"9" * 5_000 + b" hdrcharset=BINARY\n"),
+    "global headers": pax(b"".join(b"17 %06d=%06d\n" % (n, n) for n in range(20_000)), tarfile.XGLTYPE),
+    "old sparse": old_sparse("0.jpg") + header("1.png", 3) + b"odd" + bytes(509),
+    "sparse": pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n33 GNU.sparse.realsize=100000000\n"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_headers_of_a_tar_cost_at_most_one_row(tmp_path: Path, name: str) -> None:
+    data = picture(0)
+    good = [header(f"{row}.jpg", len(data)) + data + bytes(-len(data) % 512) for row in range(8)]
+    (tmp_path / "a.tar").write_bytes(HOSTILE[name] + b"".join(good) + bytes(10_240))
+    images = [row.image and bytes(row.image) for row in rows_of(tmp_path / "a.tar", tmp_path / "out")]
+    expected = {"sparse": [None, *[data] * 7], "old sparse": [None, b"odd", *[data] * 8]}
+    assert images == expected.get(name, [data] * 8)
+
+
+@pytest.mark.parametrize("size", [-512, 1 << 40])
+def test_a_tar_whose_header_claims_an_impossible_size_is_refused_in_one_line(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.tar").write_bytes(header("0.jpg", size) + bytes(10_240))
     with pytest.raises(DatasetError, match=r"a.tar: not a readable tar .*; make it again"):
         rows_of(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_a_piece_of_large_samples_is_never_in_memory_whole(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {f"{row}.jpg": b"x" * (20 << 20) for row in range(6)})
+    piece = Piece(Work(Unit(0, 0, 6)), 0, (RowGroup(str(tmp_path / "a.tar"), 0, 6, 0),), 0, 6)
+    before = pa.total_allocated_bytes()
+    peaks = [pa.total_allocated_bytes() - before for row in read_piece(piece, Columns(), options=OPTIONS)]
+    assert len(peaks) == 6
+    assert max(peaks) < 100 << 20, "of 120"
 
 
 def write_like_img2dataset(root: Path, form: str) -> None:
