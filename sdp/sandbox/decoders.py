@@ -35,10 +35,12 @@ Deliver = Callable[[Reply, memoryview], None]
 
 _BATCH, _BATCH_BYTES = 8, 4 << 20
 _PIPE_BYTES = 1 << 20
-_LARGEST_MESSAGE = 1 << 30
+_LARGEST_REPLY, _LARGEST_RESULT = 1 << 20, 4 * MAX_PIXELS
+"""Bytes of the two messages of an answer."""
 _START_S = 120.0
-_ANSWER_S = 60.0
-"""Time in which a decoder must read a batch, and in which it must answer."""
+_ANSWER_S, _SLOW_S = 60.0, 15.0
+"""Time in which a decoder must read a batch, and in which it must answer; one that takes longer than the second is
+replaced, since it may be an image's program by now, which answers just in time for every other image."""
 _STOP_S = 5.0
 _TRIES = 2
 _CHECK_S = 1.0
@@ -55,6 +57,10 @@ class _Died(Exception):
 
 class _TookTooLong(_Died):
     """The decoder used up its CPU time, as it would in another try."""
+
+
+class _Slow(Exception):
+    """The decoder has answered, but late."""
 
 
 @dataclass(slots=True)
@@ -109,9 +115,11 @@ class Decoders:
                     child = _Child(self._settings)
                 try:
                     child.send([task.data for task in batch], _ANSWER_S)
-                    while batch:  # each image leaves it as it is done
-                        reply, data = child.receive(_ANSWER_S)
-                        batch.popleft().deliver(reply, data)
+                    self._deliver(child, batch)
+                except _Slow:
+                    child.end()
+                    child = None
+                    self._put_back(batch)
                 except _Died as death:
                     child.end()
                     child = None
@@ -121,6 +129,15 @@ class Decoders:
         finally:
             if child is not None:
                 child.end()
+
+    def _deliver(self, child: "_Child", batch: deque[_Task]) -> None:
+        """Deliver the results of a batch, each of which leaves it."""
+        while batch:
+            began = time.monotonic()
+            reply, data = child.receive(_ANSWER_S)
+            batch.popleft().deliver(reply, data)
+            if time.monotonic() - began > _SLOW_S:
+                raise _Slow
 
     def _next(self) -> deque[_Task]:
         """Return the next few images; one that has killed a decoder comes alone. Empty when closing."""
@@ -144,17 +161,18 @@ class Decoders:
         culprit = batch.popleft()
         culprit.tries += 1
         hopeless = culprit.tries >= _TRIES or isinstance(death, _TookTooLong)
-        with self._changed:
-            self._tasks.extendleft(reversed(batch))
-            if not hopeless:
-                self._tasks.appendleft(culprit)
-            self._changed.notify_all()
+        self._put_back(batch if hopeless else deque([culprit, *batch]))
         reason, detail = "crashed", f"the decoder {death}, twice"
         if isinstance(death, _TookTooLong):
             reason, detail = "undecodable", f"decoding it {death}"
         if hopeless:
             reply = {"outcome": FAILED, "reason": reason, "detail": detail}
             culprit.deliver(reply, memoryview(b""))
+
+    def _put_back(self, batch: deque[_Task]) -> None:
+        with self._changed:
+            self._tasks.extendleft(reversed(batch))
+            self._changed.notify_all()
 
 
 class Sandbox:
@@ -202,7 +220,8 @@ class _Child:
         os.set_blocking(self._sink, False)
         try:
             send(self._sink, [pickle.dumps(settings, protocol=5)], self._ready(self._sink, select.POLLOUT, _START_S))
-            self._message(_START_S)  # its first message, so that no image is blamed for a decoder that cannot start
+            # Its first message, so that no image is blamed for a decoder that cannot start.
+            self._message(self._ready(self._source, select.POLLIN, _START_S), _LARGEST_REPLY)
         except (BrokenPipeError, _Died) as error:
             self.end()
             raise SdpError(
@@ -220,7 +239,8 @@ class _Child:
             raise self._death() from None
 
     def receive(self, within_s: float) -> tuple[Reply, memoryview]:
-        text, data = self._message(within_s), self._message(within_s)
+        ready = self._ready(self._source, select.POLLIN, within_s)
+        text, data = self._message(ready, _LARGEST_REPLY), self._message(ready, _LARGEST_RESULT)
         try:
             reply = json.loads(bytes(text))
         except (ValueError, RecursionError):
@@ -229,10 +249,9 @@ class _Child:
             raise _Died("sent a malformed reply")
         return reply, data
 
-    def _message(self, within_s: float) -> memoryview:
-        ready = self._ready(self._source, select.POLLIN, within_s)
+    def _message(self, ready: Callable[[], None], largest: int) -> memoryview:
         length = HEAD.unpack(self._read(HEAD.size, ready))[0]
-        if length > _LARGEST_MESSAGE:
+        if length > largest:
             raise _Died("sent a malformed message")
         return self._read(length, ready)
 

@@ -27,7 +27,7 @@ from sdp.errors import SdpError
 from sdp.imaging import RowError
 from sdp.sandbox import child
 from sdp.sandbox.child import DecoderSettings, Reply
-from sdp.sandbox.decoders import Decoders, Sandbox
+from sdp.sandbox.decoders import Decoders, Sandbox, _Child
 from tests.image_rules import image_rules
 from tests.sandbox_kit import write_poison
 
@@ -141,6 +141,22 @@ def test_a_decoder_that_answers_and_then_reads_nothing_is_ended(monkeypatch: pyt
         results.wait_for(1)
         pool.put(1, [GOOD, bytes(3_000_000)])  # more than a pipe holds
         assert results.wait_for(2, deadline_s=20.0)[1].outcome == WRITTEN
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_decoder_that_answers_just_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.sandbox.decoders._SLOW_S", 0.5)
+    started, real = list[object](), _Child.__init__
+    monkeypatch.setattr(_Child, "__init__", lambda self, of: started.append(self) or real(self, of))
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD])
+        results.wait_for(1)
+        for token in range(1, 30):
+            pool.put(token, [GOOD, b"LAZY"] if token == 1 else [GOOD])
+        outcomes = results.wait_for(30)
+    assert {checked.outcome for checked in outcomes.values()} == {WRITTEN}
+    assert len(started) == 2, "one for the decoder that has become slow"
 
 
 @pytest.mark.usefixtures("poisoned")
