@@ -163,14 +163,14 @@ class RunFolder:
         """Write the rows of a skipped step, by epoch."""
         epochs = {str(epoch): sorted(epoch_rows) for epoch, epoch_rows in sorted(rows.items())}
         content = {"verdict": verdict, "loss": repr(loss), "gradient_norm": repr(norm), "epochs": epochs}
-        self.storage.publish(name, json_line(content))
+        self.storage.publish_held(name, json_line(content), self.check)
         self.record("bad_step", verdict=verdict, rows=self.storage.uri_of(name))
 
     def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
         """Write the reasons of bad rows."""
         if bad:
             lines = [json_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
-            self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
+            self.storage.publish_held(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines), self.check)
 
     def bad_rows(self) -> tuple[list[LogLine], list[str]]:
         """Return a line with the reason for each bad row, and the problems of the files that list them."""
