@@ -162,14 +162,14 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
         return torch.randn(len(prompts), 77, unet.config.cross_attention_dim, device=device, dtype=dtype)
 
     painter = Painter(networks, encode, sampling)
-    painter.paint(["warm"] * painter.batch_size, range(painter.batch_size))
-    prompts = ["a picture"] * 4 * painter.batch_size
+    painter.paint(["warm"] * painter.limit.size, range(painter.limit.size))
+    prompts = ["a picture"] * 4 * painter.limit.size
     began = time.perf_counter()
     unfinished = sum(picture is None for picture in painter.paint(prompts, range(len(prompts))))
     per_s = len(prompts) / (time.perf_counter() - began)
     name = f"generate {sampling.resolution} px, {sampling.scheduler}, {sampling.steps} steps, guided, {dtype}"
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    return {"case": name, "per_s": per_s, "peak": peak, "batch": painter.batch_size, "note": f"{unfinished} not finite"}
+    return {"case": name, "per_s": per_s, "peak": peak, "batch": painter.limit.size, "note": f"{unfinished} not finite"}
 
 
 def _nvidia_smi(query: str) -> list[str]:

@@ -1,11 +1,12 @@
 """S3 credentials, region and endpoint, from the same places and in the same order as AWS's own tools.
 
-Keys and web identity (IRSA) of the environment are obstore's business; botocore looks in all other places: the profile
-in ~/.aws, single sign-on, processes, the container's endpoint and the instance's metadata.
+Keys, web identity (IRSA) and the container's endpoint, which the environment names, are obstore's business. botocore
+looks in all other places: the profile in ~/.aws, single sign-on, processes and the instance's metadata.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ProfileNotFound
@@ -69,6 +70,9 @@ def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
         missing = "AWS_SECRET_ACCESS_KEY" if key else "AWS_ACCESS_KEY_ID"
         raise AccessDenied(f"{uri}: {missing} is not set, though its other half is; set both or neither")
     web_identity = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") and env.get("AWS_ROLE_ARN")
+    container = any(env.get(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI") for kind in ("RELATIVE", "FULL"))
+    if container and not env.get("AWS_PROFILE"):
+        return True
     return bool(key or web_identity or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1"))
 
 
@@ -78,7 +82,7 @@ def _credentials(uri: str, session: Session, no_credentials: str) -> "Boto3Crede
 
     if session.get_credentials() is None:
         raise AccessDenied(f"{uri}: {no_credentials}")
-    return Boto3CredentialProvider(session)
+    return Boto3CredentialProvider(session, ttl=timedelta(0))  # botocore knows when they expire; it is asked each time
 
 
 def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], session: Session) -> str | None:

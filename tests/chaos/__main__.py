@@ -138,7 +138,8 @@ def title_of(pid: int, kind: str) -> str:
     except OSError:  # it has ended
         return kind
     if line.startswith("ray::"):
-        return line.split()[0].split("(")[0].split(".")[0]
+        name = line.split()[0].split(".")[0]
+        return name if name.startswith("ray::MapBatches(") else name.split("(")[0]  # tasks of Ray Data
     return "dashboard" if "dashboard" in line else "other"
 
 

@@ -65,7 +65,7 @@ def test_rows_end_with_figures_or_the_lack_of_memory(tmp_path: Path) -> None:
     (case,) = figures["checkpoint"]
     assert "data.batch_size: 4 samples do not fit" in case["reason"]
     assert len(figures["encode-256"]) > 3
-    assert all("reason" not in case for name in ("encode-256", "latents", "generate") for case in figures[name])
+    assert [case for name in ("encode-256", "latents", "generate") for case in figures[name] if "reason" in case] == []
     assert "reason" in figures["exporter"][0], "NVML reports no GPU here, and the stub one"
 
 

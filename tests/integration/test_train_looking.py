@@ -246,7 +246,7 @@ def test_drawing_takes_no_more_than_its_share_of_the_time(
     for step in range(1, 400):
         clock.now += 1.0  # a step without drawing
         figures = {"step": step, "epoch": 0, "epoch_done": 0.0, "seconds": clock.now - began, "parts": {}}
-        report = StepReport(1.0, 1.0, 8, 1e-3, "good", **figures)
+        report = StepReport(loss=1.0, norm=1.0, samples=8, learning_rate=1e-3, verdict="good", **figures)
         began = clock.now
         draw.on_step(trainer, report)
     spent = len(pieces) * piece
