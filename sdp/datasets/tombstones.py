@@ -331,12 +331,11 @@ def _read_list(storage: Storage, name: str) -> pa.Table:
     """Read a list, with URLs in normal form. A damaged one is an error, since its images must not come back."""
     try:
         table = _read(storage.read(name))
-        kinds, rows = table["kind"], table["row"].fill_null(-1)
-        missing = pc.and_(pc.equal(kinds, "row"), pc.less(rows, 0))
-        negative = pc.and_(table["row"].is_valid(), pc.less(rows, 0))
-        good = pc.and_(pc.is_in(kinds, pa.array(KINDS)), table["value"].is_valid())
-        if not pc.all(pc.and_(good, pc.invert(pc.or_(missing, negative)))).as_py() and len(table):
-            raise ValueError("an entry is not a takedown")
+        kinds = table["kind"].fill_null("")
+        named = pc.and_(pc.is_in(kinds, pa.array(KINDS)), table["value"].is_valid())
+        placed = pc.if_else(table["row"].is_valid(), pc.greater_equal(table["row"], 0), pc.not_equal(kinds, "row"))
+        if (bad := pc.index(pc.and_(named, placed), False).as_py()) >= 0:
+            raise ValueError("{kind} {value} {row} is not a takedown".format(**table.slice(bad, 1).to_pylist()[0]))
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
             f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "

@@ -243,6 +243,23 @@ def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path
     assert any("corrupt takedown list" in problem for problem in described.problems)
 
 
+@pytest.mark.parametrize(
+    "entry", [(None, "x", 1), ("url", None, 1), ("row", "7", None), ("row", "7", -7), ("key", "x", 1)]
+)
+def test_a_list_with_an_entry_that_is_no_takedown_is_refused_and_the_entry_named(
+    tmp_path: Path, entry: tuple[str | None, str | None, int | None]
+) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [url(12)])
+    kinds, values, rows = zip(("row", "3", 3), entry, strict=True)
+    table = pa.table([pa.array(kinds), pa.array(values), pa.array(rows, pa.int64())], schema=tombstones.SCHEMA)
+    pq.write_table(table, tmp_path / "images/_tombstones/000000.pq")
+    with pytest.raises(
+        DatasetError, match="corrupt takedown list .{}.*is not a takedown".format(" ".join(map(str, entry)))
+    ):
+        tombstones.load(images.storage)
+
+
 def test_a_list_of_the_first_form_with_its_rows_in_it_is_understood(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     entries = [("url", "HTTP://host/12#x", 12), ("row", "4", 4), ("url", "http://host/99", None)]
