@@ -8,9 +8,11 @@ value is missing. The columns that parts carry have one type in all of them.
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from sdp.errors import DatasetError, one_line
 
@@ -44,6 +46,11 @@ def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
                 "the file or write it again without long values that repeat"
             )
     return counts
+
+
+def row_stops(footer: pq.FileMetaData) -> NDArray[np.int64]:
+    """Return for each row group of a file the number of rows up to its end."""
+    return np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], dtype=np.int64)
 
 
 def _stored(group: pq.RowGroupMetaData) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sdp.datasets.columns import cast, iter_tables, open_parquet
+from sdp.datasets.columns import cast, iter_tables, open_parquet, row_stops
 from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.parts import failed_before
 from sdp.datasets.units import Work
@@ -110,7 +110,7 @@ def _batches(
 
 def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
     """Return the row groups that hold these rows, and the number of rows to skip in the first."""
-    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-    stops = np.cumsum(counts)
-    groups = np.flatnonzero((stops > offset) & (stops - counts < offset + length)).tolist()
-    return groups, offset - int(stops[groups[0]] - counts[groups[0]]) if groups else 0
+    stops = row_stops(footer)
+    starts = np.concatenate([[0], stops])[: len(stops)]
+    groups = np.flatnonzero((stops > offset) & (starts < offset + length)).tolist()
+    return groups, offset - int(starts[groups[0]]) if groups else 0

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, rows_a_batch, rows_by_group
+from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, row_stops, rows_a_batch, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
@@ -445,5 +445,4 @@ def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
 @lru_cache(maxsize=_FOOTERS)
 def _stops_in(uri: str, options: StorageOptions | None) -> NDArray[np.int64]:
     """Return for each row group of a file the number of rows up to its end."""
-    footer = footer_of(uri, options)
-    return np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], dtype=np.int64)
+    return row_stops(footer_of(uri, options))

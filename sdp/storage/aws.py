@@ -4,6 +4,7 @@ Keys, web identity (IRSA) and the container's endpoint, which the environment na
 looks in all other places: the profile in ~/.aws, single sign-on, processes and the instance's metadata.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,8 +39,9 @@ class S3Access:
     """The error for obstore finding none."""
 
 
-def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> S3Access:
+def find_access(uri: str, options: StorageOptions) -> S3Access:
     """Return the settings for a bucket; raise AccessDenied if there are certainly no credentials."""
+    env = os.environ  # which botocore and obstore read, too
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
     session = Session(profile=name)
     session.set_config_variable("metadata_service_num_attempts", 3)  # the instance's metadata may throttle
@@ -47,8 +49,8 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> S3
     try:
         profile = session.get_scoped_config()
         region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region")
-        endpoint = _endpoint(uri, options, env, session)
-        credentials = None if _obstore_finds_them(uri, env) else _credentials(uri, session, no_credentials)
+        endpoint = _endpoint(uri, options, profile, session)
+        credentials = None if _obstore_finds_them(uri, name) else _credentials(uri, session, no_credentials)
     except ProfileNotFound:
         raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', which ~/.aws does not have; add or unset it") from None
     except BotoCoreError as error:
@@ -63,17 +65,18 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> S3
     return S3Access(config["region"], endpoint, config, credentials, no_credentials)
 
 
-def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
+def _obstore_finds_them(uri: str, profile: str | None) -> bool:
     """Return whether the environment has credentials that precede a profile, or asks for unsigned requests."""
+    env = os.environ
     key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
     if bool(key) != bool(secret):
         missing = "AWS_SECRET_ACCESS_KEY" if key else "AWS_ACCESS_KEY_ID"
         raise AccessDenied(f"{uri}: {missing} is not set, though its other half is; set both or neither")
     web_identity = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") and env.get("AWS_ROLE_ARN")
     container = any(env.get(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI") for kind in ("RELATIVE", "FULL"))
-    if container and not env.get("AWS_PROFILE"):
-        return True
-    return bool(key or web_identity or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1"))
+    return bool(
+        key or web_identity or (container and not profile) or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1")
+    )
 
 
 def _credentials(uri: str, session: Session, no_credentials: str) -> "Boto3CredentialProvider":
@@ -85,13 +88,12 @@ def _credentials(uri: str, session: Session, no_credentials: str) -> "Boto3Crede
     return Boto3CredentialProvider(session, ttl=timedelta(0))  # botocore knows when they expire; it is asked each time
 
 
-def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], session: Session) -> str | None:
-    profile: dict[str, Any] = session.get_scoped_config()
+def _endpoint(uri: str, options: StorageOptions, profile: Mapping[str, Any], session: Session) -> str | None:
     services = session.full_config.get("services", {}).get(profile.get("services"), {})
     candidates: dict[str, str | None] = {
         "storage.endpoint": options.endpoint,
-        "AWS_ENDPOINT_URL_S3": env.get("AWS_ENDPOINT_URL_S3"),
-        "AWS_ENDPOINT_URL": env.get("AWS_ENDPOINT_URL"),
+        "AWS_ENDPOINT_URL_S3": os.environ.get("AWS_ENDPOINT_URL_S3"),
+        "AWS_ENDPOINT_URL": os.environ.get("AWS_ENDPOINT_URL"),
         "endpoint_url in ~/.aws": services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url"),
     }
     for where, endpoint in candidates.items():

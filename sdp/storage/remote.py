@@ -67,7 +67,7 @@ class Bucket:
     @cached_property
     def access(self) -> aws.S3Access | None:
         """The settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
-        return aws.find_access(self.location.uri, self.options, os.environ) if self.location.scheme == "s3" else None
+        return aws.find_access(self.location.uri, self.options) if self.location.scheme == "s3" else None
 
     def store(self, retries: int = 0) -> "S3Store | GCSStore":
         """Return the store. obstore retries by itself only in multipart uploads: only it can send a part again."""

@@ -65,7 +65,7 @@ class _Pending:
     """Done when the tensors may change."""
     written: "Future[None]"
     """Done when this worker's share is in the storage."""
-    began: float
+    began: float = field(default_factory=time.perf_counter)
     stalled_s: float = 0.0
     """Time for which training has stood still for it."""
     committed: "Future[None] | None" = None
@@ -188,8 +188,7 @@ class CheckpointManager:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        now = time.perf_counter()
-        return _Pending(folder, replace(state), ledger, rows, outcomes, etags, copied, written, now)
+        return _Pending(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
 
     def commit(self, pending: _Pending) -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""

@@ -48,7 +48,7 @@ def find(env: dict[str, str], home: Path, **options: str) -> S3Access:
     """With no other variables: botocore reads the environment itself."""
     nobody = {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
     with patch.dict(os.environ, {**nobody, **env}, clear=True):
-        return find_access("s3://bucket/x", StorageOptions(**options), os.environ)  # type: ignore[arg-type]
+        return find_access("s3://bucket/x", StorageOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture
