@@ -5,12 +5,10 @@ for the backward pass, are recorded in reference.yaml, as counted on fake tensor
 cuDNN's workspaces and the backward pass's own temporaries are not counted: MARGIN keeps room for them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sdp.config import ProcessConfig, TrainConfig
-from sdp.config.process import usual_batch
-from sdp.config.train import LoraConfig
+from sdp.config import TrainConfig
 from sdp.errors import ConfigError, Problem
 from sdp.hardware import GIB, Gpu, gpus_by_accelerator
 from sdp.model.family import SD2, Family
@@ -82,17 +80,6 @@ class TrainerGpus:
     family: Family = SD2
 
 
-def estimates(config: TrainConfig, place: TrainerGpus) -> list[Memory]:
-    """Return the memory with the configured strategy, then with ddp and fsdp, without and with recomputation."""
-    own = (config.strategy.kind, config.strategy.activation_checkpointing)
-    kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
-    choices = dict.fromkeys([own, *((kind, recompute) for kind in kinds for recompute in (False, True))])
-    return [
-        estimate(_with_changes(config, kind=kind, activation_checkpointing=recompute), place)
-        for kind, recompute in choices
-    ]
-
-
 def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     """Return the memory of the GPU that holds the U-Net, with the configured strategy."""
     strategy, networks = config.strategy, ["unet"]
@@ -109,7 +96,9 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
         text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
-    trained = trained_parameters(config.lora, count, networks)
+    per_rank = reference()["memory"]["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
+    rank = config.lora.rank
+    trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
     all_bytes, trained_bytes = (_FP32 * number / (shards if sharded else 1) for number in (count, trained))
     moment = trained_bytes * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else trained_bytes
     micro_batches, micro_batch = _micro_batches(config, place.workers)
@@ -125,7 +114,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     if not (place.embedded or config.model.train_text_encoder or text_on_second_gpu):
         parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
-    name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
+    name += f", LoRA of rank {rank}" * (rank is not None)
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {use: amount for use, amount in parts.items() if amount}
     return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
@@ -146,12 +135,6 @@ def _micro_batches(config: TrainConfig, workers: int) -> tuple[int, int]:
 
 def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.replaced(strategy=config.strategy.replaced(**changes))
-
-
-def trained_parameters(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
-    """Return the number of trained parameters. LoRA's targets outside attention count like those in attention."""
-    per_rank = reference()["memory"]["lora_per_rank"]
-    return count if lora.rank is None else lora.rank * sum(per_rank[name] for name in networks)
 
 
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
@@ -188,41 +171,15 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     )
 
 
-def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
-    """Yield a line on an encoder's GPU memory for each resolution; none if there are no encoders."""
-    encode, memory = config.encode, reference()["memory"]["encoding"]
-    if isinstance(config, ProcessConfig):
-        batches, embedded = config.encode.batch_sizes(config.resolutions), encode.text == "text_embedding"
-    elif config.data.mode == "offline":
-        return
-    else:
-        sides = [phase.data.resolution for phase in config.phases]
-        batches = {side: config.encode.batch_size or usual_batch(side) for side in sides}
-        embedded = config.text_encoded
-    itemsize = 4 if encode.dtype == "fp32" else 2
-    weights = itemsize * (memory["vae"] + embedded * SD2.parameters["text_encoder"])
-    for side, batch in batches.items():
-        per_image = memory["bytes_per_pixel"] * side**2 * itemsize / 2
-        most = int((gpu.memory_bytes * (1 - MARGIN) - weights) // per_image)
-        yield (
-            f"An encoder at {side} px: a batch of {batch} takes {(weights + batch * per_image) / GIB:.1f} of "
-            f"the {gpu.name}'s {gpu.memory_bytes / GIB:.0f} GiB; {most} images fit, and larger batches are halved"
-        )
-
-
-def as_text(memories: Sequence[Memory]) -> list[str]:
-    """Return the estimates of one phase as lines for a person; the first is of the configured strategy."""
-    own = memories[0]
-    size = own.gpu.memory_bytes / GIB
-    verdict = "fits" if own.fits else "does not fit"
-    parts = {**own.parts, "activations": own.per_sample * own.batch}
-    return [
-        f"Memory at {own.resolution} px: {own.name}, {own.batch} a GPU: {verdict} in one {own.gpu.name} of {size:.0f} "
-        f"GiB, of which {MARGIN:.0%} are kept for what is not counted",
-        *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
-        f"  {'all':20} {own.total / GIB:6.1f} GiB",
-        *(
-            f"  {memory.name}: {memory.total / GIB:.1f} GiB, at most {memory.largest_batch} a GPU"
-            for memory in memories
-        ),
-    ]
+def as_text(memory: Memory) -> str:
+    """Return an estimate as lines for a person."""
+    size = f"{memory.gpu.name} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
+    verdict = "fits" if memory.fits else "does not fit"
+    parts = {**memory.parts, "activations": memory.per_sample * memory.batch, "all": memory.total}
+    return "\n".join(
+        [
+            f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in one {size}, of "
+            f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit",
+            *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
+        ]
+    )

@@ -4,7 +4,7 @@ from typing import Any
 
 from sdp.console import table
 from sdp.hardware import INSTANCES
-from sdp.plan.model import InstanceGroup, Plan, stage
+from sdp.plan.make import InstanceGroup, Plan, Stage
 from sdp.plan.prices import reference
 
 
@@ -17,7 +17,7 @@ def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
 
     def plan(row: dict[str, Any]) -> Plan:
         stages = (
-            stage(s["name"], s["samples"], s["img_per_s"], [group(*pair) for pair in s["groups"].items()])
+            Stage(s["name"], s["samples"], s["img_per_s"], tuple(group(*pair) for pair in s["groups"].items()))
             for s in row["stages"]
         )
         return Plan(row["name"], tuple(stages))
@@ -46,11 +46,3 @@ def preset_text(name: str) -> str:
     prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in recorded["prices"].items())
     header = ("", "figure", "article", "sdp plan", "difference")
     return "\n".join([f"{recorded['title']}; {prices}", "", table(rows, header), "", *recorded["notes"]])
-
-
-def preset_json(name: str) -> list[dict[str, Any]]:
-    """Return a preset for programs."""
-    return [
-        {"name": plan.name, "article": article, "plan": {figure: computed(plan, figure) for figure in article}}
-        for plan, article in preset(name)
-    ]

@@ -1,11 +1,10 @@
 """The speed of one GPU in training or encoding: published, or estimated from a published figure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sdp.config import JobConfig, TrainConfig
 from sdp.hardware import GPUS
 from sdp.plan.prices import reference
 
@@ -22,7 +21,7 @@ class Figure:
 class Speeds:
     """Images per second of one GPU."""
 
-    strategy: str
+    strategy: str = "ddp"
     """ddp or fsdp, with `+compile` if compiled."""
 
     def train(self, gpu: str, resolution: int) -> Figure:
@@ -34,19 +33,14 @@ class Speeds:
             if rows:
                 break
         named = [
-            dict(
-                row, source=f"published, table {row['table']}, {row['column']}", per_gpu=row["img_per_s"] / row["gpus"]
-            )
-            for row in rows
+            {**r, "source": f"table {r['table']}, {r['column']}", "img_per_s": r["img_per_s"] / r["gpus"]} for r in rows
         ]
         return _nearest(named, gpu, resolution, unet_flops)
 
     def encode(self, gpu: str, resolution: int) -> Figure:
         """Return the speed of an encoder: the VAE and the text encoder."""
-        rows = [
-            dict(row, per_gpu=row["img_per_s"], source=f"published, {row['source']}") for row in reference()["encoding"]
-        ]
-        rows = [row for row in rows if row["gpu"] == gpu] or [row for row in rows if row["gpu"] == "A100-80G"]
+        table = reference()["encoding"]
+        rows = [r for r in table if r["gpu"] == gpu] or [r for r in table if r["gpu"] == "A100-80G"]
         return _nearest(rows, gpu, resolution, encoder_flops)
 
     def collocated(self, gpu: str, resolution: int) -> Figure:
@@ -55,10 +49,10 @@ class Speeds:
         return Figure(1 / (1 / train.value + 1 / encode.value), f"{train.source}; encoders: {encode.source}")
 
 
-def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) -> Figure:
+def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Callable[[int], float]) -> Figure:
     """Return the figure for the nearest resolution, scaled by operations; one of another GPU is also scaled by peak."""
     row = min(rows, key=lambda row: abs(math.log(row["resolution"] / resolution)))
-    value, source = row["per_gpu"], row["source"]
+    value, source = row["img_per_s"], f"published, {row['source']}"
     if row["resolution"] != resolution:
         value *= flops(row["resolution"]) / flops(resolution)
         source = f"estimate by operations from {row['resolution']} px, {source}"
@@ -66,12 +60,6 @@ def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) 
         value *= GPUS[gpu].peak_flops / GPUS[row["gpu"]].peak_flops
         source = f"estimate at the share of peak of {row['gpu']}, {source}"
     return Figure(value, source)
-
-
-def speeds_of(config: JobConfig) -> Speeds:
-    """Return the speeds of a job's strategy."""
-    strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
-    return Speeds(strategy)
 
 
 def unet_flops(resolution: int) -> float:

@@ -1,16 +1,11 @@
-import weakref
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from scripts.published import VAE
-from sdp.config import ProcessConfig, draft
+from sdp.config import draft
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
 from sdp.hardware import GIB, GPUS
@@ -20,9 +15,7 @@ from sdp.plan.memory import (
     Memory,
     TrainerGpus,
     as_text,
-    encoders,
     estimate,
-    estimates,
     fit,
     known_activations,
 )
@@ -43,14 +36,14 @@ def train(*settings: str) -> TrainConfig:
     return config
 
 
-def rows(gpu: str, *settings: str, workers: int = 8, embedded: bool = False) -> list[Memory]:
-    return estimates(train(*settings), TrainerGpus(GPUS[gpu], workers, embedded))
+def memory(gpu: str, *settings: str, workers: int = 8, embedded: bool = False) -> Memory:
+    return estimate(train(*settings), TrainerGpus(GPUS[gpu], workers, embedded))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_recorded_of_activations_is_what_fake_tensors_and_another_program_count(
+def test_the_recorded_activations_are_those_that_fake_tensors_and_another_program_count(
     kind: str, recompute: bool
 ) -> None:
     config = train(f"strategy.kind={kind}", f"strategy.activation_checkpointing={recompute}".lower())
@@ -105,7 +98,7 @@ def text_encoder() -> Any:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("ddp", torch.float32), ("fsdp", torch.bfloat16), ("fp32", torch.float32)])
-def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors_count(
+def test_the_recorded_activations_of_the_text_encoder_are_those_that_fake_tensors_count(
     kind: str, dtype: torch.dtype
 ) -> None:
     saved = []
@@ -125,9 +118,7 @@ def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors
 
 
 def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_its_own() -> None:
-    (alone, *_), (both, *_) = (
-        rows("A100-80G", f"model.train_text_encoder={is_trained}") for is_trained in ("false", "true")
-    )
+    alone, both = (memory("A100-80G", f"model.train_text_encoder={is_trained}") for is_trained in ("false", "true"))
     per = SD2.parameters["text_encoder"] / SD2.parameters["unet"]
     assert both.parts["optimizer"] / alone.parts["optimizer"] == pytest.approx(1 + per)
     assert "text encoder" in alone.parts
@@ -136,49 +127,49 @@ def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_i
     place = TrainerGpus(GPUS["A100-80G"], 8, embedded=False, family=SD1)
     smaller = estimate(train("model.train_text_encoder=true"), place)
     assert smaller.per_sample - alone.per_sample == pytest.approx(58.33e6 * 12 * 768 / (23 * 1024), rel=0.01)
-    apart = rows("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")[0]
+    apart = memory("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")
     assert apart.per_sample == alone.per_sample
     assert sum(apart.parts.values()) == sum(alone.parts.values()) - alone.parts["text encoder"]
 
 
 def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     # torch's FSDPMemTracker over a fake process group of 8: 17.2 GiB, without an average and a text encoder.
-    own = rows("A100-40G", "strategy.kind=fsdp", "data.batch_size=64", "ema.decay=null")[0]
+    own = memory("A100-40G", "strategy.kind=fsdp", "data.batch_size=64", "ema.decay=null")
     assert (own.total - own.parts["text encoder"]) / GIB == pytest.approx(17.2, rel=0.02)
     assert own.fits
 
     # scripts.bench.fake_gpu takes whole steps as one of 32: 6.73 GB are held at most, in the backward pass.
     steps = ["strategy.kind=fsdp", "strategy.activation_checkpointing=true", "data.batch_size=64"]
-    assert rows("A100-40G", *steps, workers=32)[0].total / 1e9 == pytest.approx(6.73, rel=0.03)
+    assert memory("A100-40G", *steps, workers=32).total / 1e9 == pytest.approx(6.73, rel=0.03)
 
-    small, *others = rows("A100-40G", "data.batch_size=128")
+    small = memory("A100-40G", "data.batch_size=128")
     assert small.total / 1e9 == pytest.approx(50.3, rel=0.02)
     assert not small.fits
     assert small.largest_batch < 84
-    assert rows("A100-80G", "data.batch_size=128")[0].fits
-    by_name = {memory.name: memory.largest_batch for memory in (small, *others)}
-    assert by_name["ddp"] < by_name["fsdp shard_grad_op"] < by_name["ddp, checkpointed activations"]
-    lines = as_text([small, *others])
-    assert "ddp, 128 a GPU: does not fit in one A100-40G of 40 GiB" in lines[0]
+    assert memory("A100-80G", "data.batch_size=128").fits
+    assert "ddp, 128 a GPU: does not fit in one A100-40G of 40 GiB" in as_text(small)
+    sharded = memory("A100-40G", "strategy.kind=fsdp")
+    recomputed = memory("A100-40G", "strategy.activation_checkpointing=true")
+    assert small.largest_batch < sharded.largest_batch < recomputed.largest_batch
 
-    hybrid = rows("A100-40G", "strategy.kind=fsdp", "strategy.shard=hybrid", workers=32)[0]
-    plain = rows("A100-40G", "strategy.kind=fsdp", workers=32)[0]
+    hybrid = memory("A100-40G", "strategy.kind=fsdp", "strategy.shard=hybrid", workers=32)
+    plain = memory("A100-40G", "strategy.kind=fsdp", workers=32)
     assert hybrid.parts["optimizer"] == pytest.approx(4 * plain.parts["optimizer"])
-    full = rows("A100-40G", "strategy.kind=fsdp", "strategy.shard=full_shard", workers=32)[0]
+    full = memory("A100-40G", "strategy.kind=fsdp", "strategy.shard=full_shard", workers=32)
     assert full.parts["all-gathers"] < plain.parts["all-gathers"] / 4
 
 
 def test_micro_batches_add_up_whole_gradients_under_fsdp() -> None:
     whole, share = 4 * SD2.parameters["unet"], ["data.batch_size=32", "data.global_batch_size=512"]
     for kind, expected in (("ddp", whole), ("fsdp", whole / 8 + whole)):
-        assert rows("A100-40G", f"strategy.kind={kind}", *share)[0].parts["gradients"] == expected
-    assert rows("A100-40G", "strategy.kind=fsdp")[0].parts["gradients"] == whole / 8
+        assert memory("A100-40G", f"strategy.kind={kind}", *share).parts["gradients"] == expected
+    assert memory("A100-40G", "strategy.kind=fsdp").parts["gradients"] == whole / 8
 
 
 def test_embeddings_spare_the_text_encoder_and_lora_the_optimizer() -> None:
-    ids, embeddings = (rows("A100-40G", embedded=embedded)[0] for embedded in (False, True))
+    ids, embeddings = (memory("A100-40G", embedded=embedded) for embedded in (False, True))
     assert ids.total - embeddings.total == 2 * SD2.parameters["text_encoder"]
-    lora = rows("A100-40G", "lora.rank=8")[0]
+    lora = memory("A100-40G", "lora.rank=8")
     assert lora.parts["optimizer"] == 2 * lora.parts["gradients"] == 8 * 8 * 207_488
     assert lora.parts["weights"] == ids.parts["weights"]
 
@@ -203,7 +194,7 @@ def _doubled() -> dict[str, Any]:
     return fields | {"parameters": {name: 2 * count for name, count in SD2.parameters.items()}}
 
 
-def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -> None:
+def test_a_trainer_that_may_not_fit_is_a_warning_and_an_unknown_one_is_accepted() -> None:
     within = train(*A100, "data.batch_size=84")
     own = estimate(within, TrainerGpus(GPUS["A100-40G"], 8, embedded=False))
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
@@ -215,94 +206,34 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
     assert fit(train(*too_much, "scaling.accelerator=A100"), None, embedded=False) is None, "another model"
 
 
-def test_what_counts_is_the_share_of_a_step_that_a_trainer_takes_at_once() -> None:
+def test_the_batch_is_what_a_trainer_takes_at_once() -> None:
     settings = ("data.batch_size=168", "data.global_batch_size=2688", "scaling.num_workers=32")
-    assert rows("A100-40G", *settings, workers=32)[0].batch == 84
+    assert memory("A100-40G", *settings, workers=32).batch == 84
     assert "84 at once may not fit" in (fit(train(*A100, *settings), SD2, embedded=False) or "")
-    assert rows("A100-40G", "data.batch_size=48", *settings[1:], workers=32)[0].batch == 42, "in two equal pieces"
+    assert memory("A100-40G", "data.batch_size=48", *settings[1:], workers=32).batch == 42, "in two equal pieces"
     with pytest.raises(ConfigError, match="got 168"):
         fit(train(*A100, *settings[:2], "scaling.num_workers=16"), SD2, embedded=False)
 
 
-def test_a_trainer_alone_is_not_refused_for_gradients_that_it_does_not_hold_with_its_activations() -> None:
+def test_a_single_trainer_is_not_refused_for_gradients_beside_activations() -> None:
     batch = ("data.batch_size=100", "scaling.accelerator=A100-40G")
     with pytest.raises(ConfigError):
         fit(train(*batch, "scaling.num_workers=2"), SD2, embedded=False)
     assert fit(train(*batch), SD2, embedded=False)
 
 
-def test_an_accelerator_that_may_be_several_gpus_is_taken_for_the_largest() -> None:
+def test_an_ambiguous_accelerator_means_its_largest_gpu() -> None:
     assert fit(train("scaling.accelerator=A100", "data.batch_size=128"), SD2, embedded=False) is None
 
 
 @pytest.mark.parametrize("setting", ["strategy.compile=true", "lora.rank=8"])
-def test_where_less_may_be_kept_than_was_counted_nothing_is_refused_that_checkpointing_would_fit(setting: str) -> None:
+def test_compile_and_lora_are_refused_only_beyond_the_bound_of_checkpointing(setting: str) -> None:
     assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=140"), SD2, embedded=False) or "")
     with pytest.raises(ConfigError):
         fit(train(*A100, setting, "data.batch_size=700"), SD2, embedded=False)
 
 
-def test_a_second_phase_is_looked_at_with_its_own_resolution_and_batch() -> None:
+def test_a_second_phase_has_its_own_resolution_and_batch() -> None:
     one, two = train("phase_2.max_steps=1", "phase_2.resolution=512", "phase_2.batch_size=16").phases
     assert (one.data.resolution, two.data.resolution, two.data.batch_size) == (256, 512, 16)
     assert len(train().phases) == 1
-
-
-# --- encoders --------------------------------------------------------------------------------------------------------
-
-
-def test_an_encoder_takes_what_fake_tensors_count() -> None:
-    assert _most_held(2) - _most_held(1) == 256**2 * reference()["memory"]["encoding"]["bytes_per_pixel"]
-    config = draft("process", None, ["resolutions=[256,512]"]).config
-    assert isinstance(config, ProcessConfig)
-    # 34,163,664 weights of two bytes, and 64 x 256 x 256 x 1280 bytes
-    first, second = encoders(config, GPUS["A10G"])
-    assert "a batch of 64 takes 5.1 of the A10G's 24 GiB; 275 images fit" in first
-    assert "An encoder at 512 px: a batch of 16 takes 5.1" in second
-    (online,) = encoders(train("data.mode=online"), GPUS["A10G"])
-    assert "a batch of 64 takes 5.7" in online, "with the text encoder's 340 million parameters"
-    assert not list(encoders(train(), GPUS["A10G"]))
-
-
-def _most_held(batch: int) -> int:
-    """Return the most bytes that the VAE's encoder holds at once besides its weights, in bf16 at 256 px."""
-    from diffusers import AutoencoderKL
-
-    network: Any = AutoencoderKL
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with (
-            FakeTensorMode(),
-            torch.device("cuda"),
-            mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: q + 0),
-        ):
-            vae = network.from_config(dict(VAE))
-            pictures = torch.empty(batch, 3, 256, 256)
-            with torch.inference_mode(), Live() as live:
-                vae.quant_conv(vae.encoder(pictures))
-    finally:
-        torch.set_default_dtype(before)
-    return live.peak
-
-
-class Live(TorchDispatchMode):
-    """Tracks the bytes of operations' results until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self.live = self.peak = 0
-        self.sizes = dict[int, int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(results):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.sizes:
-                self.sizes[storage._cdata] = storage.nbytes()
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self.free, storage._cdata)
-        return results
-
-    def free(self, storage: int) -> None:
-        self.live -= self.sizes.pop(storage)
