@@ -184,8 +184,8 @@ def require_gpu_setting(section: str, workers: WorkersConfig) -> None:
     """Refuse a configuration that does not say whether workers on a cluster get GPUs."""
     if workers.gpu_each is None and joined():
         raise UserError(
-            f"{section}.use_gpu: expected true or false on a cluster where {section}.accelerator is null, got null; "
-            f"name the accelerator, or set {section}.use_gpu to false to run on CPUs"
+            f"{section}.accelerator: expected one on a cluster, got null; name a type, such as A10G, or set it to "
+            "gpu or cpu"
         )
 
 

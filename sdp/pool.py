@@ -121,7 +121,7 @@ class WorkerPool:
         return not joined and scaling.most == 1 and scaling.gpu_each is None
 
     def require_reachable(self) -> None:
-        """Refuse a cluster that does not answer, or for which `use_gpu` is not set: before anything is written."""
+        """Refuse a cluster that does not answer, or for which no accelerator is named: before anything is written."""
         if not self.is_local:
             cluster.require_gpu_setting("scaling", self.scaling)
             cluster.require_reachable()
@@ -206,7 +206,7 @@ class WorkerPool:
                 ),
                 max_restarts=cluster.TASK_RETRIES,
                 max_task_retries=cluster.TASK_RETRIES,
-                **cluster.resource_options(self.scaling.accelerator, gpus),
+                **cluster.resource_options(self.scaling.gpu_type, gpus),
             )
 
     def _explain(self, error: BaseException) -> SdpError:

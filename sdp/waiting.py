@@ -71,7 +71,7 @@ def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gp
 
     `more` is the error's advice on how to get more; `gpus` is the number per worker, on one node, if they use GPUs.
     """
-    kind, resource = workers.accelerator, "GPU" if cluster.on_gpus(section, workers) else "CPU"
+    kind, resource = workers.gpu_type, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
     labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
     per_worker = gpus if resource == "GPU" else 1

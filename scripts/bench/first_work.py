@@ -70,10 +70,10 @@ def run(folder: Path, server: ImageServer, address: str) -> dict[str, tuple[floa
         "output": {"uri": str(images)},
         "fetch": {"allow_networks": ["127.0.0.0/8"]},
     }
-    process = {"resolutions": [64], "model": tiny, "encode": {"use_gpu": False}}
+    process = {"resolutions": [64], "model": tiny, "encode": {"accelerator": "cpu"}}
     train = {
         "data": {"resolution": 64, "batch_size": 2}, "model": tiny, "max_steps": 2, "log": {"every_steps": 1},
-        "scaling": {"num_workers": 1, "use_gpu": False},
+        "scaling": {"num_workers": 1, "accelerator": "cpu"},
     }  # fmt: skip
     linked: dict[str, tuple[Path, Path, dict[str, Any]]] = {
         "process": (images, latents, process),

@@ -27,6 +27,8 @@ REMOVED: Mapping[str, str] = {
     "filters.keep_unknown filters.similarity_column filters.punsafe_column filters.pwatermark_column "
     "filters.aesthetic_column": "filters.columns has bounds of any column: {punsafe: {max: 0.1}}",
     "storage.retries": "an operation is retried until storage.timeout_s; 5 times if the store never answered",
+    "score process train: encode.use_gpu": "encode.accelerator is a type of GPU, gpu or cpu",
+    "train generate evaluate dreambooth: scaling.use_gpu": "scaling.accelerator is a type of GPU, gpu or cpu",
     "score process train: transform.max_pixels": "images of more than 100 megapixels fail",
     "score process train: transform.concurrency": "as many transforms run as the CPUs allow",
     "process train: transform.oversample": "a JPEG is decoded to at least the size of its crop",

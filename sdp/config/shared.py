@@ -38,19 +38,21 @@ class WorkersConfig(Section):
     num_workers: Workers = key(1)
     """Number of workers, or a range in which it may grow and shrink."""
     accelerator: Name | None = key(None)
-    """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."""
-    use_gpu: bool | None = key(None)
-    """Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a joined
-    cluster, set true or false."""
-
+    """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. `gpu` is a GPU of any type, `cpu` is
+    none. null gives each worker a GPU if this machine has some; a cluster needs another value."""
     wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
     """Seconds to wait for places on the cluster, at the start and after all its nodes were lost; then the job fails and
     names what did not come."""
 
     @property
     def gpu_each(self) -> bool | None:
-        """True if each worker gets a GPU, as always with an accelerator; else `use_gpu`. None: the machine decides."""
-        return True if self.accelerator is not None else self.use_gpu
+        """Whether each worker gets a GPU. None: the machine decides."""
+        return None if self.accelerator is None else self.accelerator != "cpu"
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The Ray accelerator type of the workers' GPUs; None if any will do, or none."""
+        return None if self.accelerator in ("cpu", "gpu") else self.accelerator
 
     @property
     def least(self) -> int:
@@ -62,11 +64,6 @@ class WorkersConfig(Section):
         """The most workers."""
         return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
 
-    def contradictions(self) -> Iterable[Problem]:
-        if self.accelerator is not None and self.use_gpu is False:
-            hint = "set accelerator to null to run on CPUs"
-            yield self.problem("use_gpu", "true or null while accelerator is set", hint)
-
 
 class TrainersConfig(WorkersConfig):
     """Workers that train, which may have two GPUs each."""
@@ -76,9 +73,8 @@ class TrainersConfig(WorkersConfig):
     collocated) on the second."""
 
     def contradictions(self) -> Iterable[Problem]:
-        yield from super().contradictions()
-        if self.gpus_per_worker > 1 and self.use_gpu is False:
-            yield self.problem("gpus_per_worker", "1 while use_gpu is false", "or set use_gpu")
+        if self.gpus_per_worker > 1 and self.accelerator == "cpu":
+            yield self.problem("gpus_per_worker", "1 while accelerator is cpu", "or set accelerator")
 
 
 class SourceConfig(Section):

@@ -179,9 +179,8 @@ class ScalingConfig(TrainersConfig):
             yield self.problem("num_workers", "1 while in_driver is on", "the driver is one process")
         if self.in_driver and self.gpus_per_worker > 1:
             yield self.problem("gpus_per_worker", "1 while in_driver is on", "turn in_driver off")
-        for name in ("accelerator", "use_gpu") if self.in_driver else ():
-            if getattr(self, name) is not None:
-                yield self.problem(name, "null while in_driver is on", "the driver uses what its machine has")
+        if self.in_driver and self.accelerator is not None:
+            yield self.problem("accelerator", "null while in_driver is on", "the driver uses what its machine has")
 
 
 class StrategyConfig(Section):

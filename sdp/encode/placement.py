@@ -68,7 +68,7 @@ def plan_placement(
     return Placement(
         least=encode.least,
         most=encode.most,
-        accelerator=encode.accelerator,
+        accelerator=encode.gpu_type,
         gpus=gpus,
         encoder_cpus=encoder_cpus,
         transform_cpus=transform_cpus,

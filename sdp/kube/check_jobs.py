@@ -75,12 +75,12 @@ def accelerators(drafts: list[JobDraft], cluster: Object | None) -> Iterator[Fin
         (f"{job.name}.yaml: {key.path}", accelerator)
         for job in drafts
         for key in keys(type(job.config))
-        if key.path.endswith("accelerator") and (accelerator := job.value(key.path))
+        if key.path.endswith("accelerator") and (accelerator := job.value(key.path)) not in (None, "cpu", "gpu")
     ]
     for key, accelerator in wanted:
         if accelerator not in gpus:
             detail = f"{key}: no group of the cluster has {accelerator} (they have {have})"
-            yield failed("placement", detail, "add a group, or set it to one of these or to null")
+            yield failed("placement", detail, "add a group, or set it to one of these or to cpu")
             return
     shortages = [finding for job in drafts for finding in _shortages(job, gpus)]
     yield from shortages
@@ -111,7 +111,7 @@ def _shortages(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
     sections = ("scaling", "encode") if job.job != "train" or job.value("data.mode") == "online" else ("scaling",)
     for section in sections:
         accelerator, workers = job.value(f"{section}.accelerator"), job.value(f"{section}.num_workers")
-        if not accelerator or workers is None:
+        if accelerator in (None, "cpu", "gpu") or workers is None:
             continue
         count = workers.min if isinstance(workers, Range) else workers
         per_worker = job.value(f"{section}.gpus_per_worker") or 1.0
@@ -133,7 +133,7 @@ def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
     """Check that trainers fit the accelerator that they select, if the model can be read from here."""
     for job in drafts:
         source = job.value("model.source")
-        if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.accelerator:
+        if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.gpu_type:
             continue
         options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
         with suppress(SdpError):  # `access` reports problems with the model

@@ -124,8 +124,8 @@ def training(
 ) -> PlannedTraining:
     """Return the work that a training's configuration describes, or the command line where it names something."""
     gpus, each = config.scaling.most, config.scaling.gpus_per_worker
-    train_on, count = _instance("--trainers", trainers, config.scaling.accelerator or "A100", prices, gpus, each)
-    encode_on, encoder_count = _instance("--encoders", encoders, config.encode.accelerator or "A10G", prices)
+    train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus, each)
+    encode_on, encoder_count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * (train_on.gpus // each) if count else gpus
     rows = rows or config.limit
     names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
@@ -200,7 +200,7 @@ def plan_of_data(config: JobConfig, prices: Prices, *, encoders: str | None = No
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
     if isinstance(config, ProcessConfig):
-        encode_on, count = _instance("--encoders", encoders, config.encode.accelerator or "A10G", prices)
+        encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
         gpus = count * encode_on.gpus if count else config.encode.most
         return _alone(_process(rows, config.resolutions, encode_on, gpus, prices))
     published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]

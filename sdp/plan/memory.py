@@ -143,7 +143,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     An unknown GPU or model is accepted. A trainer is refused only if a lower bound exceeds the whole memory. With
     torch.compile or LoRA, which may keep less than was measured, the bound has checkpointed activations.
     """
-    gpus = gpus_by_accelerator(config.scaling.accelerator or "")
+    gpus = gpus_by_accelerator(config.scaling.gpu_type or "")
     if not gpus or family is None:
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy

@@ -203,7 +203,7 @@ class _Run:
     ) -> None:
         config = prepared.config
         resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
-        cluster.require_accelerator("encode.accelerator", config.encode.accelerator, can_grow=can_grow)
+        cluster.require_accelerator("encode.accelerator", config.encode.gpu_type, can_grow=can_grow)
         cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress

@@ -290,7 +290,7 @@ def _images(config: TrainConfig, plan: TrainPlan) -> ImagesDataset | None:
 def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
     """Return where images are encoded, beside the trainers."""
     scaling, encode, transform = config.scaling, config.encode, config.transform
-    cluster.require_accelerator("encode.accelerator", encode.accelerator, can_grow=scaling.can_grow)
+    cluster.require_accelerator("encode.accelerator", encode.gpu_type, can_grow=scaling.can_grow)
     cluster.require_labels("transform.node_labels", transform.node_labels, can_grow=scaling.can_grow)
     return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
 

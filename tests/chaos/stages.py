@@ -54,14 +54,14 @@ def stages(root: str) -> dict[str, Stage]:
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 5},
         "precision": "fp32",
         "checkpoint": {"every_steps": STEPS // 6},
-        "scaling": {"num_workers": 2, "use_gpu": False},
+        "scaling": {"num_workers": 2, "accelerator": "cpu"},
     }
     online = {
         **train,
         "source": {"uri": f"{root}/download"},
         "data": {"mode": "online", "resolution": SIDE, "batch_size": 16},
         "max_steps": STEPS // 2,
-        "encode": {"num_workers": 1, "use_gpu": False},
+        "encode": {"num_workers": 1, "accelerator": "cpu"},
     }
     every = [
         Stage(
@@ -82,7 +82,7 @@ def stages(root: str) -> dict[str, Stage]:
                 "output": {"rows_per_file": 20},
                 "resolutions": [SIDE],
                 "model": {"source": "builtin:tiny"},
-                "encode": {"use_gpu": False},
+                "encode": {"accelerator": "cpu"},
             },
             ("download",),
         ),
@@ -98,7 +98,7 @@ def stages(root: str) -> dict[str, Stage]:
                 "checkpoint": f"{root}/train",
                 "resolution": SIDE,
                 "sampler": {"steps": 4},
-                "scaling": {"num_workers": 2, "use_gpu": False},
+                "scaling": {"num_workers": 2, "accelerator": "cpu"},
             },
             ("download", "process", "train"),
         ),

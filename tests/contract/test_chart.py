@@ -155,7 +155,7 @@ def test_trainers_take_all_gpus_of_their_accelerator_or_a_pod_s_fewer(render: Re
 
 @NEEDS_HELM
 def test_generators_and_evaluators_name_their_accelerator(render: Render) -> None:
-    """Otherwise each would need use_gpu, since a cluster without pods shows no GPUs."""
+    """A cluster without pods shows no GPUs."""
 
     def placed(example: str, *settings: str) -> list[Any]:
         jobs = one(render(example, "jobs.evaluate.limit=9", *settings), "ConfigMap")["data"]
@@ -165,8 +165,10 @@ def test_generators_and_evaluators_name_their_accelerator(render: Render) -> Non
     own = placed("minimal", "jobs.evaluate.scaling.accelerator=A100", "jobs.generate.scaling.num_workers=2")
     assert own == [{"accelerator": "A10G", "num_workers": 2}, {"accelerator": "A100"}]
     cpus = placed("no-gpu")
-    assert cpus == [{"use_gpu": False}] * 2, "a null takes the default out"
-    assert placed("minimal", "jobs.generate=null", "jobs.evaluate.scaling.use_gpu=true")[-1] == {"use_gpu": True}
+    assert cpus == [{"accelerator": "cpu"}] * 2
+    assert placed("minimal", "jobs.generate=null", "jobs.evaluate.scaling.accelerator=gpu")[-1] == {
+        "accelerator": "gpu"
+    }
 
 
 @NEEDS_HELM
@@ -178,7 +180,7 @@ def test_score_reads_the_images_on_the_encoders_of_process_or_its_own(render: Re
         return job.get("encode")
 
     assert encoders("minimal") == {"accelerator": "A10G", "num_workers": 8}
-    assert encoders("minimal", "jobs.score.encode.use_gpu=false") == {"use_gpu": False}
+    assert encoders("minimal", "jobs.score.encode.accelerator=cpu") == {"accelerator": "cpu"}
     assert encoders("minimal", "jobs.score.encode.batch_size=64")["batch_size"] == 64
     assert not encoders("minimal", "jobs.process=null")
 

@@ -32,7 +32,7 @@ PROCESS = (
     "model.source=builtin:tiny",
     "resolutions=[64]",
     "output.rows_per_file=6",
-    "encode.use_gpu=false",
+    "encode.accelerator=cpu",
 )
 TRAIN = (
     "source.uri=latents",

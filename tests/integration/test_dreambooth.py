@@ -45,7 +45,7 @@ def config(root: Path, out: Path, *settings: str) -> DreamboothConfig:
         f"source.uri={root / 'own'}", f"source.caption={CAPTION}",
         f"model.source={root / 'model'}", f"output.uri={out}",
         "prior.prompt=a photo of a cat", "prior.pictures=6", "resolution=64", "max_steps=5", "precision=fp32",
-        "draw.images_per_prompt=2", "draw.steps=2", "lora.rank=2", "scaling.use_gpu=false",
+        "draw.images_per_prompt=2", "draw.steps=2", "lora.rank=2", "scaling.accelerator=cpu",
     ]  # fmt: skip
     return load("dreambooth", None, [*usual, *settings])
 

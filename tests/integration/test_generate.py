@@ -296,14 +296,14 @@ def test_what_a_generator_finds_wrong_is_told_in_its_own_words(
     model = tiny_model(tmp_path / "model")
     spoilt = make_checkpoint(tmp_path / "run", model, spoil="ema.conv_in.weight")
     with pytest.raises(UserError) as error:
-        job.run(generate_config(tmp_path / "out", spoilt, scaling={"use_gpu": True}))
+        job.run(generate_config(tmp_path / "out", spoilt, scaling={"accelerator": "gpu"}))
     assert str(error.value) == f"{spoilt}: has NaN or infinite weights; use an earlier checkpoint"
     for scaling, line in (
         (
-            {"num_workers": 5, "use_gpu": True},
+            {"num_workers": 5, "accelerator": "gpu"},
             "scaling.num_workers: expected at most 4, got 5: the cluster has 4 GPUs; lower it",
         ),
-        ({"num_workers": 5}, "scaling.use_gpu: expected true or false on a cluster where scaling.accelerator is null"),
+        ({"num_workers": 5}, "scaling.accelerator: expected one on a cluster, got null"),
         ({"accelerator": "H100"}, "scaling.accelerator: expected an accelerator type that a node offers, got 'H100'"),
     ):
         with pytest.raises(UserError) as refused:

@@ -296,7 +296,7 @@ def test_settings_are_checked_where_no_cluster_is_asked(capfd: pytest.CaptureFix
 def test_settings_may_contradict_defaults_that_the_clusters_file_changes(capfd: pytest.CaptureFixture[str]) -> None:
     settings = [
         "--set",
-        "scaling.use_gpu=false",
+        "scaling.accelerator=cpu",
         "--set",
         "scaling.accelerator=A100",
         "--set",

@@ -158,12 +158,12 @@ def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(idl
 
 @pytest.mark.usefixtures("idle")
 def test_on_a_cluster_nobody_guesses_whether_workers_get_gpus(root: Path) -> None:
-    says = r"^scaling\.use_gpu: expected true or false on a cluster where scaling\.accelerator is null, got null; "
+    says = r"^scaling\.accelerator: expected one on a cluster, got null; "
     with pytest.raises(UserError, match=says):
         run(config(root))
     assert not (root / "run").exists()
-    with pytest.raises(UserError, match=r"^encode\.use_gpu: "):
+    with pytest.raises(UserError, match=r"^encode\.accelerator: "):
         cluster.on_gpus("encode", WorkersConfig())
-    assert not cluster.on_gpus("encode", WorkersConfig(use_gpu=False))
-    assert cluster.on_gpus("encode", WorkersConfig(use_gpu=True))
+    assert not cluster.on_gpus("encode", WorkersConfig(accelerator="cpu"))
+    assert cluster.on_gpus("encode", WorkersConfig(accelerator="gpu"))
     assert cluster.on_gpus("encode", WorkersConfig(accelerator="A10G"))

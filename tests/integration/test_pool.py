@@ -29,7 +29,7 @@ class Halves:
 
 
 def halves(*tasks: int) -> list[int]:
-    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=2, use_gpu=False))
+    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=2, accelerator="cpu"))
     pool.join()
     return sorted(pool.run(Halves, tasks))
 

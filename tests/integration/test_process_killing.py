@@ -98,7 +98,7 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(tmp_path: Path, model:
     out = open_storage(str(tmp_path / "out"))
     settings = ("output.rows_per_file=20", "encode.batch_size=4")
     arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={out.uri}", f"model.source={model}"]
-    arguments += ["resolutions=[64]", "encode.dtype=fp32", "encode.use_gpu=false", *settings]
+    arguments += ["resolutions=[64]", "encode.dtype=fp32", "encode.accelerator=cpu", *settings]
     program = f"from sdp.config import load\nfrom sdp.process import job\njob.run(load('process', None, {arguments!r}))"
     address = ray.get_runtime_context().gcs_address
 

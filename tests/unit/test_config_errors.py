@@ -77,8 +77,8 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         ),
         (
             "train",
-            ["scaling.use_gpu=false", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while use_gpu is false, got 2; or set use_gpu",
+            ["scaling.accelerator=cpu", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while accelerator is cpu, got 2; or set accelerator",
         ),
         (
             "train",
@@ -92,20 +92,6 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine "
             "has",
         ),
-        (
-            "train",
-            ["scaling.in_driver=true", "scaling.use_gpu=false"],
-            "scaling.use_gpu: expected null while in_driver is on, got false; the driver uses what its machine has",
-        ),
-        *[
-            (
-                job,
-                [f"{section}.accelerator=A10G", f"{section}.use_gpu=false"],
-                f"{section}.use_gpu: expected true or null while accelerator is set, got false; set accelerator to "
-                "null to run on CPUs",
-            )
-            for job, section in (("process", "encode"), ("train", "encode"), ("train", "scaling"))
-        ],
         ("train", ["strategy.compile=yes"], "strategy.compile: expected true or false, got 'yes'"),
         ("train", ["strategy.compile=1"], "strategy.compile: expected true or false, got 1"),
         ("train", ["ema.decay=1"], "ema.decay: expected a number of 0 or more and below 1, or null, got 1"),

@@ -13,7 +13,7 @@ from tests.training import config
 
 
 def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -> Placement:
-    parsed = config(root, data__mode="online", encode__use_gpu=False, **changes)
+    parsed = config(root, data__mode="online", encode__accelerator="cpu", **changes)
     return plan_placement(parsed.encode, parsed.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
 
 

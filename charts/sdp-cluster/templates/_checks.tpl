@@ -222,7 +222,7 @@
 {{- $settings := get $own $section -}}
 {{- if kindIs "map" $settings -}}
 {{- $accelerator := get $settings "accelerator" -}}
-{{- if and $accelerator (kindIs "string" $accelerator) -}}
+{{- if and $accelerator (kindIs "string" $accelerator) (not (has $accelerator (list "cpu" "gpu"))) -}}
 {{- if not (hasKey $have $accelerator) -}}
 {{- fail (printf "jobs.%s.%s.accelerator: expected one that the groups have (%s), got %s; add a group, or set jobs.%s to null" $job $section (join ", " (keys $have | sortAlpha) | default "none") $accelerator $job) -}}
 {{- end -}}
