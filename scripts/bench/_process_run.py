@@ -35,7 +35,7 @@ def start(**more: Any) -> None:
 def config_of(case: dict[str, Any], *more: str) -> Any:
     """Return the configuration of `sdp process` for a case."""
     settings = [f"source.uri={case['source']}", f"output.uri={case['output']}/sdp", "model.source=builtin:tiny"]
-    settings += [f"resolutions=[{case['side']}]", "transform.max_upscale=4", *more]
+    settings += [f"resolutions=[{case['side']}]", *more]
     return load("process", None, settings)
 
 

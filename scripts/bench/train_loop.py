@@ -294,7 +294,6 @@ def _config(output: Any, *, max_steps: int, model: str = "builtin:tiny", batch_s
             "max_steps": max_steps,
             "objective": {"prediction": "epsilon"},
             "optimizer": {"clip_norm": 1.0},
-            "storage": {"timeout_s": 600.0},
         },
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from ipaddress import ip_network
 from typing import Annotated, Literal
@@ -72,13 +73,11 @@ class FetchConfig(Section):
     max_bytes: Positive = key(50_000_000, shapes_output=True, le=1_000_000_000)
     """An image with more bytes fails."""
     user_agent: HeaderText = key("sdp (image dataset download)")
-    """The User-Agent header."""
+    """The User-Agent header; its first word is the name that X-Robots-Tag and robots.txt know this agent by."""
     respect_opt_out: bool = key(True, shapes_output=True)
     """Leave out images whose server sends noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag."""
-    opt_out_agent: HeaderText = key("sdp", shapes_output=True)
-    """This agent's name in X-Robots-Tag and robots.txt."""
     robots: Literal["ignore", "honour"] = key("ignore", shapes_output=True)
-    """Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent."""
+    """Whether to leave out images that a site's robots.txt disallows for this agent."""
     allow_networks: tuple[Network, ...] = key(())
     """Private, loopback or link-local networks that URLs may lead to, such as 10.1.0.0/16."""
     use_proxy: bool = key(False)
@@ -86,6 +85,11 @@ class FetchConfig(Section):
     verify_tls: bool = key(True)
     """Refuse a server with an invalid TLS certificate. The environment's SSL_CERT_FILE names certificates to trust in
     place of the public ones."""
+
+    @property
+    def agent(self) -> str:
+        """This agent's name in X-Robots-Tag and robots.txt."""
+        return re.split("[/ ]", self.user_agent.strip())[0] or "sdp"
 
     @property
     def silence_s(self) -> float:
@@ -131,8 +135,6 @@ class ImageConfig(Section):
     """The encoding of a resized image."""
     quality: int = key(95, shapes_output=True, ge=1, le=100)
     """The encoding quality of a resized image."""
-    tiff: bool = key(False, shapes_output=True)
-    """Also read TIFF images: rare on the web, and their decoder has had many security holes."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
@@ -146,18 +148,15 @@ class FiltersConfig(Section):
     """Least pixels of the shorter side, checked in the source and again in the image."""
     max_aspect: float | None = key(None, shapes_output=True, ge=1)
     """Largest ratio of the longer side to the shorter, checked in the source and again in the image."""
-    width_column: Name | None = key(None, shapes_output=True)
-    """The column of the image's width, if there is one."""
-    height_column: Name | None = key(None, shapes_output=True)
-    """The column of the image's height, if there is one."""
+    size_columns: tuple[Name, ...] = key((), shapes_output=True)
+    """The columns of the image's width and height, if the source has them."""
     columns: Filters = key({}, shapes_output=True)
     """Bounds on the source's columns of numbers: rows outside are not fetched, nor are rows without a number, unless
     keep_unknown is true."""
 
     def contradictions(self) -> Iterable[Problem]:
-        if (self.width_column is None) != (self.height_column is None):
-            missing = "width_column" if self.width_column is None else "height_column"
-            yield self.problem(missing, "a column, as for the other side", "name both or neither")
+        if len(self.size_columns) not in (0, 2):
+            yield self.problem("size_columns", "the columns of width and height", "name both or neither")
 
 
 class BlocklistsConfig(Section):

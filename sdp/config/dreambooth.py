@@ -24,8 +24,6 @@ class PriorConfig(Section):
     """Prompt for the class, such as a photo of a cat; null trains without a class."""
     pictures: Positive = key(200, shapes_output=True)
     """Number of pictures to draw."""
-    weight: float = key(1.0, shapes_output=True, gt=0)
-    """Weight of the class's loss; the subject's is 1."""
 
 
 class SubjectLoraConfig(Section):
@@ -39,13 +37,7 @@ class DrawConfig(Section):
     """The pictures that are drawn after training."""
 
     prompts: tuple[Name, ...] = key(())
-    """Prompts to draw; [] draws source.caption."""
-    images_per_prompt: Positive = key(4)
-    """Pictures per prompt."""
-    steps: Positive = key(50, le=1000)
-    """Denoising steps per picture."""
-    guidance_scale: float = key(7.5, ge=1, le=50)
-    """Strength of the prompt; 1 is without guidance."""
+    """Prompts to draw, four pictures each; [] draws source.caption."""
 
 
 class SubjectConfig(Section):
@@ -96,9 +88,6 @@ class DreamboothConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         prompt = self.prior.prompt
-        compares = (self.evaluate.features or self.evaluate.clip) is not None
-        if compares and max(1, len(self.draw.prompts)) * self.draw.images_per_prompt < 2:
-            yield self.problem("draw.images_per_prompt", "2 or more for evaluate to compare", "raise it")
         if self.evaluate.features is not None and prompt is not None and self.prior.pictures < 2:
             yield self.problem("prior.pictures", "2 or more for evaluate to compare", "raise it")
         if prompt is not None and not set(self.source.caption.split()) - set(prompt.split()):

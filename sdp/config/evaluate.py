@@ -28,8 +28,6 @@ class ReferenceSource(JudgedConfig):
     uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
     """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
     files; null compares with none."""
-    limit: Positive | None = key(None)
-    """Number of pictures to take, from the first; null takes all."""
 
 
 class ClipConfig(Section):

@@ -87,8 +87,6 @@ class TransformConfig(TransformWorkersConfig):
     crop: Literal["center", "random", "buckets"] = key("center", shapes_output=True)
     """The part of an image to use: its middle square (center), a square chosen by the row's address (random), or nearly
     all of it, in the nearest of nine shapes of about the square's area (buckets)."""
-    max_upscale: float = key(2.0, shapes_output=True, ge=1)
-    """Images that need more enlargement than this fail as too small."""
 
 
 def usual_batch(side: int) -> int:
@@ -101,11 +99,14 @@ class EncoderConfig(WorkersConfig):
 
     dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", shapes_output=True)
     """Precision of the encoders; latents are always stored as fp16."""
+
+
+class CompiledEncoderConfig(EncoderConfig):
     compile: bool = key(False)
     """Compile the encoders with torch.compile: slower to start, faster batches on a GPU."""
 
 
-class EncodeConfig(EncoderConfig):
+class EncodeConfig(CompiledEncoderConfig):
     """The encoders: the VAE and the text encoder."""
 
     batch_size: BatchSize = key(None, example=64)

@@ -118,14 +118,12 @@ class StorageConfig(Section):
     """Endpoint of an S3 store other than AWS; null uses the environment's."""
     region: Name | None = key(None)
     """Region of the S3 store; null uses the environment's."""
-    timeout_s: float = key(120.0, gt=0, le=LONGEST_S)
-    """Deadline of a storage operation in seconds, including its retries."""
 
     def options(self) -> StorageOptions:
         """Return the options for sdp.storage."""
         from sdp.storage import StorageOptions
 
-        return StorageOptions(endpoint=self.endpoint, region=self.region, timeout_s=self.timeout_s)
+        return StorageOptions(endpoint=self.endpoint, region=self.region)
 
 
 class JobConfig(Section):

@@ -1,10 +1,13 @@
 """The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sdp.config.base import REQUIRED, Section, key
-from sdp.config.process import CaptionedSource, EncoderConfig, ModelConfig, TransformConfig
+from sdp.config.phrases import Says
+from sdp.config.process import CaptionedSource, CompiledEncoderConfig, ModelConfig, TransformConfig
 from sdp.config.shared import Filters, JobConfig, OutputConfig, TrainersConfig, Workers
 from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
@@ -88,7 +91,7 @@ class TrainTransformConfig(TransformConfig):
     """The part of an image to use: its middle square, or a random square, drawn anew in each epoch."""
 
 
-class TrainEncodeConfig(EncoderConfig):
+class TrainEncodeConfig(CompiledEncoderConfig):
     """The encoders, if data.mode is online (each in its own actor) or collocated (one in each trainer).
 
     They return the mean and variance of the VAE's distribution; the trainer draws a sample from it in each epoch.
@@ -138,12 +141,8 @@ class OptimizerConfig(Section):
     """The learning-rate schedule after the warm-up; cosine and linear reach 0 at max_steps."""
     warmup_steps: int = key(10_000, ge=0)
     """Steps over which the learning rate rises from zero; it may change between jobs."""
-    beta1: float = key(0.9, shapes_output=True, ge=0, lt=1)
-    """AdamW's decay of the first moment."""
     beta2: float = key(0.999, shapes_output=True, ge=0, lt=1)
     """AdamW's decay of the second moment."""
-    epsilon: float = key(1e-8, shapes_output=True, gt=0)
-    """AdamW's protection against division by zero."""
     weight_decay: float = key(0.01, shapes_output=True, ge=0)
     """AdamW's weight decay."""
     clip_norm: float | None = key(None, gt=0)
@@ -191,18 +190,12 @@ class StrategyConfig(Section):
     shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key("shard_grad_op")
     """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as
     well (full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid)."""
-    half_gradients: bool = key(False)
-    """Exchange gradients in bf16 with ddp: half the bytes, rounded sums. fsdp always sums in fp32."""
     compile: bool = key(False)
     """Compile the U-Net's blocks; the first steps take longer."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
     channels_last: bool = key(False)
     """Keep images channels-last in memory, and with ddp the convolutions' weights as well."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.half_gradients and self.kind == "fsdp":
-            yield self.problem("half_gradients", "false while kind is fsdp", "fsdp sums gradients in fp32")
 
 
 class CheckpointConfig(Section):
@@ -269,8 +262,6 @@ class SamplesConfig(Section):
     """The prompts: one picture for each, always from the same noise."""
     steps: Positive = key(25, le=1000)
     """Denoising steps per picture."""
-    guidance_scale: float = key(7.5, ge=1, le=50)
-    """How strongly the prompt is followed; 1 means no guidance."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.every_steps is not None and not self.prompts:
@@ -333,18 +324,24 @@ class SecondPhaseConfig(Section):
             yield self.problem("max_steps", "a whole number", "set the second phase's length, or remove phase_2")
 
 
+Price = Annotated[
+    Annotated[float, Field(ge=0)] | Name, Says("a price, or an instance type with a known one, such as p4de.24xlarge")
+]
+
+
 class PricesConfig(Section):
     """Prices by the hour, for the cost so far and max_cost."""
 
-    trainer_hour: float | None = key(None, ge=0)
-    """One trainer with its GPUs, in any currency; null means trainer_instance's price, or no cost."""
-    encoder_hour: float | None = key(None, ge=0)
-    """One encoder with its GPU (online); null means encoder_instance's price, or no cost."""
-    trainer_instance: Name | None = key(None, example="p4de.24xlarge")
-    """The trainers' instance type, for the on-demand price (USD) that sdp plan knows; a trainer costs the share of its
-    GPUs. The chart reads it from the group's node selector."""
-    encoder_instance: Name | None = key(None, example="g5.2xlarge")
-    """The encoders' instance type."""
+    trainer_hour: Price | None = key(None, example="p4de.24xlarge")
+    """One trainer with its GPUs, in any currency; or its instance type, for the share of its GPUs in the on-demand
+    price (USD) that sdp plan knows. The chart names the type in its group's node selector. null means no cost."""
+    encoder_hour: Price | None = key(None, example="g5.2xlarge")
+    """One encoder with its GPU (online), in the same way."""
+
+    @property
+    def hourly(self) -> dict[str, float]:
+        """The prices that are numbers."""
+        return {name: price for name, price in self if not isinstance(price, str | None)}
 
 
 class TrainConfig(JobConfig):
@@ -369,8 +366,6 @@ class TrainConfig(JobConfig):
     """Stop after this many steps; null sets no such limit."""
     max_epochs: Positive | None = key(None)
     """Stop after this many passes over the data; null sets no such limit."""
-    max_samples: Positive | None = key(None)
-    """Stop after this many samples; null sets no such limit."""
     max_hours: float | None = key(None, gt=0)
     """Stop, with a checkpoint, after this many hours of training; null sets no such limit."""
     max_cost: float | None = key(None, gt=0)
@@ -431,7 +426,6 @@ class TrainConfig(JobConfig):
             "model": self.model.replaced(start_from=one.uri),
             "max_steps": second.max_steps,
             "max_epochs": None,
-            "max_samples": None,
         }
         return self.replaced(phase_2=SecondPhaseConfig(), output=one), self.model_copy(update=changes)
 
@@ -443,10 +437,10 @@ class TrainConfig(JobConfig):
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
-        if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_samples, self.max_hours)):
+        if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_hours)):
             expected = "a whole number while max_epochs is null"
             yield self.problem("max_steps", expected, "set one of them: a run must end")
-        if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
+        if self.max_cost is not None and self.prices.trainer_hour is None:
             yield self.problem("max_cost", "null while prices.trainer_hour is null", "set the price")
         yield from self._evaluate_contradictions()
         yield from self._precision_contradictions()

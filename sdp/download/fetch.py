@@ -111,7 +111,7 @@ class Fetcher(Generic[Token]):
         self._block_reason = block_reason
         self._buffer = buffer
         self._buffer.on_release = self.wake
-        self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
+        self._robots = Robots(options.agent) if options.robots == "honour" else None
         self._awaiting_robots: dict[str, list[Request[Token]]] = {}
         """The images that wait for their site's robots.txt."""
         self._turnstile: Turnstile[Request[Token]] = Turnstile(HostBudgets(hosts) if gate is None else gate)

@@ -18,7 +18,6 @@ from PIL import Image as Pillow
 from sdp.config.download import FiltersConfig, ImageConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome
 from sdp.imaging import (
-    FORMATS,
     WEB_FORMATS,
     Header,
     Image,
@@ -111,7 +110,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
         if bytes(data[:2]) == _GZIP:
             data = unpacked = _gunzipped(data, rules.max_bytes)
             digest = hashlib.sha256(data).hexdigest()
-        header = read_header(data, FORMATS if image_rules.tiff else WEB_FORMATS)
+        header = read_header(data, WEB_FORMATS)
         on_header(header)
         refused = _refusal(header, rules)
         if refused is not None:

@@ -116,7 +116,7 @@ def _side_columns(filters: FiltersConfig) -> list[str]:
     """Return the columns of width and height, if the source has them and a filter reads them."""
     if filters.min_side is None and filters.max_aspect is None:
         return []
-    return [name for name in (filters.width_column, filters.height_column) if name]
+    return list(filters.size_columns)
 
 
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:

@@ -271,7 +271,7 @@ class Slot:
             self.headers[name] = value.strip()
         elif name == b"x-robots-tag" and self.status == 200 and not self.request.robots_of:
             # On a redirect, an error page or a robots.txt it does not concern the image.
-            directive = opt_out(value.decode("latin-1"), self.options.opt_out_agent)
+            directive = opt_out(value.decode("latin-1"), self.options.agent)
             if directive is not None and self.options.respect_opt_out:
                 self.stopped = self.stopped or Failure("opt_out", f"X-Robots-Tag: {directive}", FILTERED)
 

@@ -92,9 +92,9 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     folder, prior, measured = config.output.uri.rstrip("/"), config.prior, config.evaluate
     dumped = config.model_dump(mode="json")
     own = {"uri": f"{folder}/{OWN_LATENTS}"}
-    # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to a
-    # factor, DreamBooth's loss: the subject's plus `weight` times the class's.
-    both = {"uri": f"{folder}/{CLASS_LATENTS}", "also": [{**own, "weight": 1 / prior.weight}]}
+    # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both is, up to a
+    # factor, DreamBooth's loss: the subject's plus the class's.
+    both = {"uri": f"{folder}/{CLASS_LATENTS}", "also": [{**own, "weight": 1.0}]}
     workers = config.scaling.model_dump(mode="json")
     compares_class = measured.features is not None and prior.prompt is not None
     values = {

@@ -35,7 +35,7 @@ class Recipe:
     @staticmethod
     def of(config: TransformConfig, resolutions: tuple[int, ...], seed: int) -> "Recipe":
         """Return the recipe of a job's configuration."""
-        return Recipe(resolutions, config.crop, seed, config.max_upscale)
+        return Recipe(resolutions, config.crop, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,16 @@ class EncoderSettings:
 
     @staticmethod
     def of(
-        config: EncoderConfig, seed: int, content: Literal["sample", "moments"], batch_sizes: Mapping[int, int]
+        config: EncoderConfig,
+        seed: int,
+        content: Literal["sample", "moments"],
+        batch_sizes: Mapping[int, int],
+        *,
+        compiled: bool = False,
     ) -> "EncoderSettings":
         """Return the settings of a job's configuration."""
         sizes = {TEXT: _TEXT_BATCH, **batch_sizes}
-        return EncoderSettings(seed, content, config.dtype, sizes, config.compile)
+        return EncoderSettings(seed, content, config.dtype, sizes, compiled)
 
 
 def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:

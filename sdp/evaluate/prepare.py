@@ -111,8 +111,7 @@ def _picture_set(
         repeated=upstream.repeated_rows if upstream is not None else None,
         foreign=upstream is None,
     )
-    limit = config.limit if name == GENERATED else config.reference.limit
-    return PictureSet(name, pictures, limit, spec)
+    return PictureSet(name, pictures, config.limit if name == GENERATED else None, spec)
 
 
 def pinned(network: FeatureNetwork) -> str:

@@ -151,7 +151,7 @@ def training(
 
 def _samples(config: TrainConfig, gpus: int, rows: int | None) -> int:
     epochs = config.max_epochs * rows if config.max_epochs and rows else None
-    limits = [config.max_steps and config.max_steps * config.data.batch_of(gpus), config.max_samples, epochs]
+    limits = [config.max_steps and config.max_steps * config.data.batch_of(gpus), epochs]
     if not any(limits):
         raise UserError("plan: expected an end that can be counted, got max_epochs of unknown data; give --rows")
     return min(limit for limit in limits if limit)

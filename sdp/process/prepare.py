@@ -77,7 +77,11 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
         model=replace(source, sha256=model.digest),
         recipe=Recipe.of(config.transform, tuple(config.resolutions), config.seed),
         settings=EncoderSettings.of(
-            config.encode, config.seed, config.encode.latents, config.encode.batch_sizes(config.resolutions)
+            config.encode,
+            config.seed,
+            config.encode.latents,
+            config.encode.batch_sizes(config.resolutions),
+            compiled=config.encode.compile,
         ),
         shape=shape,
         columns=pictures.columns,

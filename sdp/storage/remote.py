@@ -46,8 +46,7 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "changed": (Conflict, "{uri}: changed or deleted by another writer; run the same command again"),
     "transient": (
         Unavailable,
-        "{uri}: {cause}{at} ({tried}); check that the store is up and reachable (or raise storage.timeout_s), then run "
-        "the same command again",
+        "{uri}: {cause}{at} ({tried}); check that the store is up and reachable, then run the same command again",
     ),
 }
 """Errors by kind of failure. Those of the bucket name what the user `named`, not a file that sdp chose."""

@@ -18,8 +18,7 @@ _ERRORS: Mapping[str, tuple[type[SdpError], str]] = {
     "changed": (Conflict, "changed while it was read; run the same command again"),
     "transient": (
         Unavailable,
-        "{cause} ({tried}); check that the server is up and reachable (or raise storage.timeout_s), then run the same "
-        "command again",
+        "{cause} ({tried}); check that the server is up and reachable, then run the same command again",
     ),
 }
 _OTHER = (StorageError, "{cause}; check the URI, or download the file and name the copy")

@@ -171,22 +171,21 @@ class CheckLease(Callback):
 
 def with_prices(config: TrainConfig) -> TrainConfig:
     """Return the configuration with the known hourly prices of the instance types that it names."""
-    prices = config.prices
-    changes: dict[str, float] = {}
-    for role, instance, own, gpus in (
-        ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
-        ("encoder", prices.encoder_instance, prices.encoder_hour, 1),
+    known: dict[str, float | None] = {}
+    for name, instance, gpus in (
+        ("trainer_hour", config.prices.trainer_hour, config.scaling.gpus_per_worker),
+        ("encoder_hour", config.prices.encoder_hour, 1),
     ):
-        if instance is None or own is not None:
+        if not isinstance(instance, str):
             continue
-        if (of_gpu := load_prices(None).gpu_hour(instance)) is not None:
-            changes[f"{role}_hour"] = of_gpu * gpus
-        elif config.max_cost is not None and role == "trainer":
+        of_gpu = load_prices(None).gpu_hour(instance)
+        if of_gpu is None and config.max_cost is not None and name == "trainer_hour":
             expected = f"null while no price of {instance} is known"
             raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
-        else:
-            say(f"train: prices.{role}_instance: no known price of {instance}, so none counts; set prices.{role}_hour")
-    return config.replaced(prices=prices.replaced(**changes))
+        if of_gpu is None:
+            say(f"train: prices.{name}: no known price of {instance}, so none counts; set a number")
+        known[name] = None if of_gpu is None else of_gpu * gpus
+    return config.replaced(prices=config.prices.model_copy(update=known))
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:

@@ -13,8 +13,6 @@ def reached_limit(config: TrainConfig, state: TrainState) -> str | None:
         return f"max_steps: {counted(config.max_steps, 'step')}"
     if config.max_epochs is not None and state.epoch >= config.max_epochs:
         return f"max_epochs: {counted(config.max_epochs, 'pass', 'passes')} over the data"
-    if config.max_samples is not None and state.samples >= config.max_samples:
-        return f"max_samples: {counted(state.samples, 'sample')}"
     return None
 
 
@@ -44,10 +42,8 @@ def seconds_left(
 
     `last` is the run's last step, and `to_come` are the samples of later phases.
     """
-    own = [math.inf if last is None else float((last - state.step) * batch)]
-    if config.max_samples is not None:
-        own.append(config.max_samples - state.samples)
-    left = [(max(0.0, min(own)) + to_come) / rate]
+    own = math.inf if last is None else max(0.0, float((last - state.step) * batch))
+    left = [(own + to_come) / rate]
     if config.max_hours is not None:
         left.append(config.max_hours * 3600 - state.seconds)
     return max(0.0, min(left))

@@ -52,13 +52,13 @@ def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
     Money becomes hours of all trainers and encoders that the job may have, so that it never costs more.
     """
     hours = [] if config.max_hours is None else [config.max_hours - earlier.seconds / 3600]
-    prices = config.prices
-    per_hour = config.scaling.most * (prices.trainer_hour or 0.0)
-    per_hour += config.encode.most * (prices.encoder_hour or 0.0) * (config.data.mode == "online")
+    prices = config.prices.hourly
+    per_hour = config.scaling.most * prices.get("trainer_hour", 0.0)
+    per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
     if config.max_cost is not None and per_hour:
         checkpoint = _folder(config).newest()
         state = TrainState(0) if checkpoint is None else read_state(checkpoint)
-        left = config.max_cost - sum(each.cost(prices.model_dump()) for each in (earlier, state))
+        left = config.max_cost - sum(each.cost(prices) for each in (earlier, state))
         hours.append(state.seconds / 3600 + left / per_hour)
     return config.replaced(max_hours=max(0.0, min(hours))) if hours else config
 

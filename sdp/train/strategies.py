@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
@@ -51,7 +50,7 @@ class Strategy:
 class Replicated(Strategy):
     """DistributedDataParallel with autocast; a single worker's model is not wrapped."""
 
-    def __init__(self, model: nn.Module, world: World, precision: str, *, half_gradients: bool = False) -> None:
+    def __init__(self, model: nn.Module, world: World, precision: str) -> None:
         self._precision = precision
         self._device = world.device.type
         if precision != "fp32":
@@ -63,8 +62,6 @@ class Replicated(Strategy):
                 device_ids=[world.device] if world.device.type == "cuda" and world.second is None else None,
                 gradient_as_bucket_view=True,
             )
-            if half_gradients:
-                self.model.register_comm_hook(None, bf16_compress_hook)
 
     def forward(self) -> AbstractContextManager[Any]:
         if self._precision == "fp32":
@@ -156,7 +153,7 @@ def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, 
     """Wrap networks on the worker's device in the configured strategy."""
     if config.kind == "fsdp":
         return Sharded(model, world, precision, config.shard)
-    return Replicated(model, world, precision, half_gradients=config.half_gradients)
+    return Replicated(model, world, precision)
 
 
 def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:

@@ -206,14 +206,11 @@ def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_
         return [yaml.safe_load(jobs[name]).get("prices") for name in ("train.yaml", "train-online.yaml")]
 
     kind = "nodeSelector.node\\.kubernetes\\.io/instance-type"
-    both = {"trainer_instance": "p4de.24xlarge", "encoder_instance": "g5.2xlarge"}
+    both = {"trainer_hour": "p4de.24xlarge", "encoder_hour": "g5.2xlarge"}
     named = [f"groups.a100.{kind}=p4de.24xlarge", f"groups.a10g.{kind}=g5.2xlarge"]
     assert prices() == [None, None]
-    assert prices(*named) == [{"trainer_instance": "p4de.24xlarge"}, both]
-    assert prices(*named, "jobs.train.prices.trainer_hour=9")[0] == {
-        "trainer_instance": "p4de.24xlarge",
-        "trainer_hour": 9,
-    }
+    assert prices(*named) == [{"trainer_hour": "p4de.24xlarge"}, both]
+    assert prices(*named, "jobs.train.prices.trainer_hour=9")[0] == {"trainer_hour": 9}
 
 
 @NEEDS_HELM

@@ -31,7 +31,7 @@ from sdp.sandbox.decoders import Decoders, Sandbox, _Child
 from tests.image_rules import image_rules
 from tests.sandbox_kit import write_poison
 
-RULES = image_rules(size=32, tiff=True)
+RULES = image_rules(size=32)
 SETTINGS = DecoderSettings(partial(examine, RULES), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
@@ -305,7 +305,7 @@ def test_an_image_too_large_for_memory_is_reported_as_such_in_every_format() -> 
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        settings = DecoderSettings(partial(examine, image_rules(size=1100, tiff=True)), memory_bytes)
+        settings = DecoderSettings(partial(examine, image_rules(size=1100)), memory_bytes)
         with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])

@@ -64,9 +64,9 @@ def test_another_max_steps_says_what_it_does_to_the_learning_rate_and_stays_in_t
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     falling = {"optimizer__schedule": "cosine"}
-    run(how(root, **falling, max_steps=10, max_samples=32))
+    run(how(root, **falling, max_steps=10, limit=32, max_epochs=1))
     assert "optimizer.schedule: cosine lowers the learning rate from 0.001 to 0 at step 10" in (capsys.readouterr().err)
-    longer = how(root, **falling, max_steps=20, max_samples=40)
+    longer = how(root, **falling, max_steps=20, limit=32, max_epochs=2)
     run(longer, dry_run=True)
     # (1 + cos(pi 3/18)) / 2 and (1 + cos(pi 3/8)) / 2, after two steps of warm-up
     assert "it was step 10, so the next step's rate is 0.000933 instead of 0.000691" in (capsys.readouterr().err)
@@ -85,7 +85,7 @@ def test_where_no_row_is_left_to_train_on_that_is_told_before_anything_begins(ro
     assert not (root / "run").exists()
 
 
-@pytest.mark.parametrize("limits", [{"max_steps": None, "max_samples": 10}, {"max_steps": 3}])
+@pytest.mark.parametrize("limits", [{"max_steps": None, "max_hours": 1.0}, {"max_steps": 3}])
 def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(
     root: Path, limits: dict[str, Any]
 ) -> None:
@@ -245,7 +245,7 @@ def test_each_line_of_the_metrics_tells_when_the_run_ends(root: Path, capsys: py
 
 
 def test_no_money_is_shown_where_no_price_is_known(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(how(root, max_steps=2, log__every_steps=1, prices__trainer_instance="a2-highgpu-8g"))
+    run(how(root, max_steps=2, log__every_steps=1, prices__trainer_hour="a2-highgpu-8g"))
     assert "cost" not in capsys.readouterr().err.replace("max_cost", "")
 
 

@@ -45,7 +45,6 @@ SAMPLES = {
     "samples__every_steps": 3,
     "samples__prompts": PROMPTS,
     "samples__steps": 2,
-    "samples__guidance_scale": 3.0,
 }
 
 
@@ -184,7 +183,7 @@ def opened(path: Path) -> "np.ndarray[Any, np.dtype[np.uint8]]":
 def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(root: Path) -> None:
     how = config(root, max_steps=8, **SAMPLES)
     trainer = train(how, callbacks=[SaveCheckpoints(3), DrawSamples(how)])
-    settings = {"steps": 2, "guidance_scale": 3.0}
+    settings = {"steps": 2, "guidance_scale": 7.5}
     # Those of step 6 may have been left out, where the ones of step 3 took longer; the end waits for what is begun.
     for step in {3} | {int(path.name[5:]) for path in (root / "run/samples").iterdir()}:
         checkpoint = f"{root}/run/checkpoints/step-{step:09d}"

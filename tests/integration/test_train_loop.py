@@ -212,7 +212,6 @@ def test_padding_and_weightless_rows_change_nothing(root: Path) -> None:
     ("limits", "state"),
     [
         ({"max_epochs": 2}, (16, 2, 0, 120)),
-        ({"max_samples": 20}, (3, 0, 24, 24)),
         ({"max_steps": 9}, (9, 1, 8, 68)),
         ({"max_steps": 9, "max_epochs": 1}, (8, 1, 0, 60)),
     ],

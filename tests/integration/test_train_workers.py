@@ -1,6 +1,5 @@
 """Several workers: the strategies agree, and a run continues with any number of them."""
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,29 +172,6 @@ def rows_read(world: World, root: Path, run: str) -> int:
 
 def test_more_workers_than_lanes_do_not_read_a_row_twice(inputs: Path, tmp_path: Path) -> None:
     assert sum(run_workers(3, rows_read, inputs, str(tmp_path / "run"))) == 60
-
-
-def exchanged(world: World) -> tuple[list[float], list[float], list[str]]:
-    """Return each worker's gradients after ddp, with and without bf16, and ddp's warnings."""
-    gradients = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for half in (False, True):
-            torch.manual_seed(0)
-            model = torch.nn.Linear(8, 4)
-            strategy = make_strategy(StrategyConfig(kind="ddp", half_gradients=half), model, world, "fp32")
-            strategy.model(torch.full((2, 8), 0.1 * (world.rank + 1))).square().sum().backward()
-            assert model.weight.grad is not None
-            gradients.append(model.weight.grad.flatten().tolist())
-    return gradients[0], gradients[1], [str(each.message) for each in caught if "buffers" in str(each.message)]
-
-
-def test_gradients_are_exchanged_in_bf16_where_that_is_set_and_nothing_deprecated_is_used() -> None:
-    for whole, half, warned in run_workers(2, exchanged):
-        assert warned == []
-        assert torch.tensor(whole).bfloat16().float().tolist() != whole
-        assert torch.tensor(half).bfloat16().float().tolist() == half
-        assert half == pytest.approx(whole, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

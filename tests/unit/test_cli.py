@@ -107,7 +107,10 @@ def test_shells_complete_commands_options_and_the_keys_of_settings(tmp_path: Pat
     assert "--dry-run" in completions("sdp train --", tmp_path)
     assert completions("sdp train --set optimizer.lea", tmp_path) == ["optimizer.learning_rate="]
     assert completions("sdp submit train-online --set data.mode=", tmp_path) == ["offline", "online", "collocated"]
-    assert completions("sdp config show download --set image.ti", tmp_path) == ["image.tiff=true", "image.tiff=false"]
+    assert completions("sdp config show download --set image.en", tmp_path) == [
+        "image.enlarge=true",
+        "image.enlarge=false",
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

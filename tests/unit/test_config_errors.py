@@ -235,11 +235,11 @@ def test_all_missing_keys_are_named_by_path_at_once() -> None:
 
 def test_problems_of_several_kinds_are_reported_together() -> None:
     messages = lines(
-        "download", "output.uri=out", "image.crop=center", "fetch.retries=-1", "storage.timeout_s=x", "bogus=1"
+        "download", "output.uri=out", "image.crop=center", "fetch.retries=-1", "fetch.timeout_s=x", "bogus=1"
     )
     assert [line.partition(":")[0] for line in messages] == [
         "source.uri",
-        "storage.timeout_s",
+        "fetch.timeout_s",
         "fetch.retries",
         "image.crop",
         "bogus",
@@ -384,7 +384,6 @@ def test_any_value_in_the_place_of_a_key_yields_error_lines_and_no_crash(job: st
 @pytest.mark.parametrize(
     ("job", "path"),
     [
-        ("download", "storage.timeout_s"),
         ("process", "encode.wait_s"),
         ("train", "encode.wait_s"),
         ("generate", "scaling.wait_s"),

@@ -272,7 +272,9 @@ def test_a_proxy_of_the_environment_is_not_asked(server: ImageServer, monkeypatc
 def test_an_opt_out_is_honoured_before_the_image_is_read(
     server: ImageServer, values: list[str], agent: str, reason: str | None
 ) -> None:
-    (fetched,) = fetch([server.image_url(1, "robots", value=values)], replace(OPTIONS, opt_out_agent=agent))
+    (fetched,) = fetch(
+        [server.image_url(1, "robots", value=values)], replace(OPTIONS, user_agent=f"{agent}/1.0 (pictures)")
+    )
     if reason is None:
         body(fetched)
         return

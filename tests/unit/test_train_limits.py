@@ -18,7 +18,6 @@ from tests.training import config
         ({"max_steps": 5}, TrainState(step=4), None),
         ({"max_steps": 5}, TrainState(step=5), "max_steps: 5 steps"),
         ({"max_steps": 9, "max_epochs": 2}, TrainState(0, epoch=2), "max_epochs: 2 passes over the data"),
-        ({"max_samples": 10}, TrainState(0, samples=12), "max_samples: 12 samples"),
     ],
 )
 def test_the_limit_that_is_reached_is_named(
@@ -53,7 +52,6 @@ def left(tmp_path: Path, last: int | None = 1100, to_come: float = 0.0, hours: f
 
 def test_the_end_is_forecast_from_the_first_limit_and_later_phases(tmp_path: Path) -> None:
     assert left(tmp_path) == 500
-    assert left(tmp_path, max_samples=3000) == 100
     assert left(tmp_path, hours=1, max_hours=1.01) == pytest.approx(36)
     assert left(tmp_path, hours=2, max_hours=1) == 0
     assert math.isinf(left(tmp_path, last=None))

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SHARE = 0.05
 """Share of the time that drawing may take."""
+_GUIDANCE = 7.5
 _BATCH = 4
 """Pictures drawn at once, since each needs GPU memory beside training's."""
 _END_S = 60.0
@@ -156,7 +157,7 @@ class DrawSamples(Callback):
         assert self._networks is not None
         assert self._text is not None
         settings, run = self.config.samples, trainer.checkpointer.run.storage
-        sampling = Sampling("ddim", settings.steps, settings.guidance_scale, self.config.data.resolution)
+        sampling = Sampling("ddim", settings.steps, _GUIDANCE, self.config.data.resolution)
         drawn: dict[str, str] = {}
         for start in range(0, len(settings.prompts), _BATCH):
             numbers = range(start, min(start + _BATCH, len(settings.prompts)))

@@ -113,5 +113,5 @@ class EmitMetrics(Callback):
             telemetry.show("sdp_train_step", state.step)
             telemetry.show("sdp_train_samples_seen", state.samples)
             telemetry.show("sdp_train_epoch", epoch)
-            telemetry.show("sdp_train_cost", state.cost(trainer.config.prices.model_dump()) or None)
+            telemetry.show("sdp_train_cost", state.cost(trainer.config.prices.hourly) or None)
         self._steps = self._samples = 0

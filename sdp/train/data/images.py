@@ -223,7 +223,9 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe.of(config.transform, (side,), config.seed),
-        settings=EncoderSettings.of(config.encode, config.seed, "moments", {side: batch}),
+        settings=EncoderSettings.of(
+            config.encode, config.seed, "moments", {side: batch}, compiled=config.encode.compile
+        ),
         shape=RowShape((side,), scaling_factor, "moments", width),
         columns=columns,
         storage=config.storage.options(),
