@@ -46,7 +46,7 @@ class WorkersConfig(Section):
 
     @property
     def gpu_each(self) -> bool | None:
-        """Whether each worker gets a GPU. None: the machine decides."""
+        """True if each worker gets a GPU, False if none does; None if the machine decides."""
         return None if self.accelerator is None else self.accelerator != "cpu"
 
     @property
