@@ -39,7 +39,7 @@ Network = Annotated[str, AfterValidator(_network), Says("a network such as 10.1.
 
 class DownloadSource(SourceConfig):
     uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/laion-metadata")
-    """Parquet with URLs and captions: a file, folder or glob, local or at s3://, gs://, https:// or hf://."""
+    """Parquet with URLs and captions: a file, folder or glob, local or in a store."""
     url_column: Name = key("url", shapes_output=True)
     """The column that holds each image's URL."""
     caption_column: Name = key("caption", shapes_output=True)
@@ -56,16 +56,14 @@ class DownloadSource(SourceConfig):
 
 class DownloadOutput(OutputConfig):
     rows_per_file: Positive = key(10_000, shapes_output=True, le=1_000_000)
-    """Source rows per part file; aim for files of 128 to 256 MB, so set about 1,000 where images keep their original
-    size."""
+    """Source rows per part file; about 1,000 where images keep their original size."""
 
 
 class FetchConfig(Section):
     """HTTP requests for images."""
 
     timeout_s: float = key(60.0, gt=0, le=86_400)
-    """Deadline of an image in seconds, over all attempts and redirects; waiting for the host's turn and pauses between
-    attempts do not count. A server may be silent for a sixth of it, and take a twelfth to connect."""
+    """Seconds for an image, with all attempts but without pauses; a server may be silent for a sixth of them."""
     retries: int = key(2, ge=0, le=100)
     """Retries of an image after a temporary failure."""
     connections: Positive = key(256, le=10_000)
@@ -73,18 +71,17 @@ class FetchConfig(Section):
     max_bytes: Positive = key(50_000_000, shapes_output=True, le=1_000_000_000)
     """An image with more bytes fails."""
     user_agent: HeaderText = key("sdp (image dataset download)")
-    """The User-Agent header; its first word is the name that X-Robots-Tag and robots.txt know this agent by."""
+    """The User-Agent header; by its first word X-Robots-Tag and robots.txt know this agent."""
     respect_opt_out: bool = key(True, shapes_output=True)
-    """Leave out images whose server sends noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag."""
+    """Leave out images whose server forbids AI or indexing in X-Robots-Tag."""
     robots: Literal["ignore", "honour"] = key("ignore", shapes_output=True)
-    """Whether to leave out images that a site's robots.txt disallows for this agent."""
+    """Whether to leave out images that a site's robots.txt disallows."""
     allow_networks: tuple[Network, ...] = key(())
     """Private, loopback or link-local networks that URLs may lead to, such as 10.1.0.0/16."""
     use_proxy: bool = key(False)
     """Use the environment's proxies, which then decide which addresses are allowed."""
     verify_tls: bool = key(True)
-    """Refuse a server with an invalid TLS certificate. The environment's SSL_CERT_FILE names certificates to trust in
-    place of the public ones."""
+    """Refuse a server with an invalid TLS certificate; SSL_CERT_FILE may name those to trust."""
 
     @property
     def agent(self) -> str:
@@ -145,14 +142,13 @@ class FiltersConfig(Section):
     """Filters on sizes and on the source's columns."""
 
     min_side: Positive | None = key(None, shapes_output=True)
-    """Least pixels of the shorter side, checked in the source and again in the image."""
+    """Least pixels of the shorter side, in the source and in the image."""
     max_aspect: float | None = key(None, shapes_output=True, ge=1)
-    """Largest ratio of the longer side to the shorter, checked in the source and again in the image."""
+    """Largest ratio of the longer side to the shorter, in the source and in the image."""
     size_columns: tuple[Name, ...] = key((), shapes_output=True)
     """The columns of the image's width and height, if the source has them."""
     columns: Filters = key({}, shapes_output=True)
-    """Bounds on the source's columns of numbers: rows outside are not fetched, nor are rows without a number, unless
-    keep_unknown is true."""
+    """Bounds on the source's columns of numbers; keep_unknown keeps rows without one."""
 
     def contradictions(self) -> Iterable[Problem]:
         if len(self.size_columns) not in (0, 2):
@@ -179,17 +175,16 @@ class DedupConfig(Section):
     urls: bool = key(True, shapes_output=True)
     """Fetch each URL once in the whole source."""
     content: bool = key(True)
-    """After the download, find images with the content of a lower row; later stages leave them out."""
+    """Find images with the content of a lower row; later stages leave them out."""
 
 
 class DownloadWorkersConfig(Section):
     """The size and placement of download workers."""
 
     cpus: Positive = key(4, le=1024)
-    """CPUs of one worker, all of which decode; a smaller node gets a smaller worker."""
+    """CPUs of one worker; a smaller node gets a smaller worker."""
     node_labels: Labels = key({})
-    """Ray node labels for workers, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} allows any node
-    with CPUs."""
+    """Ray node labels for workers, such as {ray.io/node-group: cpu}; {} allows any node."""
 
 
 class DownloadConfig(JobConfig):
@@ -200,7 +195,7 @@ class DownloadConfig(JobConfig):
     output: DownloadOutput = key(REQUIRED)
     """The images dataset to write."""
     concurrency: Positive | None = key(None, le=10_000)
-    """Download workers in the whole cluster; null starts as many as its CPUs can feed."""
+    """Download workers in the cluster; null: as many as its CPUs can feed."""
     workers: DownloadWorkersConfig = key(DownloadWorkersConfig)
     """The size and placement of download workers."""
     fetch: FetchConfig = key(FetchConfig)

@@ -9,7 +9,7 @@ from sdp.config.base import Key, Section, fields, purpose, section_of
 from sdp.config.phrases import expected
 from sdp.config.scalars import parse_scalar
 
-_WIDTH = 100
+_WIDTH = 120
 _PLAIN_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._")
 _PLAIN = _PLAIN_START | frozenset("0123456789:@+-=~")
 # Phrases that a default value makes evident.

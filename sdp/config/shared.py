@@ -134,7 +134,7 @@ class JobConfig(Section):
     output: OutputConfig = key(REQUIRED)
     """The output."""
     limit: Positive | None = key(None)
-    """Number of rows to take from the start of the source; null takes all. It may be raised later."""
+    """Rows to take from the start of the source; null takes all. It may be raised later."""
     storage: StorageConfig = key(StorageConfig)
     """Access to object stores."""
 
