@@ -92,7 +92,7 @@ def _start(stage: Stage, chaos: Chaos, output: str, log: Path, env: dict[str, st
 
 def stopped_at(chaos: Chaos, stage: Stage, write: str) -> tuple[str, str] | None:
     """Run one round; return the write and the verdict, or None if the job has fewer writes."""
-    name = f"stopped-{stage.name}-{write}"
+    name = f"stopped-{stage.name}-{write.replace('/', '-')}"
     output, log, mark = f"{chaos.uri}/rounds/{name}", chaos.folder / f"{name}.log", f"{name}-{uuid4().hex[:8]}"
     log.unlink(missing_ok=True)
     chaos.forget(f"rounds/{name}")
