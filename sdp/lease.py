@@ -24,7 +24,7 @@ from pydantic import Field
 
 from sdp.console import duration, say
 from sdp.datasets.records import LARGEST, Whole, dump, parse
-from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError, UserError
+from sdp.errors import AlreadyExists, Conflict, LeaseHeld, LeaseLost, NotFound, SdpError, UserError
 from sdp.leaving import cleanups
 from sdp.storage import Storage
 
@@ -126,10 +126,12 @@ class Generation:
 class Lease:
     """A lease that is held until it is released or lost, or the process ends. Call `check()` before each write."""
 
-    def __init__(self, storage: Storage, record: Record, clock: Callable[[], float], born: float) -> None:
+    def __init__(
+        self, storage: Storage, record: Record, etag: str | None, clock: Callable[[], float], born: float
+    ) -> None:
         """Start the heartbeat of a record that `acquire` has created."""
         self.generation = record.generation
-        self._storage = storage
+        self._storage, self._etag = storage, etag
         self._record = record
         self._clock = clock
         self._alive_at = born
@@ -167,11 +169,11 @@ class Lease:
                 token=token_hex(16),
             )
             try:
-                storage.create(_path(record.generation), dump(record))
+                etag = storage.create(_path(record.generation), dump(record)).etag
             except AlreadyExists:
                 continue  # another newcomer won this generation
             _require_conditions(storage, record)
-            return cls(storage, record, clock, born)
+            return cls(storage, record, etag, clock, born)
         raise LeaseHeld(_held(storage, _newest(storage)))
 
     def check(self) -> None:
@@ -234,17 +236,14 @@ class Lease:
 
     def _write(self, record: Record) -> bool:
         """Write our record; False where the output was deleted and another job's record has taken its place."""
-        path = _path(self.generation)
-        content = _read(self._storage, self.generation)
-        if not content:
-            with suppress(AlreadyExists):
-                self._storage.create(path, dump(record))
-                return True
-            content = _read(self._storage, self.generation)
-        stored = Record.load(content)
-        if stored is not None and stored.token != record.token:
-            return False
-        self._storage.publish(path, dump(record))
+        path, content = _path(self.generation), dump(record)
+        try:
+            self._etag = self._storage.swap(path, content, self._etag).etag
+        except Conflict:  # or an earlier heartbeat was written, and its response lost
+            etag, stored = self._storage.etag(path), Record.load(_read(self._storage, self.generation))
+            if stored is not None and stored.token != record.token:
+                return False
+            self._etag = self._storage.swap(path, content, etag).etag
         return True
 
 
@@ -264,14 +263,15 @@ def describe(storage: Storage) -> str:
 
 
 def _require_conditions(storage: Storage, record: Record) -> None:
-    """Refuse a store that ignores If-None-Match: it would give this generation to any number of jobs."""
+    """Refuse a store that ignores a condition: two jobs could have this generation, or a late one undo the other."""
     other = replace(record, token=token_hex(16))  # with the same content, a repeated attempt would count as ours
-    with suppress(AlreadyExists):
-        storage.create(_path(record.generation), dump(other))
-        raise UserError(
-            f"{storage.uri}: the store ignores If-None-Match, so two jobs could write this output at once; choose a "
-            "store with conditional writes"
-        )
+    for condition, etag in (("If-None-Match", None), ("If-Match", f'"{"0" * 32}"')):
+        with suppress(Conflict):
+            storage.swap(_path(record.generation), dump(other), etag)
+            raise UserError(
+                f"{storage.uri}: the store ignores {condition}, so two jobs could write this output at once; choose a "
+                "store with conditional writes"
+            )
 
 
 def _newest(storage: Storage) -> int:

@@ -1,6 +1,7 @@
 """Sets of addresses as large as a dataset, stored in shards, so that a lookup reads only the shards of its rows."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -12,18 +13,20 @@ from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
 _SHARD_ROWS = 1 << 26
+_NAME = re.compile(r"/(\d{6})\.roaring$", re.ASCII)
 
 
-def publish(storage: Storage, folder: str, rows: Iterable[Addresses]) -> int:
-    """Write the set as FOLDER/000000.roaring and so on; return its number of addresses."""
-    shards: dict[int, BitMap64] = {}
+def publish(storage: Storage, folder: str, rows: Iterable[Addresses], check: Callable[[], None]) -> int:
+    """Write the set as FOLDER/000000.roaring and so on; return its number of addresses. `check` checks the lease."""
+    matches = (_NAME.search(name) for name in storage.names(folder))
+    shards = {int(match[1]): BitMap64() for match in matches if match}  # what an interrupted job has left
     for addresses in rows:
         numbers = addresses // _SHARD_ROWS
         for number in np.unique(numbers).tolist():
             shards.setdefault(number, BitMap64()).update(addresses[numbers == number].astype(np.uint64))
     for number, bitmap in shards.items():
         bitmap.run_optimize()
-        storage.publish(_name(folder, number), bitmap.serialize())
+        storage.publish_held(_name(folder, number), bitmap.serialize(), check)
     return sum(map(len, shards.values()))
 
 

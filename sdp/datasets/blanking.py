@@ -5,7 +5,6 @@ is listed as a takedown of its own first: a blank row must never be used, even i
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +61,7 @@ def blank(storage: Storage, check: Callable[[], None]) -> tuple[int, int]:
         before = dataset.manifest
         finish(
             output, config=before.config, models=before.models, input=before.input, check=check,
-            find_repeated=partial(_keep_repeated, dataset),
+            find_repeated=lambda _, digest: _keep_repeated(dataset, digest, check),
         )  # fmt: skip
     return parts, rows
 
@@ -85,9 +84,9 @@ def _blanked(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:
     return table
 
 
-def _keep_repeated(dataset: Dataset, parts: object, digest: str) -> int:  # noqa: ARG001 (the hashes are as before)
+def _keep_repeated(dataset: Dataset, digest: str, check: Callable[[], None]) -> int:
     """Store the dataset's repeated rows for its new list of parts; return their number."""
     if (rows := dataset.repeated_rows) is None:
         return 0
     members = address_sets.within(rows.storage, rows.folder, 0, dataset.rows)
-    return repeated.keep(dataset.storage, digest, [np.array(members.to_array(), np.int64)])
+    return repeated.keep(dataset.storage, digest, [np.array(members.to_array(), np.int64)], check)

@@ -71,11 +71,11 @@ def known(storage: Storage, files_digest: str) -> int | None:
         return None
 
 
-def keep(storage: Storage, files_digest: str, rows: Iterable[Addresses]) -> int:
-    """Store the repeated rows; return their number."""
+def keep(storage: Storage, files_digest: str, rows: Iterable[Addresses], check: Callable[[], None]) -> int:
+    """Store the repeated rows; return their number. `check` checks the lease."""
     folder = _folder(files_digest)
-    count = address_sets.publish(storage, folder, rows)
-    storage.publish(f"{folder}.json", dump(_Record(count)))
+    count = address_sets.publish(storage, folder, rows, check)
+    storage.publish_held(f"{folder}.json", dump(_Record(count)), check)
     return count
 
 

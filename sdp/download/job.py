@@ -83,12 +83,13 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         pending = output.pending()
         begun = runs.begin("download")
         infos, figures = _write_pending(config, output, rules, pending, lease)
+        find_repeated = partial(survey.find_repeated, storage, placement(config), lease.check)
         dataset = manifest.finish(
             output,
             infos=infos,
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
-            find_repeated=partial(survey.find_repeated, storage, placement(config)) if config.dedup.content else None,
+            find_repeated=find_repeated if config.dedup.content else None,
             check=lease.check,
         )
         work = {"fetches": {"under way": figures.seconds}}

@@ -80,11 +80,13 @@ def most_common(hosts: Counter[str]) -> Counter[str]:
     return Counter(dict(hosts.most_common(_KEPT_HOSTS)))
 
 
-def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Addresses]) -> Survey:
+def publish(
+    storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Addresses], check: Callable[[], None]
+) -> Survey:
     """Store a survey; its record is written last and makes it valid."""
-    count = address_sets.publish(storage, _folder(stop), duplicates)
+    count = address_sets.publish(storage, _folder(stop), duplicates, check)
     survey = Survey(stop, dict(hosts.most_common(_KEPT_HOSTS)), count)
-    storage.publish(f"{_folder(stop)}.json", dump(survey))
+    storage.publish_held(f"{_folder(stop)}.json", dump(survey), check)
     return survey
 
 
@@ -131,7 +133,7 @@ def survey_source(
     partitions = repeated.partitions_for(index.rows) if config.dedup.urls else 0
     if index.rows <= _SMALL_SOURCE:
         hosts, shares = survey_rows(index, 0, index.rows, rules, options, partitions)
-        return publish(storage, index.rows, hosts, map(repeated.repeated, shares))
+        return publish(storage, index.rows, hosts, map(repeated.repeated, shares), check)
     starts = range(0, index.rows, PIECE_ROWS)
     shared, shared_rules = ray.put(index), ray.put(rules)
     task: Any = _survey_piece.options(num_returns=2 + partitions, **ray_options)
@@ -151,10 +153,12 @@ def survey_source(
             hosts.update(wait(piece[0]))
             hosts = most_common(hosts)
             progress.update(f"{min(number * PIECE_ROWS, index.rows):,} of {counted(index.rows, 'row')}")
-    return publish(storage, index.rows, hosts, map(wait, searches))
+    return publish(storage, index.rows, hosts, map(wait, searches), check)
 
 
-def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
+def find_repeated(
+    storage: Storage, ray_options: Mapping[str, Any], check: Callable[[], None], parts: Sequence[PartInfo], digest: str
+) -> int:
     """Find and store the rows that repeat the content of a lower row; return their number."""
     if (known := repeated.known(storage, digest)) is not None:
         return known
@@ -162,12 +166,13 @@ def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Seque
     partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
     if len(pieces) <= 1:
         shares = [share for piece in pieces for share in repeated.read_hashes(storage, piece, partitions)]
-        return repeated.keep(storage, digest, map(repeated.repeated, shares))
+        return repeated.keep(storage, digest, map(repeated.repeated, shares), check)
     say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
     cluster.connect()
     task: Any = _read_hashes.options(num_returns=1 + partitions, **ray_options)
     results = [task.remote(storage, piece, partitions) for piece in pieces]
-    return repeated.keep(storage, digest, map(ray.get, _search([result[:-1] for result in results], ray_options)))
+    searches = _search([result[:-1] for result in results], ray_options)
+    return repeated.keep(storage, digest, map(ray.get, searches), check)
 
 
 def _search(shares: Sequence[Sequence[Any]], ray_options: Mapping[str, Any]) -> list[Any]:

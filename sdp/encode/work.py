@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,7 @@ from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
+from sdp.errors import AlreadyExists
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions
@@ -122,7 +124,8 @@ class EncodeSpec(RowsSpec):
         """Load the encoder; where captions are embedded, store the empty caption's embedding."""
         encoder = self.load_encoder()
         if self.shape.text_width is not None and not self.output.exists(table.EMPTY_TEXT):
-            self.output.publish(table.EMPTY_TEXT, table.npy_bytes(self.embed_empty(encoder)))
+            with suppress(AlreadyExists):
+                self.output.create(table.EMPTY_TEXT, table.npy_bytes(self.embed_empty(encoder)))
         return encoder
 
     def load_encoder(self, device: str | None = None) -> "Encoder":

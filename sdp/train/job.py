@@ -149,7 +149,6 @@ def _train_here(
             with on_signals(lambda name: setattr(stop, "reason", name)):
                 reason = trainer.train()
         except Exception as error:
-            lease.check()  # do not write to a run that another job has taken over
             folder.record("gave_up", failures=[failure_line(error)])
             raise
     folder.record("end", reason=reason, step=trainer.state.step)

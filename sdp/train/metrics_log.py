@@ -72,8 +72,8 @@ class MetricsLog:
                     self._check()
                     self._run.create(name, content)
                     file.name = name
-                else:  # it is ours: what it gets late is void, since another job has begun a new one
-                    self._run.publish(file.name, content)
+                else:
+                    self._run.publish_held(file.name, content, self._check)
                 file.written = count
         except SdpError as error:
             log.warning("could not write metrics, will try again: %s", error)

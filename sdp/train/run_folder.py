@@ -144,6 +144,7 @@ class RunFolder:
 
     def delete_checkpoint(self, step: int) -> None:
         """Delete a checkpoint, its marker first, so that it is never taken for complete."""
+        self.check()
         folder = self.checkpoint(step)
         folder.delete(COMPLETE)
         for name in folder.names():
@@ -216,9 +217,10 @@ class RunFolder:
         return {picture: prompt for picture, prompt in prompts.items() if _PICTURE.fullmatch(picture)}
 
     def _append(self, path: str, line: bytes) -> None:
-        """Append a line, and keep those that another job adds meanwhile."""
+        """Append a line, and keep those that others add meanwhile."""
         for left in reversed(range(_APPENDS)):
             etag, content = self.storage.etag(path), self._content(path)
+            self.check()
             newline = b"\n" if content and not content.endswith(b"\n") else b""  # or a torn line would damage this one
             try:
                 self.storage.swap(path, content + newline + line, etag)

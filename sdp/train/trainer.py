@@ -396,6 +396,7 @@ class Trainer:
         """Delete the record of a step that was bad in an earlier attempt and is good in this one."""
         name = bad_step_name(self.state.step)
         if name in self._bad_before:
+            self.checkpointer.run.check()
             self.checkpointer.run.storage.delete(name)
 
     def _nothing_counts(self, subject: str) -> DatasetError:

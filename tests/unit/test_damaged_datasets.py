@@ -178,7 +178,7 @@ def test_a_damaged_earlier_manifest_is_passed_over(tmp_path: Path) -> None:
 def test_damaged_records_of_repeats_are_recomputed(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     digest = dataset.manifest.files_digest
-    repeated.keep(dataset.storage, digest, [])
+    repeated.keep(dataset.storage, digest, [], lambda: None)
     assert repeated.known(dataset.storage, digest) == 0
     dataset.storage.publish(f"_repeated/{digest[:16]}.json", b'{"rows": "x"}')
     assert repeated.known(dataset.storage, digest) is None

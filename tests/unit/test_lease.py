@@ -60,19 +60,19 @@ def on_disk(storage: Storage, generation: int) -> Record:
 
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the contents published to a lease, and "failed" for each failure; adding "fail" to it causes one."""
+    """Return the paths of a lease's heartbeats, and "failed" for each failure; adding "fail" to it causes one."""
     seen: list[str] = []
-    real = LocalStorage.publish
+    real = LocalStorage.replace
 
-    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
+    def replace(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
         if "fail" in seen:
             seen.append("failed")
             raise Unavailable(f"{self.uri_of(path)}: away")
-        info = real(self, path, data)
+        info = real(self, path, data, etag)
         seen.append(path)
         return info
 
-    monkeypatch.setattr(LocalStorage, "publish", publish)
+    monkeypatch.setattr(LocalStorage, "replace", replace)
     return seen
 
 
@@ -278,13 +278,13 @@ def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> No
 
 def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    real = LocalStorage.publish
+    real = LocalStorage.replace
 
-    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
+    def replace(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
         clock.now += 0.1
-        return real(self, path, data)
+        return real(self, path, data, etag)
 
-    monkeypatch.setattr(LocalStorage, "publish", publish)
+    monkeypatch.setattr(LocalStorage, "replace", replace)
     with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
         begin = clock.now
         until(lambda: clock.now - begin > 0.75, "heartbeats")  # more than twice its time to live
@@ -316,14 +316,14 @@ def test_a_heartbeat_that_comes_through_too_late_revives_nothing(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    real = LocalStorage.publish
-
-    def slow(self: LocalStorage, path: str, data: Data) -> FileInfo:
-        clock.now += 0.31
-        return real(self, path, data)
-
-    monkeypatch.setattr(LocalStorage, "publish", slow)
     lease = Lease.acquire(storage, ttl_s=0.3, clock=clock)
+    real = LocalStorage.replace
+
+    def slow(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
+        clock.now += 0.31
+        return real(self, path, data, etag)
+
+    monkeypatch.setattr(LocalStorage, "replace", slow)
     until(lambda: not lease._thread.is_alive(), "it has noticed")
     with pytest.raises(LeaseLost):
         lease.check()
@@ -388,12 +388,31 @@ def test_one_of_many_threads_gets_the_lease(storage: Storage) -> None:
     got[0].release()
 
 
-def test_a_store_that_ignores_if_none_match_is_refused_by_that_name(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("operation", "condition"), [("create", "If-None-Match"), ("replace", "If-Match")])
+def test_a_store_that_ignores_a_condition_is_refused_by_its_name(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, operation: str, condition: str
 ) -> None:
-    monkeypatch.setattr(LocalStorage, "create", LocalStorage.publish)
-    with pytest.raises(UserError, match=rf"^{storage.uri}: the store ignores If-None-Match, .*; choose a store with"):
+    monkeypatch.setattr(LocalStorage, operation, lambda self, path, data, *_: LocalStorage.publish(self, path, data))
+    with pytest.raises(UserError, match=rf"^{storage.uri}: the store ignores {condition}, .*; choose a store with"):
         Lease.acquire(storage)
+
+
+def test_a_heartbeat_that_arrives_late_overwrites_no_record_of_another_job(
+    storage: Storage, leave: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is deleted, and begun again by another job, between this job's look at the record and its write."""
+    real, others = LocalStorage.replace, list[Record]()
+
+    def delayed(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
+        if not others:
+            storage.delete(path)
+            others.append(leave(generation=1))
+        return real(self, path, data, etag)
+
+    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+        monkeypatch.setattr(LocalStorage, "replace", delayed)
+        until(lambda: not lease._thread.is_alive(), "it has noticed")
+    assert on_disk(storage, 1) == others[0]
 
 
 def test_release_ends_the_thread_can_be_repeated_and_happens_on_an_error_too(storage: Storage) -> None:

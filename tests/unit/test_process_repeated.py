@@ -19,7 +19,7 @@ def test_a_repeated_row_is_filtered_with_its_reason(tmp_path: Path) -> None:
     storage = make_images(tmp_path, rows=20, unit_rows=20).storage
 
     def find(parts: object, digest: str) -> int:  # noqa: ARG001
-        return repeated.keep(storage, digest, [np.array([3, 12], np.int64)])
+        return repeated.keep(storage, digest, [np.array([3, 12], np.int64)], lambda: None)
 
     finish(read_output(storage), find_repeated=find)
     prepared = prepare(config_of(tmp_path / "images", tmp_path / "latents", tmp_path / "model"))

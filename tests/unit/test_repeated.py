@@ -38,12 +38,20 @@ def test_a_set_is_read_by_the_shards_that_are_asked_for(tmp_path: Path, monkeypa
     monkeypatch.setattr(address_sets, "_SHARD_ROWS", 100)
     storage = open_storage(str(tmp_path))
     rows = np.array([0, 99, 100, 350, 2_000_000_000], np.int64)
-    assert address_sets.publish(storage, "set", [rows[:2], rows[2:]]) == 5
+    assert address_sets.publish(storage, "set", [rows[:2], rows[2:]], lambda: None) == 5
     assert len(list((tmp_path / "set").iterdir())) == 4
     assert list(address_sets.within(storage, "set", 99, 351)) == [99, 100, 350]
     assert list(address_sets.within(storage, "set", 101, 300)) == []
     asked = np.array([2_000_000_000, -1, 350, 351, 0, 77_777], np.int64)
     assert address_sets.mask(storage, "set", asked).tolist() == [True, False, True, False, True, False]
+
+
+def test_a_set_has_nothing_of_an_attempt_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_sets, "_SHARD_ROWS", 100)
+    storage = open_storage(str(tmp_path))
+    address_sets.publish(storage, "set", [np.array([7, 250], np.int64)], lambda: None)
+    assert address_sets.publish(storage, "set", [np.array([8], np.int64)], lambda: None) == 1
+    assert list(address_sets.within(storage, "set", 0, 300)) == [8]
 
 
 def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +74,7 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
     repeats = rows[1:4]
 
     def find(parts: object, digest: str) -> int:  # noqa: ARG001
-        return repeated.keep(dataset.storage, digest, [np.array(repeats, np.int64)])
+        return repeated.keep(dataset.storage, digest, [np.array(repeats, np.int64)], lambda: None)
 
     output = read_output(dataset.storage)
     finished = finish(output, input={"uri": "src"}, find_repeated=find)
@@ -100,5 +108,5 @@ def repeated_parts(storage: object) -> list[object]:
 def test_known_repeats_are_not_searched_for_again(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     assert repeated.known(storage, "a" * 64) is None
-    assert repeated.keep(storage, "a" * 64, []) == 0
+    assert repeated.keep(storage, "a" * 64, [], lambda: None) == 0
     assert repeated.known(storage, "a" * 64) == 0

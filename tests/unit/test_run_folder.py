@@ -81,13 +81,13 @@ def test_metrics_go_to_files_that_are_not_touched_again_when_they_are_full(
     sent: list[tuple[str, int]] = []
 
     def recorded(real: Callable[..., FileInfo]) -> Callable[..., FileInfo]:
-        def write(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        def write(self: LocalStorage, path: str, data: Data, *etag: str) -> FileInfo:
             sent.append((path, bytes(data).count(b"\n")))
-            return real(self, path, data)
+            return real(self, path, data, *etag)
 
         return write
 
-    for name in ("create", "publish"):
+    for name in ("create", "replace"):
         monkeypatch.setattr(LocalStorage, name, recorded(getattr(LocalStorage, name)))
     metrics = MetricsLog(run.storage, 0)
     for step in range(1, 2 * FILE_LINES + 11):
@@ -129,13 +129,13 @@ def test_a_run_of_an_older_version_goes_on_in_files_of_its_own(run: RunFolder) -
 def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: LocalStorage, path: str, data: Data) -> FileInfo:  # noqa: ARG001
+    def refuse(self: LocalStorage, path: str, data: Data, *etag: str) -> FileInfo:  # noqa: ARG001
         raise Unavailable(f"{self.uri_of(path)}: away")
 
     metrics = MetricsLog(run.storage, 0)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(LocalStorage, "create", refuse)
-        patch.setattr(LocalStorage, "publish", refuse)
+        patch.setattr(LocalStorage, "replace", refuse)
         for step in range(1, FILE_LINES + 3):
             metrics.add(line(step))
             if step % 500 == 0:
@@ -153,14 +153,14 @@ def test_nobody_waits_for_a_storage_that_takes_its_time_with_metrics(
     back, asked = threading.Event(), list[int]()
 
     def slowed(real: Callable[..., FileInfo]) -> Callable[..., FileInfo]:
-        def write(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        def write(self: LocalStorage, path: str, data: Data, *etag: str) -> FileInfo:
             assert back.wait(60)
             asked.append(bytes(data).count(b"\n"))
-            return real(self, path, data)
+            return real(self, path, data, *etag)
 
         return write
 
-    for name in ("create", "publish"):
+    for name in ("create", "replace"):
         monkeypatch.setattr(LocalStorage, name, slowed(getattr(LocalStorage, name)))
     metrics = MetricsLog(run.storage, 0)
     for step in range(1, 21):

@@ -445,7 +445,7 @@ def test_repeats_are_still_left_out_after_a_rewrite(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
 
     def find(_: object, digest: str) -> int:
-        return repeated.keep(images, digest, [np.array([13])])
+        return repeated.keep(images, digest, [np.array([13])], lambda: None)
 
     finish(read_output(images), input={"uri": "src"}, find_repeated=find)
     rewrite(images, tmp_path, "url http://host/12")
