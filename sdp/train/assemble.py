@@ -164,7 +164,8 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:
     """Return the networks to train, in fp32 on this worker's device, ready to be wrapped; the same on all workers."""
     torch.manual_seed(config.seed)
-    networks = load_networks(
+    make = partial(
+        load_networks,
         model.path,
         text_encoder=config.model.train_text_encoder,
         pretrained=config.model.unet == "pretrained",
@@ -172,6 +173,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         text_device=world.second,
         empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
     )
+    networks = world.together(make)
     for weights in networks.unet.parameters():
         world.copy_main(weights.data)
     unet: Any = networks.unet
@@ -232,7 +234,7 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
             encoder: Any = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
             return encode_text(encoder, _empty_ids(model)).half().numpy()
 
-    embedding: NDArray[np.float16] = world.broadcast(own() if world.is_main else None)
+    embedding: NDArray[np.float16] = world.broadcast(world.together(own if world.is_main else lambda: None))
     return embedding
 
 

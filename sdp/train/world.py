@@ -1,15 +1,18 @@
 """This worker's place among the others, and the small collectives between them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sdp import device as devices
+from sdp.errors import SdpError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,20 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, or raise the main worker's error on all workers, which would wait for it."""
+        try:
+            result = work()
+        except Exception as error:
+            if self.is_main:  # not every error can be pickled
+                self.broadcast(
+                    error if isinstance(error, SdpError) else RuntimeError(f"{type(error).__name__}: {error}")
+                )
+            raise
+        if (reason := self.broadcast(None)) is not None:
+            raise reason
+        return result
 
     def any_of(self, flag: bool) -> bool:
         """Return whether any worker has set a flag."""
