@@ -127,6 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     if not rows:
         print(f"gpu_first_hour: no row {' or '.join(arguments)}; there are {', '.join(row.name for row in ROWS)}")
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="sdp-wheels-") as site:
         _unpack(Path(site))
         machine = _look()
@@ -228,11 +229,14 @@ def _measure(row: Row, results: "Results") -> None:
         late = threading.Event()
 
         def end() -> None:
-            late.set()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
 
-        timer = threading.Timer(row.limit_s, end)
+        def give_up() -> None:
+            late.set()
+            end()
+
+        timer = threading.Timer(row.limit_s, give_up)
         timer.start()
         try:
             for line in process.stdout or ():
@@ -247,6 +251,7 @@ def _measure(row: Row, results: "Results") -> None:
             code = process.wait()
         finally:
             timer.cancel()
+            end()  # or it would go on, and hold the GPU's memory, when this command is ended
     if late.is_set():
         results.add(row, replace=not count, reason=f"ended after {row.limit_s} s")
     elif not count:

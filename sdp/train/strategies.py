@@ -61,6 +61,7 @@ class Replicated(Strategy):
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" and world.second is None else None,
                 gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # they are constants
             )
 
     def forward(self) -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ import pytest
 from scripts.bench import _gpu_checks
 from scripts.bench.gpu_first_hour import ROWS, Machine, Results, Row, _measure
 from tests.process_kit import make_images
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SMI = "#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 535.104.05, 81920 MiB, 3 MiB\n"
@@ -82,6 +83,24 @@ def test_each_case_is_in_the_table_as_soon_as_it_ends_and_later_commands_keep_it
     assert list(figures) == [row.name for row in (first, second, broken, late)]
     assert "No such file or directory: '/nowhere/at/all'" in figures["broken"][0]["reason"]
     assert figures["late"][0]["reason"] == "ended after 2 s"
+
+
+def test_a_command_that_is_ended_leaves_no_row_that_holds_the_gpu(tmp_path: Path) -> None:
+    """The row's process has a session of its own, so nobody else would end it."""
+    code = (
+        "import signal, sys; from pathlib import Path; from scripts.bench import gpu_first_hour as hour\n"
+        "hour.ROWS = (hour.Row('endless', '', 'http.server --bind 127.0.0.1 0', packages=()),)\n"
+        "sys.exit(hour.main(['endless']))"
+    )
+    environ = {**os.environ, "OUT": str(tmp_path), "SDP_BENCH_SMALL": "1"}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL) as process:
+        log = tmp_path / "log.txt"
+        until(lambda: log.exists() and "Serving" in log.read_text(), "the row's process")
+        (row,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        process.terminate()
+        assert process.wait(30) == 143
+    until(lambda: not Path(f"/proc/{row}").exists(), "the row's process is gone")
+    assert figures_of(tmp_path)["endless"][0]["reason"] == "was still running when the command ended"
 
 
 @pytest.mark.slow
