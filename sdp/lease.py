@@ -4,6 +4,7 @@ The holder has created `_lease/<generation>.json` (a create-only write, so one j
 in its time to live. Wall clocks are not trusted: a newcomer watches the newest generation by its own clock, and creates
 the next one if the record does not change during its time to live. A holder counts that time from before its last
 successful heartbeat, so it knows that the lease is lost no later than another job may take over.
+Before it replaces a file, it also looks for a later generation, in case its clock has stood still.
 """
 
 import logging
@@ -182,6 +183,14 @@ class Lease:
         if reason:
             self._lost = reason  # lost for good: another job may already have taken over
             raise Generation(self._storage, self.generation).lost(reason)
+
+    def confirm(self) -> None:
+        """Do the same, and ask the storage, before a write over another job's file.
+
+        The clock of a paused virtual machine stands still.
+        """
+        self.check()
+        Generation(self._storage, self.generation).check()
 
     def release(self) -> None:
         """Let the next job begin at once. May be called more than once."""

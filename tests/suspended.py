@@ -56,9 +56,9 @@ class Suspension:
             pass
         return self._stopped.is_set()
 
-    def go_on(self) -> None:
-        """Let the job go on, after more than its lease's time to live, to its end."""
-        self.clock.now += TTL_S + 1
+    def go_on(self, passed_s: float) -> None:
+        """Let the job go on to its end, after this time by its own clock."""
+        self.clock.now += passed_s
         self._may_go.set()
         self._thread.join()
 

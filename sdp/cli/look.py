@@ -174,7 +174,7 @@ def _take_down(args: Arguments) -> None:
         from sdp.lease import Lease
 
         with Lease.acquire(storage, "sdp audit --rewrite") as lease:
-            parts, blanked = blank(storage, lease.check)
+            parts, blanked = blank(storage, lease.confirm)
         say(f"{counted(blanked, 'row')} blank now, in {counted(parts, 'part')} that were written again")
     rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:

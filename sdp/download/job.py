@@ -83,14 +83,14 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         pending = output.pending()
         begun = runs.begin("download")
         infos, figures = _write_pending(config, output, rules, pending, lease)
-        find_repeated = partial(survey.find_repeated, storage, placement(config), lease.check)
+        find_repeated = partial(survey.find_repeated, storage, placement(config), lease.confirm)
         dataset = manifest.finish(
             output,
             infos=infos,
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
             find_repeated=find_repeated if config.dedup.content else None,
-            check=lease.check,
+            check=lease.confirm,
         )
         work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
@@ -123,7 +123,7 @@ def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: L
     config, rows = settings.config, output.index.rows
     result = survey.load(output.storage, rows)
     if result is None:
-        result = survey.survey_source(config, output, settings.rules, placement(config), lease.check)
+        result = survey.survey_source(config, output, settings.rules, placement(config), lease.confirm)
         other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
         for line in survey.forecast(result.hosts, config.hosts, other_hosts_s):
             say(line)

@@ -37,7 +37,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _features(plan, lease)
         figures = _figures(plan, sets)
-        storage.publish_held(RESULT, to_bytes(figures, config), lease.check)
+        storage.publish_held(RESULT, to_bytes(figures, config), lease.confirm)
     say(table(closing(figures, counts, notes(figures), storage.uri_of(RESULT))))
     return EvaluateSummary(figures)
 

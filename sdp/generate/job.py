@@ -60,7 +60,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
                 "model": f"{model.base} sha256:{model.base.sha256}",
             },
             input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
-            check=lease.check,
+            check=lease.confirm,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
         runs.keep(
@@ -162,7 +162,7 @@ def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig, lea
     pictures = {row["row"]: row["image"] for row in drawn(dataset, present)}
     strips = [Strip(_caption(prompts, number), [*map(pictures.get, rows[number])]) for number in numbers]
     sheet = contact_sheet(strips, side=max(128, min(256, config.resolution)))
-    dataset.storage.publish_held(SHEET, sheet, lease.check)
+    dataset.storage.publish_held(SHEET, sheet, lease.confirm)
     return dataset.storage.uri_of(SHEET)
 
 

@@ -103,8 +103,8 @@ def write_dataset(
             config=config.model_dump(mode="json"),
             models=prepared.models,
             input=prepared.pictures.input,
-            find_repeated=after and partial(after, lease.check),
-            check=lease.check,
+            find_repeated=after and partial(after, lease.confirm),
+            check=lease.confirm,
         )
         ended = record.ended(
             infos,

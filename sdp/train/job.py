@@ -98,7 +98,7 @@ def _run(config: TrainConfig, samples_to_come: float, *, dry_run: bool, begun: b
             cluster.require_gpu_setting("encode", config.encode)
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
-        folder = RunFolder(folder.storage, lease.check)
+        folder = RunFolder(folder.storage, lease.confirm)
         folder.claim(head)
         if (folder.latest() or 0) != plan.state.step:  # another job continued the run until its lease ended
             plan = make_plan(config, begun=begun)
@@ -124,9 +124,9 @@ def _run(config: TrainConfig, samples_to_come: float, *, dry_run: bool, begun: b
 def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
     """Pin the versions of the datasets once for all trainers, which share an epoch's order."""
     if config.data.mode == "offline":
-        open_sources(config, newest=newest, write=lease.check)
+        open_sources(config, newest=newest, write=lease.confirm)
     else:
-        open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.check)
+        open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.confirm)
 
 
 def _train_here(
@@ -145,7 +145,7 @@ def _train_here(
         emit = EmitMetrics(telemetry.begin(config.output.uri))
         callbacks = [*make_callbacks(config, world, emit, show, samples_to_come), CheckLease(lease)]
         try:
-            trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.check)
+            trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
             with on_signals(lambda name: setattr(stop, "reason", name)):
                 reason = trainer.train()
         except Exception as error:

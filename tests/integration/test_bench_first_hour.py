@@ -86,7 +86,7 @@ def test_each_case_is_in_the_table_as_soon_as_it_ends_and_later_commands_keep_it
 
 
 def test_a_command_that_is_ended_leaves_no_row_that_holds_the_gpu(tmp_path: Path) -> None:
-    """The row's process has a session of its own, so nobody else would end it."""
+    """The row's process has a process group of its own, so nobody else would end it."""
     code = (
         "import signal, sys; from pathlib import Path; from scripts.bench import gpu_first_hour as hour\n"
         "hour.ROWS = (hour.Row('endless', '', 'http.server --bind 127.0.0.1 0', packages=()),)\n"

@@ -14,7 +14,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import MANIFEST, Dataset, finish, open_dataset
 from sdp.datasets.parts import iter_rows
 from sdp.datasets.tombstones import Takedown
-from sdp.lease import Lease
+from sdp.lease import TTL_S, Lease
 from sdp.model.checkpoints import TrainState
 from sdp.model.sharded import read_tensors
 from sdp.storage import open_storage
@@ -26,6 +26,8 @@ from tests.kit import accounted, begin_images, make_images, write_images_part, w
 from tests.suspended import Clock, suspensions, take_over
 
 UNIT_ROWS = 21
+EXPIRED_S = TTL_S + 1
+"""Time that a suspended job notices; it notices none where its machine was paused."""
 
 
 def complete(root: Path, lease: Lease, limit: int | None = None) -> Dataset:
@@ -34,12 +36,12 @@ def complete(root: Path, lease: Lease, limit: int | None = None) -> Dataset:
     for work in output.pending():
         lease.check()
         write_images_part(output.storage, work)
-    return finish(output, input={"uri": str(root / "source")}, check=lease.check)
+    return finish(output, input={"uri": str(root / "source")}, check=lease.confirm)
 
 
-@pytest.mark.parametrize("before", [0, 10])
+@pytest.mark.parametrize(("before", "passed_s"), [(0, EXPIRED_S), (10, EXPIRED_S), (10, 0.0)])
 def test_a_suspended_job_leaves_the_dataset_that_another_one_has_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, passed_s: float
 ) -> None:
     write_source(tmp_path / "source", [("a.parquet", 25), ("b.parquet", 17)])
 
@@ -59,7 +61,7 @@ def test_a_suspended_job_leaves_the_dataset_that_another_one_has_completed(
         storage = open_storage(str(root / "images"))
         with take_over(storage) as lease:
             dataset = complete(root, lease)
-        suspended.go_on()
+        suspended.go_on(passed_s)
         at.append(suspended.at)
         assert open_dataset(storage).digest == dataset.digest, suspended.at
         assert sorted(accounted(dataset)) == list(range(42)), suspended.at
@@ -80,21 +82,21 @@ def test_a_suspended_audit_leaves_the_parts_that_another_one_has_rewritten(
     def rewrite(root: Path, clock: Clock) -> None:
         storage = open_storage(str(root / "images"))
         with Lease.acquire(storage, clock=clock) as lease:
-            blank(storage, lease.check)
+            blank(storage, lease.confirm)
 
     for root, suspended in suspensions(monkeypatch, fresh, rewrite):
         storage = open_storage(str(root / "images"))
         tombstones.add(storage, [Takedown("row", "2")])
         with take_over(storage) as lease:
-            blank(storage, lease.check)
-        suspended.go_on()
+            blank(storage, lease.confirm)
+        suspended.go_on(EXPIRED_S)
         (rows,) = iter_rows(storage, "parts/000000000.parquet", ["image"], 9)
         assert [set(image) == {0} for image in rows["image"].to_pylist()] == [False, True, True, False], suspended.at
 
 
 def save(root: Path, lease: Lease, last: int, written: float) -> None:
     """Do what a run does with its folder: continue from the newest checkpoint, and save one at each step."""
-    run = RunFolder(open_storage(str(root / "run")), lease.check)
+    run = RunFolder(open_storage(str(root / "run")), lease.confirm)
     run.claim({"datasets": [], "identity": {}})
     run.record("start", by=written)
     saver = CheckpointManager(run, World(), {}, CheckpointConfig(keep_last=1))
@@ -120,9 +122,9 @@ def state_of(run: RunFolder, step: int) -> tuple[dict[str, str | None], list[dic
     return etags, [line for line in run.metrics() if line["samples"] == 200]
 
 
-@pytest.mark.parametrize(("left_over", "last"), [(False, 2), (False, 3), (True, 2)])
+@pytest.mark.parametrize(("left_over", "last", "passed_s"), [(False, 2, EXPIRED_S), (False, 3, 0.0), (True, 2, 0.0)])
 def test_a_suspended_trainer_leaves_the_checkpoints_that_another_job_has_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, *, left_over: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, passed_s: float, *, left_over: bool
 ) -> None:
     def fresh(number: int) -> Path:
         root = tmp_path / str(number)
@@ -143,7 +145,7 @@ def test_a_suspended_trainer_leaves_the_checkpoints_that_another_job_has_saved(
         with take_over(folder.storage) as lease:
             save(root, lease, last, 200.0)
         before = state_of(folder, last)
-        suspended.go_on()
+        suspended.go_on(passed_s)
         at.append(suspended.at)
         assert folder.latest() == last, suspended.at
         assert state_of(folder, last) == before, suspended.at

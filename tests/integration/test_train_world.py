@@ -1,4 +1,4 @@
-"""What workers learn from each other as they start."""
+"""The start of several workers, and the end of all when one cannot start."""
 
 import time
 from pathlib import Path

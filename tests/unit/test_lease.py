@@ -338,6 +338,17 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
     assert not on_disk(storage, 1).released
 
 
+def test_a_later_generation_is_found_before_a_write_although_the_clock_stands_still(
+    storage: Storage, leave: Callable[..., Record]
+) -> None:
+    with Lease.acquire(storage, ttl_s=3000.0, clock=Clock()) as lease:  # no heartbeat comes between
+        lease.confirm()
+        leave(generation=2)
+        lease.check()
+        with pytest.raises(LeaseLost, match="generation 2 has taken over"):
+            lease.confirm()
+
+
 def test_a_new_lease_by_another_job_after_the_output_was_deleted_ends_this_one(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:
