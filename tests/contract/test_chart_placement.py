@@ -199,8 +199,8 @@ def test_helm_test_asks_the_head_with_the_token_and_no_right_at_kubernetes(rende
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     assert spec["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in spec, "it needs no role at the storage"
-    assert container["command"][-2:] == ["cluster", "http://sdp-head-svc:8265"]
-    assert container["args"] == ["--ray-version=2.60.0", "--nodes=3"], "the head and the groups' minReplicas"
+    assert container["command"] == ["python", "-c", (CHART / "files" / "helm_test.py").read_text()]
+    assert container["args"] == ["http://sdp-head-svc:8265", "2.60.0", "3"], "the head and the groups' minReplicas"
     (variable,) = container["env"]
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "sdp", "key": "auth_token"}
     labels = pod["metadata"]["labels"]
@@ -234,7 +234,7 @@ def test_helm_test_has_no_token_where_none_is_asked_for_and_one_s_own_secret_whe
 @NEEDS_HELM
 def test_helm_test_counts_fixed_pods_without_the_autoscaler(render: Render) -> None:
     pod = helm_test_pod(render("minimal", *STATIC))
-    assert pod["spec"]["containers"][0]["args"][1] == "--nodes=14"
+    assert pod["spec"]["containers"][0]["args"][2] == "14"
 
 
 def test_the_charts_say_who_makes_them_and_what_a_release_publishes() -> None:
