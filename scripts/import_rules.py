@@ -111,7 +111,8 @@ CONSOLE_NAMES = frozenset({"cli", "console", "__main__"})
 SLEEPS: Mapping[str, str] = {
     "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
     "sdp/supervisor.py": "it polls storage for another job's manifest, and stays until its pod is ended",
-    "sdp/kube/api.py": "the pause before a request to the API server is repeated",
+    "sdp/kube/logs.py": "the pause before a job's state is read again",
+    "sdp/kube/submit.py": "the pause before a request to create a job is repeated",
     "sdp/kube/leave.py": "the children of other processes are polled",
     "sdp/exporter/events.py": "the pause before a driver that failed is asked again",
 }

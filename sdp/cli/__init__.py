@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -165,9 +165,7 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
         print(_help(commands), file=sys.stdout if words else sys.stderr)
         return 0 if words else UsageError.exit_code
     if words[0] == "--version":
-        from sdp.cli.machine import versions
-
-        print("\n".join(versions()))
+        print("\n".join(_versions()))
         return 0
     try:
         command, rest = _find(words, commands)
@@ -209,9 +207,23 @@ def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command, list[
     names = list(dict.fromkeys(command.name.split()[0] for command in commands))
     what = "option" if first.startswith("-") else "command"
     near = nearest(first, ["--help", "--version"] if what == "option" else names, "sdp", "sdp ")
-    if first.partition("=")[0] in ("-q", "--quiet", "-v", "--verbose", "--log-format", "--config", "--set"):
-        near = f"options follow the command: sdp COMMAND {first}"
     raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
+
+
+def _versions() -> Iterator[str]:
+    """Yield the versions of sdp and of its main dependencies."""
+    import platform
+    from importlib import metadata
+
+    from sdp import __version__
+
+    yield f"sdp {__version__}"
+    yield f"python {platform.python_version()} ({platform.system()} {platform.release()})"
+    for name in ("torch", "ray", "diffusers", "transformers", "pyarrow"):
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            yield f"{name} not installed"
 
 
 def _help(commands: Sequence[Command]) -> str:

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
+from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
-from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, UsageError, all_of, argument, command, say
-from sdp.console import table
-from sdp.errors import UserError
+from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, all_of, argument, command, say
 
 _ACCESS = all_of(
     argument("--namespace NAME", "the cluster's namespace (default: the context's)"),
@@ -17,10 +16,9 @@ _CLUSTER = argument("--cluster NAME", "the RayCluster (default: `sdp`, or the on
 
 
 def _api(args: Arguments) -> Any:
-    from sdp.kube.access import access
-    from sdp.kube.api import Api
+    from sdp.kube.access import connect
 
-    return Api(access(args.context), args.namespace)
+    return connect(args.context, args.namespace)
 
 
 @command(CLUSTER, "submit train --set max_steps=1000")
@@ -55,7 +53,7 @@ def submit(args: Arguments) -> int:
 @JSON
 @_ACCESS
 def status(args: Arguments) -> None:
-    """Show the clusters and jobs of a namespace, or one of them with its events."""
+    """Show the clusters and jobs of a namespace, or one of them."""
     from sdp.kube.status import status
 
     print(status(_api(args), args.name, as_json=args.json))
@@ -64,17 +62,16 @@ def status(args: Arguments) -> None:
 @command(CLUSTER, "logs sdp-train-x7k2p --follow")
 @argument("NAME", "the RayJob")
 @argument("--follow", "follow the log until the job ends, and exit with the job's exit code")
-@argument("--lines N", "print only the last N lines", type=int, default=-1)
 @_ACCESS
 def logs(args: Arguments) -> int:
     """Print a job's log, or follow it until the job has ended."""
-    if args.lines != -1 and args.lines < 1:
-        raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
-    if args.follow and args.lines != -1:
-        raise UsageError("logs: --lines: not used with --follow, which begins at the first line; leave out one of them")
-    from sdp.kube.logs import logs
+    from sdp.kube.logs import follow, log_text
 
-    return logs(_api(args), args.name, say, following=args.follow, lines=args.lines)
+    api = _api(args)
+    if args.follow:
+        return follow(api, args.name, say)
+    sys.stdout.write(log_text(api, args.name))
+    return 0
 
 
 @command(CLUSTER, "stop sdp-train-x7k2p")
@@ -92,44 +89,26 @@ def stop(args: Arguments) -> None:
 @command(CLUSTER, "doctor --namespace sdp")
 @_CLUSTER
 @argument("--manifest FILE", "check the output of helm template before it is applied; - is stdin")
-@argument("--local", "describe this machine instead, for a bug report")
 @JSON
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
+    from sdp.kube.doctor import examine, examine_pod, mounted_texts, read_manifests
 
-    if args.local:
-        return _describe_here(as_json=args.json)
-    from sdp.kube.doctor import as_json, examine, totals
-    from sdp.kube.site import Site, mounted_texts, read_manifests
-
-    rendered = []
-    if args.manifest:
-        try:
-            text = sys.stdin.read() if args.manifest == "-" else Path(args.manifest).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"doctor: --manifest: {args.manifest}: cannot be read ({error})") from error
-        rendered = read_manifests(text, args.manifest)
-    site, why = None, ""
-    try:
-        site = Site(_api(args), args.cluster, rendered)
-    except UserError as error:
-        if not mounted_texts():
-            raise
-        why = str(error)
-    findings = []
-    for finding in examine(site, why):
-        findings.append(finding)
+    texts = mounted_texts()
+    if texts and not args.manifest:
+        findings = examine_pod(texts)
+    else:
+        rendered = read_manifests(args.manifest) if args.manifest else []
+        findings = examine(_api(args), args.cluster, rendered)
+    results = []
+    for finding in findings:
+        results.append(asdict(finding))
         if not args.json:
             print(finding, flush=True)
-    print(as_json(findings) if args.json else totals(findings))
-    return int(any(finding.state == "failed" for finding in findings))
-
-
-def _describe_here(*, as_json: bool) -> int:
-
-    from sdp.cli.machine import describe
-
-    lines = list(describe())
-    print(json.dumps([list(line) for line in lines], indent=2) if as_json else table(lines))
-    return 0
+    counts = Counter(result["state"] for result in results)
+    if args.json:
+        print(json.dumps({"ok": not counts["failed"], "findings": results}, indent=2))
+    else:
+        print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed")
+    return int(counts["failed"] > 0)

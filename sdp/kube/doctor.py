@@ -4,71 +4,81 @@ Each check looks at one thing. None changes anything, except that an object of 6
 deleted again.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from sdp.errors import SdpError, UserError
-from sdp.kube import check_cluster, check_jobs
-from sdp.kube.api import Forbidden, Unreachable
-from sdp.kube.site import Finding, Site, failed, mounted_texts, warning
+import yaml
 
-Check = Callable[[Site], Iterable[Finding]]
+from sdp.errors import SdpError, UserError, one_line
+from sdp.kube import Finding, Object, check_cluster, check_jobs
+from sdp.kube.api import Api, Forbidden
+from sdp.kube.clusters import job_texts, jobs_map, yaml_entries
+from sdp.kube.rayjob import JOBS_FOLDER
 
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("CRDs", check_cluster.resources),
-    ("operator", check_cluster.operator),
-    ("cluster", check_cluster.cluster),
-    ("groups", check_cluster.groups),
-)
+T = TypeVar("T")
 
 
-def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = None) -> Iterator[Finding]:
-    """Yield every finding. `no_site` is the reason for checking without a cluster, as in a pod without an account."""
-    texts = mounted_texts(jobs_folder)
-    in_pod = bool(texts)
-    if site is None:
-        finding = warning if in_pod else failed
-        yield finding("server", no_site, "the checks of Kubernetes are skipped" if in_pod else "")
-    else:
-        server = list(run_check("server", check_cluster.server, site))
-        yield from server
-        if server[0].state == "failed":
-            site = None
-    if site is not None:
-        for name, check in CHECKS:
-            yield from run_check(name, check, site)
-        if site.rendered or not in_pod:
-            try:
-                texts = site.texts
-            except SdpError as error:
-                yield warning("jobs", f"cannot read the cluster's configurations: {error}")
+def mounted_texts(folder: Path = Path(JOBS_FOLDER)) -> dict[str, str]:
+    """Return the jobs' configurations in a pod of the chart; {} elsewhere."""
+    return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.yaml"))}
+
+
+def examine_pod(texts: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the jobs in a pod of the chart, which has no account at the API server, with the pod's credentials."""
+    yield Finding("server", "warning", "the checks of Kubernetes are skipped in a pod")
     drafts, findings = check_jobs.read(texts)
     yield from findings
-    if site is not None:
-        yield from run_check("placement", lambda site: check_jobs.accelerators(drafts, site.cluster_or_none), site)
-    yield from check_jobs.memory(drafts)
-    yield from check_jobs.access(drafts, in_pod=in_pod)
+    yield from check_jobs.access(drafts, in_pod=True)
 
 
-def run_check(name: str, check: Check, site: Site) -> Iterator[Finding]:
-    """Yield a check's findings, or one that says why the check failed."""
+def examine(api: Api, cluster_name: str | None = None, rendered: Sequence[Object] = ()) -> Iterator[Finding]:
+    """Check a cluster as it exists, or as rendered manifests would create it."""
     try:
-        yield from check(site)
+        version = api.get("/version").get("gitVersion", "of unknown version")
+    except SdpError as error:
+        yield Finding("server", "failed", str(error))
+        return
+    where = f"context {api.context}" if api.context else "this pod's cluster"
+    yield Finding("server", "ok", f"Kubernetes {version} answers ({where}, namespace {api.namespace})")
+    yield from _guarded("CRDs", check_cluster.resources(api))
+    yield from _guarded("operator", check_cluster.operator(api))
+    cluster = yield from _guarded("cluster", check_cluster.cluster(api, cluster_name, rendered))
+    if cluster is None:
+        return
+    yield from _guarded("groups", check_cluster.groups(api, cluster))
+    drafts = (yield from _guarded("jobs", _jobs(api, cluster, rendered))) or []
+    yield from check_jobs.placement(drafts, cluster)
+    yield from check_jobs.access(drafts, in_pod=False)
+
+
+def _jobs(api: Api, cluster: Object, rendered: Sequence[Object]) -> Generator[Finding, None, list[check_jobs.JobDraft]]:
+    maps = {item["metadata"]["name"]: item for item in rendered if item["kind"] == "ConfigMap"}
+    texts = yaml_entries(maps.get(jobs_map(cluster), {})) if rendered else job_texts(api, cluster)
+    drafts, findings = check_jobs.read(texts)
+    yield from findings
+    return drafts
+
+
+def _guarded(name: str, check: Generator[Finding, None, T]) -> Generator[Finding, None, T | None]:
+    """Yield a check's findings, or one that says why the check failed; return its result."""
+    try:
+        return (yield from check)
     except Forbidden as error:
-        yield warning(name, f"not checked: {error}")
-    except (UserError, Unreachable) as error:
-        yield failed(name, str(error))
+        yield Finding(name, "warning", f"not checked: {error}")
+    except SdpError as error:
+        yield Finding(name, "failed", str(error))
+    return None
 
 
-def totals(findings: Sequence[Finding]) -> str:
-    """Return the summary line."""
-    counts = {state: sum(finding.state == state for finding in findings) for state in ("failed", "warning", "ok")}
-    return f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed"
-
-
-def as_json(findings: Sequence[Finding]) -> str:
-    """Return all findings as JSON."""
-    healthy = all(finding.state != "failed" for finding in findings)
-    return json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
+def read_manifests(file: str) -> list[Object]:
+    """Read a file that `helm template` wrote; `-` is standard input."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        objects = [document for document in yaml.safe_load_all(text) if document]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--manifest: {file}: expected a file of YAML ({one_line(error)})") from error
+    if not all(isinstance(document, dict) and "kind" in document for document in objects):
+        raise UserError(f"--manifest: {file}: expected Kubernetes objects; helm template writes them")
+    return objects

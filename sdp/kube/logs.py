@@ -6,100 +6,66 @@ Neither following a job nor ending that affects the job.
 import sys
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
-
-from urllib3.exceptions import HTTPError
-from websocket import WebSocketException, WebSocketTimeoutException
 
 from sdp.errors import SdpError, UserError
 from sdp.kube import Say
-from sdp.kube.api import Api, Missing, Unreachable, pause
-from sdp.kube.dashboard import Dashboard, RayRefused
+from sdp.kube.api import Api, Missing, Unreachable
+from sdp.kube.head import RayHead
 from sdp.kube.state import JobState, job_state
 
-
-class _ReaderGone(Exception):
-    """The reader of standard output has closed it; unlike BrokenPipeError, never a network failure."""
-
-
-def _write_out(out: BinaryIO, data: bytes) -> None:
-    try:
-        out.write(data)
-        out.flush()
-    except BrokenPipeError as error:
-        raise _ReaderGone from error
+POLL_S = 2.0
+"""Pause before a job's state is read again."""
+LOST_S = 900.0
+"""Time without a response from the API server after which following a job ends."""
 
 
-def logs(
-    api: Api, name: str, say: Say, *, following: bool = False, lines: int = -1, out: BinaryIO | None = None
-) -> int:
-    """Write a job's log to standard output; if following, until the job has ended, and return its exit code."""
-    target = out or sys.stdout.buffer
-    state = find_job(api, name)
-    if following:
-        return follow(api, name, target, say)
-    if not state.submission or state.started is None:
+def log_text(api: Api, name: str) -> str:
+    """Return a job's log so far."""
+    state = read_job(api, name)
+    if not state.has_log:
         cause = f" ({state.message})" if state.message else ""
         raise UserError(f"logs: {name} has not started: it is {state.state}{cause}; --follow waits for it")
-    try:
-        with Dashboard(api, state.cluster).log(state.submission, lines=lines) as response:
-            while chunk := response.read1(65_536):
-                _write_out(target, chunk)
-    except _ReaderGone as error:
-        raise BrokenPipeError from error
-    except Missing as error:
-        raise UserError(f"logs: cluster {state.cluster!r} is gone, and the log of {name} with it") from error
-    except RayRefused as error:
-        raise UserError(f"logs: the head of {state.cluster!r} has no log of {name}: {error}") from error
-    except (HTTPError, OSError) as error:
-        raise Unreachable(f"logs: the head of {state.cluster!r} closed the log ({error}); try again") from error
-    return 0
+    return RayHead(api, state.cluster).log(state.submission)
 
 
-def find_job(api: Api, name: str) -> JobState:
-    """Return a RayJob's state; if it does not exist, raise an error that lists the others."""
-    try:
-        return job_state(api.get(api.path("rayjobs", name)))
-    except Missing as error:
-        have = ", ".join(rayjob["metadata"]["name"] for rayjob in api.list(api.path("rayjobs"))[:10]) or "none"
-        raise UserError(f"no RayJob {name!r} in namespace {api.namespace!r}; it has {have}") from error
+def read_job(api: Api, name: str) -> JobState:
+    """Return a RayJob's state."""
+    return job_state(api.get(api.path("rayjobs", name)))
 
 
-def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
+def follow(api: Api, name: str, say: Say) -> int:
     """Report a job's state and copy its log until it has ended; return its exit code.
 
     A log whose connection breaks is continued where it broke, or begun again if the head was replaced.
     """
     copied: dict[tuple[str, str], int] = {}  # bytes of the log, by submission and head
     whole, reported, failure = "", "", ""
+    out = sys.stdout.buffer
     try:
         for state in states(api, name, say):
             line = f"{name}: {state.state}{f' ({state.message})' if state.message else ''}"
             if line != reported:
                 reported = line
                 say(line)
-            has_log = state.submission and (state.state == "running" or (state.finished and state.started))
-            if not has_log or whole == state.submission:
+            if not state.has_log or whole == state.submission:
                 continue
             try:
-                dashboard = Dashboard(api, state.cluster)
-                log = state.submission, dashboard.head_pod()
+                head = RayHead(api, state.cluster)
+                log = state.submission, head.pod
                 skip = copied.setdefault(log, 0)
-                for chunk in dashboard.tail(state.submission):
-                    if new := chunk[skip:]:
-                        _write_out(out, new)
-                        copied[log] += len(new)
-                    skip = max(0, skip - len(chunk))
+                for chunk in head.tail(state.submission):
+                    new, skip = chunk[skip:], max(0, skip - len(chunk))
+                    out.write(new)
+                    out.flush()
+                    copied[log] += len(new)
                 whole = state.submission
-            except WebSocketTimeoutException:
+            except TimeoutError:
                 continue  # a job that is silent
-            except (SdpError, WebSocketException, HTTPError, OSError) as error:
+            except SdpError as error:
                 if str(error) != failure:
                     failure = str(error)
                     say(f"the log is interrupted: {error}")
         return state.exit_code
-    except _ReaderGone as error:
-        raise BrokenPipeError from error
     except KeyboardInterrupt as error:
         error.add_note(f"the job continues; sdp logs {name} --follow follows it again, sdp stop {name} ends it")
         raise
@@ -107,25 +73,23 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
 
 def states(api: Api, name: str, say: Say) -> Iterator[JobState]:
     """Yield a job's state repeatedly until it has ended; retry up to a deadline if the API server does not answer."""
-    lost_at, attempt = 0.0, 0
+    lost_at: float | None = None
     while True:
         try:
-            state = job_state(api.get(api.path("rayjobs", name)))
+            state = read_job(api, name)
         except Missing as error:
             raise Missing(f"{name}: this RayJob was deleted, and the job with it; sdp submit runs it again") from error
         except Unreachable as error:
-            if not attempt:
+            if lost_at is None:
                 lost_at = time.monotonic()
-                say(f"{error}; retrying for up to {api.timing.lost_s / 60:.3g} minutes, the job continues")
-            if time.monotonic() - lost_at > api.timing.lost_s:
+                say(f"{error}; retrying for up to {LOST_S / 60:.3g} minutes, the job continues")
+            if time.monotonic() - lost_at > LOST_S:
                 raise Unreachable(f"{error}; gave up, sdp logs {name} --follow tries again") from error
-            pause(api.timing.pause(attempt))
-            attempt += 1
-            continue
-        if attempt:
-            say("the API server answers again")
-        attempt = 0
-        yield state
-        if state.finished:
-            return
-        pause(api.timing.poll_s)
+        else:
+            if lost_at is not None:
+                lost_at = None
+                say("the API server answers again")
+            yield state
+            if state.finished:
+                return
+        time.sleep(POLL_S)

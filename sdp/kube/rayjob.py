@@ -30,10 +30,7 @@ LARGEST_CONFIG = 100_000
 """Bytes. Linux allows 131,072 in one environment variable."""
 LONGEST_NAME = 47
 """KubeRay's limit for a RayJob's name."""
-_REST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_BREAKS = frozenset("\x85\u2028\u2029")
-"""Characters that only YAML 1.1 treats as line breaks."""
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of Kubernetes' generated name suffixes, which cannot form words."""
 
@@ -54,7 +51,8 @@ def make_rayjob(
     """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
 
     Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs; `overrides` are arguments of
-    `--set`. Without `name` the RayJob's name is generated from the job's and five characters.
+    `--set`. Without `name` the RayJob's name is made of the job's and five characters, here rather than by Kubernetes,
+    so that a repeated request does not create a second one.
     """
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
@@ -66,19 +64,22 @@ def make_rayjob(
             )
         config = [CONFIG_FLAG, CONFIG_ENV]
         env[CONFIG_ENV] = config_text
+    if name is None:
+        name = f"sdp-{job}-{''.join(secrets.choice(_SUFFIX) for _ in range(5))}"
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise UserError(
+            f"--name: expected at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first, "
+            f"got {name!r}"
+        )
     sets = [word for override in overrides for word in ("--set", override)]
-    words = ["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]
-    if name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
-        raise UserError(f"--name: required for a job with a name as long as {job!r}; at most {LONGEST_NAME} characters")
-    named = {"generateName": f"sdp-{job}-"} if name is None else {"name": checked_name(name)}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind_of(job)}},
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": job}},
         "spec": {
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": cluster},
-            "entrypoint": shlex.join(words),
+            "entrypoint": shlex.join(["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]),
             "runtimeEnvYAML": as_yaml({"env_vars": env}),
         },
     }
@@ -90,12 +91,9 @@ def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
     if CONFIG_FLAG not in words:
         return words
     at = words.index(CONFIG_FLAG)
-    name = words[at + 1] if at + 1 < len(words) else ""
-    text = environ.get(name)
+    text = environ.get("".join(words[at + 1 : at + 2]))
     if text is None:
-        raise UserError(
-            f"{CONFIG_FLAG}: expected a variable that holds the configuration, got {name!r}; submit it again"
-        )
+        raise UserError(f"{CONFIG_FLAG}: expected a variable that holds the configuration; submit the job again")
     file = Path(folder) / f"{words[0]}.yaml"
     file.write_text(text, encoding="utf-8", newline="")
     return [*words[:at], "--config", str(file), *words[at + 2 :]]
@@ -108,46 +106,11 @@ def checked_job(job: str, kinds: Sequence[str]) -> str:
         near = nearest(kind, kinds)
         hint = f"did you mean {near}{hyphen}{name}?" if near else "see sdp submit --help"
         raise UserError(f"submit: JOB: expected {', '.join(kinds)}, or one of these and -NAME, got {job!r}; {hint}")
-    if hyphen and not _REST.fullmatch(name):
+    if not _NAME.fullmatch(job):
         raise UserError(f"submit: JOB: expected lower-case letters, digits and hyphens after {kind}-, got {job!r}")
     return job
 
 
-def with_name(rayjob: Object) -> Object:
-    """Return the RayJob with its name generated here, so that a repeated request does not create a second one."""
-    metadata = dict(rayjob["metadata"])
-    prefix = metadata.pop("generateName", None)
-    if prefix is None:
-        return rayjob
-    ending = "".join(secrets.choice(_SUFFIX) for _ in range(5))
-    return {**rayjob, "metadata": {"name": f"{prefix}{ending}", **metadata}}
-
-
-def checked_name(name: str) -> str:
-    """Return a name that KubeRay accepts for a RayJob."""
-    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise UserError(
-            f"--name: expected at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first, "
-            f"got {name!r}"
-        )
-    return name
-
-
 def as_yaml(data: Any) -> str:
-    """Return YAML for people: multi-line text as blocks, keys in order."""
-    text: str = yaml.dump(data, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=10**6)
-    return text
-
-
-class _Readable(yaml.SafeDumper):
-    """A dumper that writes multi-line text as blocks where YAML allows it."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    if _BREAKS & set(text):  # PyYAML would read them back as spaces
-        style = '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Readable.add_representer(str, _text)
+    """Return YAML with keys in order."""
+    return str(yaml.safe_dump(data, sort_keys=False, width=10**6))

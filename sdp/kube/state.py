@@ -7,13 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from sdp.errors import one_line
-from sdp.kube.rayjob import JOBS_FOLDER
 
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
 """The final states of a RayJob."""
 
 _WAITING = {"": "new", "Initializing": "waiting", "ValidationFailed": "refused"}
-_BY_CONFIG = re.compile(rf"sdp\.supervisor \S+ --config {JOBS_FOLDER}/(\S+)\.yaml(?= |$)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
@@ -31,17 +29,16 @@ class JobState:
     """Ray's id of the job; empty until it has one."""
     started: datetime | None
     ended: datetime | None
-    attempts: int
     message: str
     """The reason for the state in one line, if there is one."""
     finished: bool
     exit_code: int
     """A finished job's exit code: 0, 2 for an error that the user can fix, else 1."""
 
-    def took_s(self, now: datetime) -> float | None:
-        if self.started is None:
-            return None
-        return max(0.0, ((self.ended or now) - self.started).total_seconds())
+    @property
+    def has_log(self) -> bool:
+        """Return whether the job's driver has begun."""
+        return bool(self.submission) and self.started is not None and self.state != "pending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,6 @@ class ClusterState:
     wanted: int
     head: str
     """The head's pod; empty if there is none."""
-    started: datetime | None
     message: str
     refused: bool
     """True if Kubernetes refuses to create its pods, for example because a quota is used up."""
@@ -67,63 +63,46 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
     deployment, ray_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     times = status.get("rayJobInfo") or {}
     finished = deployment in ENDED
-    started = moment(times.get("startTime")) or (moment(status.get("startTime")) if ray_status else None)
-    attempts = int(status.get("failed") or 0) + int(status.get("succeeded") or 0)
+    state = _WAITING.get(deployment, deployment.lower())
+    if deployment in ("Running", "Complete"):
+        state = (ray_status or {"Running": "pending", "Complete": "succeeded"}[deployment]).lower()
     message = str(status.get("message") or "")
     return JobState(
         name=metadata["name"],
-        job=_job(metadata, spec),
-        state=_state(deployment, ray_status),
+        job=str((metadata.get("labels") or {}).get("sdp/job", "")),
+        state=state,
         cluster=status.get("rayClusterName") or (spec.get("clusterSelector") or {}).get("ray.io/cluster", ""),
         submission=status.get("jobId", ""),
-        started=started,
-        ended=moment(times.get("endTime") or status.get("endTime")) if finished else None,
-        attempts=attempts if finished else attempts + (started is not None),
+        started=_moment(times.get("startTime") or (status.get("startTime") if ray_status else None)),
+        ended=_moment(times.get("endTime") or status.get("endTime")) if finished else None,
         message="" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message),
         finished=finished,
         exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
     )
 
 
-def _job(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """Return the name of the cluster's configuration that the job uses, or else its kind, by its label."""
-    kind = str((metadata.get("labels") or {}).get("sdp/job", ""))
-    match = _BY_CONFIG.search(str(spec.get("entrypoint") or "")) if kind else None
-    return match[1] if match else kind
-
-
-def _state(deployment: str, ray_status: str) -> str:
-    if deployment == "Running":
-        return (ray_status or "pending").lower()
-    if deployment == "Complete":
-        return (ray_status or "succeeded").lower()
-    return _WAITING.get(deployment, deployment.lower())
-
-
 def _reason(status: Mapping[str, Any], message: str) -> str:
     """Return the message's first line, or the state of a cluster that the job waits for."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
     reason = str(status.get("reason") or "")
-    if lines:
-        first = lines[0].removesuffix(", last available logs (truncated to 20,000 chars):")
-        return first if not reason or reason == "AppFailed" else f"{reason}: {first}"
+    if message.strip():
+        first = message.strip().splitlines()[0].removesuffix(", last available logs (truncated to 20,000 chars):")
+        return first if reason in ("", "AppFailed") else f"{reason}: {first}"
     if not reason and status.get("jobDeploymentStatus") == "Initializing":
-        return trouble(status.get("rayClusterStatus") or {}) or "the cluster is not ready yet"
+        return _trouble(status.get("rayClusterStatus") or {}) or "the cluster is not ready yet"
     return reason
 
 
 def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
     """Return the state of a RayCluster."""
-    metadata, status = raycluster["metadata"], raycluster.get("status") or {}
+    status = raycluster.get("status") or {}
     state = status.get("state") or "starting"
     return ClusterState(
-        name=metadata["name"],
+        name=raycluster["metadata"]["name"],
         state=state,
         workers=int(status.get("readyWorkerReplicas") or 0),
         wanted=int(status.get("desiredWorkerReplicas") or 0),
         head=(status.get("head") or {}).get("podName", ""),
-        started=moment(metadata.get("creationTimestamp")),
-        message="" if state == "ready" else trouble(status),
+        message="" if state == "ready" else _trouble(status),
         refused=any(
             condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
             for condition in status.get("conditions") or ()
@@ -131,7 +110,7 @@ def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
     )
 
 
-def trouble(status: Mapping[str, Any]) -> str:
+def _trouble(status: Mapping[str, Any]) -> str:
     """Return the problem that a RayCluster reports, in one line."""
     for condition in status.get("conditions") or ():
         kind, holds = condition.get("type"), condition.get("status") == "True"
@@ -141,6 +120,6 @@ def trouble(status: Mapping[str, Any]) -> str:
     return one_line(status.get("reason") or "")
 
 
-def moment(text: str | None) -> datetime | None:
+def _moment(text: str | None) -> datetime | None:
     """Parse a time as Kubernetes writes it."""
     return datetime.fromisoformat(text) if text else None

@@ -1,14 +1,14 @@
 """`sdp stop`: ends a job, with time for a last checkpoint."""
 
 import time
+from contextlib import suppress
 
 from sdp.errors import SdpError
 from sdp.kube import Say
-from sdp.kube.api import Api, Missing, Unreachable
-from sdp.kube.dashboard import Dashboard, RayRefused
-from sdp.kube.logs import find_job, states
+from sdp.kube.api import Api, Missing
+from sdp.kube.head import RayHead
+from sdp.kube.logs import read_job, states
 from sdp.kube.rayjob import STOP_WAIT_S
-from sdp.kube.state import JobState
 
 NOTICED_S = 60.0
 """Time for the operator to notice that a job has ended."""
@@ -20,45 +20,35 @@ def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = Fal
     KubeRay cannot suspend a job on a shared cluster, so Ray stops the job, and its RayJob stays as a record; the RayJob
     of a job that has not started is deleted.
     """
-    state = find_job(api, name)
+    state = read_job(api, name)
     if state.finished:
         say(f"{name} has already ended: {state.state}")
-    elif not state.submission or state.started is None:
-        say(f"{name} had not started; deleting its RayJob")
+    elif not state.has_log:
+        say(f"{name} had not started")
         delete = True
     else:
-        _stop(api, state, delete=delete, say=say)
+        try:
+            RayHead(api, state.cluster).stop(state.submission)
+            say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
+        except SdpError as error:
+            if not delete:
+                raise type(error)(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
+            say(str(error))
+            wait = False
         if wait:
             _wait(api, name, say)
     if delete:
-        try:
+        with suppress(Missing):
             api.delete(api.path("rayjobs", name))
-        except Missing:
-            return
-        if state.finished:
-            say(f"deleted the RayJob {name}")
-
-
-def _stop(api: Api, state: JobState, *, delete: bool, say: Say) -> None:
-    name = state.name
-    try:
-        stopping = Dashboard(api, state.cluster).stop(state.submission)
-    except (Missing, Unreachable, RayRefused) as error:
-        if not delete:
-            raise SdpError(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
-        say(f"{error}; deleting the RayJob anyway")
-        return
-    message = f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint"
-    say(message if stopping else f"{name} is ending")
+        say(f"deleted the RayJob {name}")
 
 
 def _wait(api: Api, name: str, say: Say) -> None:
-    seconds = STOP_WAIT_S + NOTICED_S
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + STOP_WAIT_S + NOTICED_S
     try:
         for state in states(api, name, say):
             if not state.finished and time.monotonic() > deadline:
-                raise SdpError(f"{name} is still {state.state} after {seconds:.0f} s; sdp stop {name} --delete ends it")
+                raise SdpError(f"{name} is still {state.state}; sdp stop {name} --delete ends it")
     except Missing:
         return
     except KeyboardInterrupt as error:

@@ -2,25 +2,24 @@
 
 import contextlib
 import re
-import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO
 
 from sdp.config import JOBS, JobConfig, draft, keys, load
 from sdp.errors import UserError
 from sdp.kube import Object, Say
-from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable, pause
+from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.logs import follow
-from sdp.kube.rayjob import DEFAULT_CLUSTER, as_yaml, checked_job, kind_of, make_rayjob, with_name
-from sdp.kube.state import cluster_state, job_state
+from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, as_yaml, checked_job, kind_of, make_rayjob
+from sdp.kube.state import job_state
 
-DELETED_POLLS = 20
-"""Requests, each half second, after which a deleted RayJob is no longer waited for."""
+TRIES, PAUSE_S = 20, 1.0
+"""Requests to create a RayJob, while an earlier one of its name is deleted or the server is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,101 +35,84 @@ class Submission:
     name: str | None = None
     follow: bool = True
 
+    def rayjob(self, text: str | None, cluster: str) -> Object:
+        return make_rayjob(self.job, text, cluster=cluster, name=self.name, overrides=self.overrides)
 
-def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = None) -> int:
+
+def submit(api: Api, submission: Submission, say: Say) -> int:
     """Submit a job; return its exit code if it is followed, else 0."""
-    checked_job(submission.job, tuple(JOBS))
     text = _checked_file(submission, say)
     cluster = find_cluster(api, submission.cluster)
     if text is None:
         _check_against(api, cluster, submission, say)
-    where = cluster["metadata"]["name"]
-    rayjob = _rayjob(submission, text, where)
-    state = cluster_state(cluster)
-    if state.state != "ready":
-        cause = f": {state.message}" if state.message else ""
-        say(f"the cluster {where!r} is {state.state}{cause}; the job waits for it")
-    _mention_others(api, submission, where, say)
-    name = create(api, rayjob, say)
+    where: str = cluster["metadata"]["name"]
+    name = create(api, submission.rayjob(text, where), say)
     say(f"submitted {name} to cluster {where!r} in namespace {api.namespace!r}")
     if not submission.follow:
         say(f"sdp logs {name} --follow shows its log, sdp status {name} its state, sdp stop {name} ends it")
         return 0
-    return follow(api, name, out or sys.stdout.buffer, say)
+    return follow(api, name, say)
 
 
 def dry_run(submission: Submission, say: Say) -> str:
     """Return the RayJob as YAML for kubectl create, without a cluster: without --config, only --set is checked."""
-    checked_job(submission.job, tuple(JOBS))
-    return as_yaml(_rayjob(submission, _checked_file(submission, say), submission.cluster or DEFAULT_CLUSTER))
-
-
-def _rayjob(submission: Submission, text: str | None, cluster: str) -> Object:
-    return make_rayjob(submission.job, text, cluster=cluster, name=submission.name, overrides=submission.overrides)
+    return as_yaml(submission.rayjob(_checked_file(submission, say), submission.cluster or DEFAULT_CLUSTER))
 
 
 def create(api: Api, rayjob: Object, say: Say) -> str:
     """Create a RayJob once, even if a response is lost, and replace a finished one; return its name."""
-    rayjob = with_name(rayjob)
     name: str = rayjob["metadata"]["name"]
-    unsure = False
-    for attempt in range(api.timing.attempts + 1):
+    path, unsure, replaced = api.path("rayjobs", name), False, False
+    for attempt in range(TRIES):
         try:
             api.post(api.path("rayjobs"), rayjob)
             return name
         except AlreadyThere:
             if unsure:  # the request whose response was lost succeeded
                 return name
-            _make_room(api, name, say)
+            with contextlib.suppress(Missing):
+                if not replaced and not job_state(api.get(path)).finished:
+                    raise UserError(
+                        f"--name: RayJob {name!r} has not ended; "
+                        f"sdp logs {name} --follow shows it, sdp stop {name} ends it"
+                    ) from None
+                if not replaced:
+                    say(f"{name} has run before and is created again: it continues from storage")
+                    api.delete(path)
+            replaced = True
         except Unreachable:
-            if attempt == api.timing.attempts:
+            if attempt == TRIES - 1:
                 raise
             unsure = True
-            pause(api.timing.pause(attempt))
-    raise UserError(f"--name: the finished RayJob {name!r} is not deleted; delete it, or use another name")
-
-
-def _make_room(api: Api, name: str, say: Say) -> None:
-    """Delete a finished RayJob, and wait until it is gone."""
-    path = api.path("rayjobs", name)
-    with contextlib.suppress(Missing):
-        if not job_state(api.get(path)).finished:
-            raise UserError(
-                f"--name: RayJob {name!r} has not ended; sdp logs {name} --follow shows it, sdp stop {name} ends it"
-            )
-        say(f"{name} has run before and is created again: it continues from storage")
-        api.delete(path)
-        for _ in range(DELETED_POLLS):
-            pause(0.5)
-            api.get(path)
+        time.sleep(PAUSE_S)
+    raise UserError(f"--name: RayJob {name!r} could not be created; see sdp status {name}, or use another name")
 
 
 def _checked_file(submission: Submission, say: Say) -> str | None:
-    """Check the configuration file with the overrides, and return its text.
+    """Check the job's name and its configuration file with the overrides, and return the file's text.
 
     Without a file, check the names and types of the overrides, except for items of lists, which only the cluster has.
     """
+    kind = kind_of(checked_job(submission.job, tuple(JOBS)))
     if submission.config is None:
         named = [override for override in submission.overrides if not re.search(r"\.\d", override.partition("=")[0])]
-        draft(kind_of(submission.job), None, named, part=True)
+        draft(kind, None, named, part=True)
         return None
-    _mention_local_paths(load(kind_of(submission.job), submission.config, submission.overrides), say)
+    _mention_local_paths(load(kind, submission.config, submission.overrides), say)
     return Path(submission.config).read_text(encoding="utf-8-sig")
 
 
 def _check_against(api: Api, cluster: Object, submission: Submission, say: Say) -> None:
     """Check the cluster's configuration with the overrides, if it may be read."""
-    name, where, job = jobs_map(cluster), cluster["metadata"]["name"], submission.job
-    if name is None:
-        raise UserError(f"--config: required, since cluster {where!r} has no configurations in /etc/sdp/jobs")
+    job = submission.job
     try:
         texts = job_texts(api, cluster)
     except Forbidden:
-        say(f"no right to read ConfigMap {name!r}: before the job starts, only --set is checked")
+        say(f"no right to read ConfigMap {jobs_map(cluster)!r}: before the job starts, only --set is checked")
         return
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"
-        raise UserError(f"--config: required, since ConfigMap {name!r} has no {job}.yaml (it has {have})")
+        raise UserError(f"--config: required, since the cluster has no {JOBS_FOLDER}/{job}.yaml (it has {have})")
     with as_file(job, texts[job]) as file:
         _mention_local_paths(load(kind_of(job), file, submission.overrides), say)
 
@@ -144,28 +126,11 @@ def as_file(name: str, text: str) -> Iterator[str]:
         yield str(path)
 
 
-def local_paths(config: JobConfig) -> dict[str, str]:
-    """Return the keys of a configuration that name local paths, and the paths."""
-    paths = {}
+def _mention_local_paths(config: JobConfig, say: Say) -> None:
     for key in keys(type(config)):
         if key.path.endswith(("source", "uri", "checkpoint")):
             value = attrgetter(key.path)(config)
             if isinstance(value, str) and value.startswith(("/", "./", "../", "~", "file://")):
-                paths[key.path] = value
-    return paths
-
-
-def _mention_local_paths(config: JobConfig, say: Say) -> None:
-    for path, value in local_paths(config).items():
-        say(f"{path}: {value} is a local path, which each pod looks for on its own disk; use s3:// or gs://")
-
-
-def _mention_others(api: Api, submission: Submission, cluster: str, say: Say) -> None:
-    """Mention other jobs of the same kind: if two write the same output, the second is refused only when it runs."""
-    kind = kind_of(submission.job)
-    others = api.list(api.path("rayjobs"), labelSelector=f"sdp/job={kind}")
-    for state in map(job_state, others):
-        if not state.finished and state.cluster == cluster and state.name != submission.name:
-            say(
-                f"{state.name} is also a {kind} job and is {state.state}; if both write the same output, one is refused"
-            )
+                say(
+                    f"{key.path}: {value} is a local path, which each pod looks for on its own disk; use s3:// or gs://"
+                )

@@ -557,7 +557,7 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
     kind = re.split("-", name)[0]
     rest = " --set scaling.can_grow=false" if name != path.stem else ""  # its cluster has all pods that it ever has
     assert spec["entrypoint"] == f"python -m sdp.supervisor {kind} --config /etc/sdp/jobs/{name}.yaml{rest}"
-    assert job["metadata"]["labels"]["sdp/job"] == kind
+    assert job["metadata"]["labels"]["sdp/job"] == name
     assert spec["submissionMode"] == "HTTPMode"
     asked = [f"jobs.{name}.limit=9"] if name in ("score", "evaluate", "dreambooth") else []  # no values of their own
     assert f"{name}.yaml" in one(render("minimal", *asked), "ConfigMap")["data"]

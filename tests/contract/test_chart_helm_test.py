@@ -1,4 +1,4 @@
-"""What `helm test` runs, against a server that answers as Ray's head and Prometheus do."""
+"""The scripts of `helm test` against a server that answers as Ray's head and Prometheus do."""
 
 import json
 import subprocess

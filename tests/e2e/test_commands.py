@@ -55,4 +55,4 @@ def test_doctor_finds_no_problem_in_a_working_cluster(cluster: Kube) -> None:
     states = {finding["check"]: finding["state"] for finding in report["findings"]}
     failed = {finding["check"]: finding for finding in report["findings"] if finding["state"] == "failed"}
     assert failed.keys() <= {"operator"}, failed  # which may run outside of the cluster
-    assert {"server", "cluster", "token"} <= states.keys()
+    assert {"server", "cluster", "placement"} <= states.keys()

@@ -28,7 +28,10 @@ import yaml
 from sdp.cli import main
 from sdp.cluster import worker_environment
 from sdp.datasets.inspect import describe
+from sdp.kube.access import connect
+from sdp.kube.logs import follow
 from sdp.kube.rayjob import make_rayjob
+from sdp.kube.submit import create
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
@@ -216,16 +219,9 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
 
 def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd: pytest.CaptureFixture[str]) -> None:
     assert kube
-    from sdp.kube.access import access
-    from sdp.kube.api import Api
-    from sdp.kube.logs import follow
-    from sdp.kube.submit import create
-
-    api = Api(access())
-    job = make_rayjob("train", "strategy: {kind: zero}\n", name="wrong")
-    create(api, job, print)
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-        assert follow(api, "wrong", nowhere, print) == 2
+    api = connect()
+    create(api, make_rayjob("train", "strategy: {kind: zero}\n", name="wrong"), print)
+    assert follow(api, "wrong", print) == 2
     assert "wrong: failed (Job entrypoint command failed with exit code 2)" in capfd.readouterr().out
 
 

@@ -3,17 +3,17 @@
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from urllib3 import ProxyManager
-from urllib3.exceptions import HTTPError
 
 from sdp.errors import UserError
-from sdp.kube.access import access
-from sdp.kube.api import AlreadyThere, Api, Forbidden, ForwardedPort, Missing, NoSuchKind, Timing, Unreachable, explain
+from sdp.kube import api as kube_api
+from sdp.kube.access import connect
+from sdp.kube.api import AlreadyThere, Forbidden, Missing, Unreachable, _Tunnel, explain
 
 CONFIG = {
     "apiVersion": "v1",
@@ -26,104 +26,71 @@ CONFIG = {
         {"name": "two", "context": {"cluster": "c", "user": "u"}},
     ],
 }
+BAD_AUTHORITY = {
+    **CONFIG,
+    "clusters": [{"name": "c", "cluster": {"server": "https://[::1]:1", "certificate-authority-data": "bm8="}}],
+}
 
 
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Path:
-    path = tmp_path / "config"
-    path.write_text(yaml.safe_dump(CONFIG))
+def written(folder: Path, content: object) -> Path:
+    path = folder / "config"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return path
 
 
-def test_a_context_is_a_server_a_namespace_and_credentials(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    resolved = access(None, {"KUBECONFIG": str(kubeconfig)})
-    assert (resolved.context, resolved.namespace) == ("one", "lab")
-    assert resolved.configuration.host == "https://[::1]:6443/k8s/c-1"
-    (credentials,) = resolved.configuration.auth_settings().values()
+def test_a_context_is_a_server_a_namespace_and_credentials(tmp_path: Path) -> None:
+    file = written(tmp_path, CONFIG)
+    api = connect(None, None, {"KUBECONFIG": str(file)})
+    assert (api.context, api.namespace) == ("one", "lab")
+    assert api._settings.host == "https://[::1]:6443/k8s/c-1"
+    (credentials,) = api._settings.auth_settings().values()
     assert (credentials["key"], credentials["value"]) == ("authorization", "Bearer not a secret")
-    other = access("two", {"KUBECONFIG": os.pathsep.join(["/no/such/file", str(kubeconfig)])})
-    assert (other.context, other.namespace) == ("two", "default")
-
-
-@pytest.mark.parametrize(("exempt", "proxied"), [("", True), ("::1", False), ("elsewhere.example", True)])
-def test_a_proxy_of_the_environment_is_used_unless_the_server_is_exempt(
-    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, exempt: str, *, proxied: bool
-) -> None:
-    for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.setenv(name, "http://proxy.example:3128")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, exempt)
-    api = Api(access(None, {"KUBECONFIG": str(kubeconfig)}))
-    assert isinstance(api._client.client.rest_client.pool_manager, ProxyManager) is proxied
+    written(tmp_path, {**CONFIG, "current-context": ""})
+    for namespace, expected in ((None, "default"), ("other", "other")):
+        api = connect("two", namespace, {"KUBECONFIG": os.pathsep.join(["/no/such/file", str(file)])})
+        assert (api.context, api.namespace) == ("two", expected)
 
 
 @pytest.mark.parametrize(
     ("content", "context", "says"),
     [
-        (None, None, "KUBECONFIG: expected an existing file, got "),
-        (CONFIG, "three", "--context: no context 'three' in "),
-        ({**CONFIG, "current-context": ""}, None, "; fix it, or choose a --context"),
-        ("]", None, "expected a kubeconfig, got something else"),
+        (CONFIG, "three", "Expected object with name three in "),
+        ({**CONFIG, "current-context": ""}, None, "; fix it, or choose another --context"),
+        ("]", None, "expected a kubeconfig with its certificates, got something else"),
+        (BAD_AUTHORITY, None, "expected a kubeconfig with its certificates, got something else"),
         ("just words", None, "KUBECONFIG: "),
         ("", None, "KUBECONFIG: "),
-        ({**CONFIG, "clusters": []}, None, "; fix it, or choose a --context"),
+        ({**CONFIG, "clusters": []}, None, "; fix it, or choose another --context"),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere_is_one_line(
+def test_a_kubeconfig_that_cannot_be_used_is_one_line(
     tmp_path: Path, content: object, context: str | None, says: str
 ) -> None:
-    path = tmp_path / "config"
-    if content is not None:
-        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     with pytest.raises(UserError) as refused:
-        access(context, {"KUBECONFIG": str(path)})
+        connect(context, None, {"KUBECONFIG": str(written(tmp_path, content))})
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_context_can_be_chosen_without_a_current_one(tmp_path: Path) -> None:
-    path = tmp_path / "config"
-    path.write_text(yaml.safe_dump({**CONFIG, "current-context": ""}))
-    assert access("two", {"KUBECONFIG": str(path)}).context == "two"
-
-
-def test_without_any_kubeconfig_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"KUBECONFIG: not set, and ~/\.kube/config does not exist"):
-        access(None, {})
-
-
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        ("echo the session has expired >&2; exit 1", "exec: process returned 1. the session has expired"),
-        ("echo '{}'", "exec: malformed response. missing key 'apiVersion'"),
-    ],
-)
-def test_a_login_command_that_fails_is_one_line_which_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], script: str, says: str
+@pytest.mark.parametrize("environ", [{}, {"KUBECONFIG": "/no/such/file"}])
+def test_without_a_kubeconfig_the_error_asks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
-    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
-    path = tmp_path / "config"
-    path.write_text(yaml.safe_dump({**CONFIG, "users": [{"name": "u", "user": {"exec": command}}]}))
-    with pytest.raises(UserError) as refused:
-        access(None, {"KUBECONFIG": str(path)})
-    assert "the login of context 'one' failed (" in str(refused.value)
-    assert says in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 1
-    assert "ERROR" not in capfd.readouterr().err
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = environ.get("KUBECONFIG", f"{tmp_path}/.kube/config")
+    with pytest.raises(UserError, match=f"KUBECONFIG: expected an existing file, got {expected}; export KUBECONFIG="):
+        connect(None, None, environ)
 
 
 @pytest.mark.parametrize("ask", [lambda api: api.get("/version"), lambda api: api.forward("head", 8265)])
-def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up_in_time(tmp_path: Path, ask: Any) -> None:
+def test_a_silent_server_is_given_up_in_time(tmp_path: Path, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_api, "ANSWER_S", 0.2)
+    monkeypatch.setattr(kube_api, "ATTEMPTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         server = {"server": f"http://127.0.0.1:{mute.getsockname()[1]}"}
-        path = tmp_path / "config"
-        path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "c", "cluster": server}]}))
-        api = Api(access(None, {"KUBECONFIG": str(path)}), timing=Timing(answer_s=0.2, attempts=1))
-        with pytest.raises(Unreachable, match=r"^kubernetes: 127\.0\.0\.1:\d+ does not answer \(.*time"):
+        file = written(tmp_path, {**CONFIG, "clusters": [{"name": "c", "cluster": server}]})
+        api = connect(None, None, {"KUBECONFIG": str(file)})
+        with pytest.raises(Unreachable, match=r"^kubernetes: 127\.0\.0\.1:\d+ does not answer \(.*[tT]ime"):
             ask(api)
 
 
@@ -134,27 +101,21 @@ def status_body(reason: str, message: str, name: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "says"),
     [
-        (401, status_body("Unauthorized", "Unauthorized"), UserError, "refuses these credentials"),
-        (
-            403,
-            status_body("Forbidden", 'User "me" cannot create'),
-            Forbidden,
-            'User "me" cannot create; ask for that right',
-        ),
-        (403, status_body("Forbidden", 'User "system:anonymous" cannot'), UserError, "no credentials were sent"),
+        (401, status_body("Unauthorized", "Unauthorized"), UserError, "refuses these credentials (401)"),
+        (403, status_body("Forbidden", 'User "system:anonymous" cannot'), UserError, "refuses these credentials (403)"),
+        (403, status_body("Forbidden", 'User "me" cannot create'), Forbidden, "cannot create; ask for that right"),
         (404, status_body("NotFound", 'rayjobs "x" not found', "x"), Missing, 'rayjobs "x" not found'),
-        (404, b"404 page not found\n", NoSuchKind, "install the KubeRay operator"),
+        (404, b"404 page not found\n", Missing, "install the KubeRay operator"),
         (409, status_body("AlreadyExists", 'rayjobs "x" already exists', "x"), AlreadyThere, "already exists"),
-        (409, status_body("Conflict", "the object has been modified", "x"), Unreachable, "try again"),
         (422, status_body("Invalid", "spec is\ninvalid"), UserError, "spec is invalid (422)"),
         (429, b"", Unreachable, "status 429"),
-        (503, b"<html>" + b"x" * 9999, Unreachable, "…"),
+        (503, b"<html>" + b"x" * 9999, Unreachable, "(503); try again"),
     ],
 )
 def test_an_api_servers_refusal_is_one_line_and_says_whether_to_retry(
     status: int, body: bytes, kind: type[Exception], says: str
 ) -> None:
-    error = explain("GET", "/apis/ray.io/v1/namespaces/lab/rayjobs?limit=500", status, body)
+    error = explain("/apis/ray.io/v1/namespaces/lab/rayjobs", status, body)
     assert type(error) is kind
     assert error.exit_code == (1 if kind is Unreachable else 2)
     assert says in str(error)
@@ -175,16 +136,12 @@ class BrokenWebSocket:
     def recv_data_frame(self, _: bool) -> None:
         raise ConnectionResetError("Connection reset by peer")
 
-    def close(self) -> None:
-        self.connected = False
-
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_forwarding_that_breaks_ends_the_request_at_once() -> None:
+def test_a_forwarding_that_breaks_ends_the_wait_of_its_reader_at_once() -> None:
     websocket = BrokenWebSocket()
     with websocket.near, websocket.far:
-        port = ForwardedPort(websocket, 8265)
-        websocket.far.sendall(b"?")
-        with pytest.raises(HTTPError):
-            port.urlopen("GET", "/", timeout=30)
-        assert port.error() == "Connection reset by peer"
+        reader: Any = _Tunnel(websocket, [8265])  # type: ignore[no-untyped-call]
+        threading.Timer(0.2, websocket.far.sendall, (b"?",)).start()
+        reader.socket(8265).settimeout(30)
+        assert reader.socket(8265).recv(1) == b""

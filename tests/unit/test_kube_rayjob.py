@@ -13,28 +13,23 @@ from hypothesis import strategies as st
 
 from sdp.config import draft
 from sdp.errors import UserError
-from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, make_rayjob, unpacked, with_name
+from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, make_rayjob, unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_without_more_words_a_job_runs_by_the_cluster_s_configuration() -> None:
-    job = make_rayjob("train")
-    assert job["metadata"]["generateName"] == "sdp-train-"
-    assert job["spec"]["entrypoint"] == "python -m sdp.supervisor train --config /etc/sdp/jobs/train.yaml"
-    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": "sdp"}
-
-
-def test_a_driver_has_minutes_to_end_where_ray_would_give_it_three_seconds() -> None:
-    env = yaml.safe_load(make_rayjob("train")["spec"]["runtimeEnvYAML"])["env_vars"]
-    assert int(env["RAY_JOB_STOP_WAIT_TIME_S"]) >= 120
-    assert all(isinstance(value, str) for value in env.values()), "Ray refuses numbers in env_vars"
-
-
-def test_fields_that_kuberay_refuses_beside_a_cluster_selector_are_not_set() -> None:
-    spec = make_rayjob("train")["spec"]
-    assert not {"backoffLimit", "suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys()
+def test_a_job_runs_by_the_clusters_configuration_under_the_supervisor() -> None:
+    spec = make_rayjob("process-512", overrides=["limit=5"])["spec"]
+    config = "--config /etc/sdp/jobs/process-512.yaml"
+    assert spec["entrypoint"] == f"python -m sdp.supervisor process {config} --set limit=5"
+    assert spec["clusterSelector"] == {"ray.io/cluster": "sdp"}
     assert spec["submissionMode"] == "HTTPMode"
+    assert not {"backoffLimit", "suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), (
+        "KubeRay refuses them beside a cluster selector"
+    )
+    env = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert int(env["RAY_JOB_STOP_WAIT_TIME_S"]) >= 120, "Ray would give the driver three seconds"
+    assert all(isinstance(value, str) for value in env.values()), "Ray refuses numbers in env_vars"
 
 
 @given(overrides=st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"), min_size=1), max_size=4))
@@ -49,12 +44,6 @@ def test_a_configuration_travels_as_it_is_whatever_is_in_it(text: str) -> None:
     job = make_rayjob("process", text)
     assert yaml.safe_load(as_yaml(job)) == job
     assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"][CONFIG_ENV] == text
-
-
-def test_a_configuration_that_travels_can_be_read_in_the_rayjob() -> None:
-    shown = as_yaml(make_rayjob("process", "limit: 5\noutput:\n  uri: s3://b/o # the usual place\n"))
-    assert "\n        limit: 5\n" in shown
-    assert "# the usual place\n" in shown
 
 
 def test_on_the_other_side_it_is_a_file_again_and_the_overrides_go_over_it(tmp_path: Path) -> None:
@@ -75,14 +64,6 @@ def test_on_the_other_side_it_is_a_file_again_and_the_overrides_go_over_it(tmp_p
 def test_a_command_line_without_a_configuration_to_unpack_stays_as_it_is(tmp_path: Path) -> None:
     words = ["train", "--config", "/etc/sdp/jobs/train.yaml", "--set", "a=b"]
     assert unpacked(words, {}, str(tmp_path)) == words
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_configuration_is_reported_and_not_retried(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match="--config-env: expected a variable that holds the configuration, got 'NO_SUCH'"
-    ):
-        unpacked(["train", "--config-env", "NO_SUCH"], {}, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -105,32 +86,15 @@ def test_the_supervisor_runs_the_job_by_the_configuration_of_its_environment(
     assert "Traceback" not in done.stderr
 
 
-def test_a_generated_name_is_made_here_so_that_asking_twice_makes_one() -> None:
-    job = make_rayjob("generate")
-    name = with_name(job)["metadata"]["name"]
-    assert name.startswith("sdp-generate-")
-    assert len(name) == len("sdp-generate-") + 5
-    assert "generateName" not in with_name(job)["metadata"]
-    assert with_name(job)["metadata"]["name"] != name
-    assert with_name(make_rayjob("train", None, name="mine"))["metadata"]["name"] == "mine"
-
-
-def test_a_second_configuration_of_a_kind_is_run_by_that_kind_s_job() -> None:
-    job = make_rayjob("process-512", None, overrides=["limit=5"])
-    assert job["metadata"]["generateName"] == "sdp-process-512-"
-    assert job["metadata"]["labels"]["sdp/job"] == "process"
-    config = "--config /etc/sdp/jobs/process-512.yaml"
-    assert job["spec"]["entrypoint"] == f"python -m sdp.supervisor process {config} --set limit=5"
-    sent = make_rayjob("train-online", "max_steps: 5\n")["spec"]["entrypoint"]
-    assert sent == f"python -m sdp.supervisor train --config-env {CONFIG_ENV}"
-
-
-def test_the_longest_names_of_jobs_fit_into_a_rayjob_s() -> None:
+def test_names_are_generated_and_fit_into_a_rayjobs() -> None:
     longest = "train-" + "x" * 31
-    assert len(with_name(make_rayjob(longest))["metadata"]["name"]) == 47
-    with pytest.raises(UserError, match="--name: required for a job with a name as long as 'train-x"):
+    first, second = (make_rayjob(longest)["metadata"]["name"] for _ in range(2))
+    assert first != second
+    assert first[:-5] == second[:-5] == f"sdp-{longest}-"
+    assert len(first) == 47
+    with pytest.raises(UserError, match=r"--name: expected at most 47 .*, got 'sdp-train-x"):
         make_rayjob(f"{longest}x")
-    make_rayjob(f"{longest}x", None, name="short")
+    assert make_rayjob(f"{longest}x", name="short")["metadata"]["name"] == "short"
 
 
 @pytest.mark.parametrize(

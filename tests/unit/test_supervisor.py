@@ -13,7 +13,6 @@ import pytest
 
 from sdp import supervisor
 from sdp.kube.leave import leave, supervises
-from sdp.kube.leave import main as leave_main
 from sdp.supervisor import supervise
 from tests.waiting import until
 
@@ -175,12 +174,6 @@ def test_leaving_does_not_wait_for_ever_for_a_job_that_does_not_stop(tmp_path: P
 )
 def test_a_supervisor_is_known_by_its_command_line(line: list[str], is_one: bool) -> None:
     assert supervises(line) is is_one
-
-
-@pytest.mark.parametrize("words", [[], ["soon"], ["-1"], ["1", "2"], ["nan"]])
-def test_how_long_to_wait_has_to_be_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave_main(words) == 2
-    assert "leave: expected one number of seconds, got" in capsys.readouterr().err
 
 
 def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
