@@ -44,8 +44,9 @@ Values that cannot work are refused before anything is applied, with the path of
 
 - values.schema.json refuses wrong types, values out of range and typos, in the keys of `jobs` too. Fractions need
   `--set-json` or a values file, since `--set` makes text of them.
-- The templates refuse minReplicas above maxReplicas, GPUs without an accelerator, jobs that no group can serve, and
-  values that have no effect.
+- The templates refuse minReplicas above maxReplicas, GPUs without an accelerator, and jobs with an accelerator that no
+  group has. `sdp doctor --manifest` says whether the groups have enough of them.
+- The chart's own labels and annotations, and the scheduler of `queue`, win over yours.
 
 Remove a worker group with `--set groups.NAME=null`; add one by adding a key.
 """,

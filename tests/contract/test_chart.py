@@ -417,6 +417,27 @@ def test_trainers_share_the_cpus_of_their_pod_to_compile(render: Render) -> None
 
 
 @NEEDS_HELM
+def test_the_charts_own_labels_and_annotations_win(render: Render) -> None:
+    """Pods are selected, and jobs placed, by them."""
+    mine = (
+        "podLabels.sdp/group=x",
+        "podAnnotations.sdp/template=x",
+        "groups.a10g.annotations.sdp/template=x",
+        "groups.a10g.labels.ray\\.io/accelerator-type=T4",
+        "labels.app\\.kubernetes\\.io/name=x",
+    )
+    cluster, usual = (one(render("minimal", *settings), "RayCluster") for settings in (mine, ()))
+    assert cluster["metadata"] == usual["metadata"]
+    (own,), (usual_group,) = (
+        [group for group in each["spec"]["workerGroupSpecs"] if group["groupName"] == "a10g"]
+        for each in (cluster, usual)
+    )
+    assert own["labels"] == usual_group["labels"]
+    assert own["template"]["metadata"]["labels"]["sdp/group"] == "a10g"
+    assert own["template"]["metadata"]["annotations"]["sdp/template"] != "x"
+
+
+@NEEDS_HELM
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
     off = ("networkPolicy.enabled=false", "podDisruptionBudget=false", "serviceAccount.create=false")
     manifests = render("minimal", *off, *STATIC)

@@ -72,12 +72,6 @@ def test_labels_of_one_s_own_stay_beside_the_queue_s(render: Render) -> None:
         (("queue.manager=kueue",), "queue.name: required with queue.manager kueue"),
         (("queue.name=gpus",), "queue.manager: required with queue.name (gpus)"),
         (("queue.manager=slurm", "queue.name=gpus"), "/queue/manager"),
-        (
-            ("queue.manager=kai", "queue.name=gpus", "groups.cpu.schedulerName=volcano"),
-            "groups.cpu.schedulerName: expected none with queue.manager kai, which sets it for every pod, got volcano",
-        ),
-        (("queue.manager=volcano", "queue.name=gpus", "head.schedulerName=mine"), "head.schedulerName: expected none"),
-        (("groups.a100.minAvailable=5",), "groups.a100.minAvailable: expected at most the group's pods (4), got 5"),
         (("groups.a100.minAvailable=-1",), "/groups/a100/minAvailable"),
     ],
 )

@@ -145,13 +145,6 @@ workers:
 {{- end -}}
 {{- end -}}
 
-{{/* Return a quantity of memory in bytes. */}}
-{{- define "sdp-cluster.bytes" -}}
-{{- $units := dict "M" 1e6 "G" 1e9 "T" 1e12 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
-{{- $number := regexFind "^[0-9.]+" . -}}
-{{- mulf (float64 $number) (get $units (trimPrefix $number .)) -}}
-{{- end -}}
-
 {{/* Return a pod's resources, used as both requests and limits. */}}
 {{- define "sdp-cluster.resources" -}}
 cpu: {{ .cpu | toString | quote }}
@@ -284,12 +277,9 @@ NCCL_DEBUG: WARN
 {{- define "sdp-cluster.pod" -}}
 metadata:
   labels:
-    {{- include "sdp-cluster.labels" .root | nindent 4 }}
-    sdp/group: {{ .name }}
-    {{- with .root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- toYaml (merge (include "sdp-cluster.labels" .root | fromYaml) (dict "sdp/group" .name) (.root.Values.podLabels | default dict)) | nindent 4 }}
   annotations:
-    sdp/template: {{ include "sdp-cluster.digest" . | quote }}
-    {{- with include "sdp-cluster.annotations" . }}{{ . | nindent 4 }}{{ end }}
+    {{- toYaml (merge (dict "sdp/template" (include "sdp-cluster.digest" .)) (include "sdp-cluster.annotations" . | fromYaml)) | nindent 4 }}
 {{ include "sdp-cluster.pod-spec" . }}
 {{- end -}}
 
