@@ -32,4 +32,4 @@ def test_dreambooth_ends_whole_though_its_trainer_is_killed(cluster: Kube) -> No
     }
     assert counts == {"subject-latents": PICTURES, "class-latents": 12}
     assert "e2e/dreambooth/report.html" in site.keys(cluster, "e2e/dreambooth/report")
-    assert len([key for key in site.keys(cluster, "e2e/dreambooth/pictures/images/") if key.endswith(".png")]) == 2
+    assert len([key for key in site.keys(cluster, "e2e/dreambooth/pictures/images/") if key.endswith(".png")]) == 4
