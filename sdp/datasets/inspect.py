@@ -220,7 +220,8 @@ def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Stor
             problems.append(f"{storage.uri_of(path)}: gone since the manifest was written; run the job again")
         elif file.size != size:
             problems.append(
-                f"{storage.uri_of(path)}: {file.size} bytes, the manifest says {size}; delete it and run the job again"
+                f"{storage.uri_of(path)}: {file.size} bytes, the manifest says {size}; if `sdp audit --rewrite` was "
+                "interrupted, run it again, otherwise delete the file and run the job again"
             )
     return problems
 

@@ -303,9 +303,10 @@ def _widened(file: SourceFile, footer: pq.FileMetaData, types: pa.Schema, *, fix
         own = schema.field(column.name).type
         common = common_type(column.type, own)
         if common is None or (fixed and common != column.type):
+            held = "no value" if pa.types.is_null(column.type) else column.type
             raise DatasetError(
-                f"{file.uri}: column {column.name} holds {own}, but {column.type} in this dataset's other files; "
-                "convert this file, leave the column out, or choose a new output.uri"
+                f"{file.uri}: column {column.name} holds {own}, but {held} in this dataset's other files; "
+                f"convert this file{', or choose a new output.uri' if fixed else ' or leave the column out'}"
             )
         types = types.set(at, pa.field(column.name, common))
     return types

@@ -127,7 +127,16 @@ def test_a_file_that_is_added_later_is_cast_or_refused(tmp_path: Path) -> None:
     assert [part.type for part in parts] == [pa.float64()] * 2
     assert parts[1].to_pylist() == [7.0, 8.0]
     write(tmp_path / "source", 2, pa.array(["0.5"]))
-    with pytest.raises(DatasetError, match=r"2\.parquet: column similarity holds string, but double"):
+    with pytest.raises(DatasetError, match=r"2\.parquet: .* holds string, but double in .*; .* new output\.uri$"):
+        frozen(tmp_path)
+
+
+def test_a_column_that_began_without_any_value_gets_none_later(tmp_path: Path) -> None:
+    """The parts that exist would keep another type, which other readers add up wrongly or refuse."""
+    write(tmp_path / "source", 0, pa.nulls(2))
+    frozen(tmp_path)
+    write(tmp_path / "source", 1, pa.array([0.5]))
+    with pytest.raises(DatasetError, match=r"1\.parquet: .* holds double, but no value in .*; .* new output\.uri$"):
         frozen(tmp_path)
 
 
