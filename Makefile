@@ -16,7 +16,7 @@ TESTS ?= tests/unit tests/contract tests/integration tests/outside
 export PYTHON
 RUN := .venv/bin/python
 
-.PHONY: help venv demo test fuzz chaos hosts check format bench e2e e2e-cluster site lock clean distclean
+.PHONY: help venv demo test lowest fuzz chaos hosts check format bench e2e e2e-cluster site lock clean distclean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ demo: venv ## run the pipeline end to end on this machine, on data that it makes
 test: venv ## fetch the programs that the tests use, and run the tests (SLOW=1 for all, TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch
 	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "not e2e") $(TESTS) $(ARGS)
+
+lowest: ## run the unit tests of the base install with the lowest versions that pyproject.toml allows
+	@WORKERS=$(WORKERS) sh scripts/lowest.sh $(ARGS)
 
 fuzz: venv ## read damaged images, sources, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
 	@$(RUN) -m tests.fuzz --images $(IMAGES) --files $(FILES) --seed $(SEED)

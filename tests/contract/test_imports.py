@@ -156,16 +156,12 @@ def installed_with(*extras: str) -> set[str]:
     return {name for name, _ in held}
 
 
-PARTS_OF = {"pydantic_core": "pydantic", "botocore": "boto3"}
-"""Packages that others pin and document as a part of themselves, so that naming the whole is enough."""
-
-
 def test_every_outside_package_that_sdp_imports_is_one_of_its_declared_dependencies() -> None:
     allowed = {canonicalize_name(one.name) for one in declared("worker", "exporter")}
     strangers = set()
     for path, statement in import_rules.outside_imports(import_rules.read_sources(ROOT)):
         top = statement.target.split(".")[0]
-        if not {PARTS_OF.get(top), *owners_of().get(top, set())} & allowed:
+        if not owners_of().get(top, set()) & allowed:
             strangers.add(f"{path}:{statement.line}: {top}")
     assert sorted(strangers) == []
 

@@ -40,7 +40,9 @@ def requirement_of(entry: list[str]) -> Requirement:
 
 def direct_requirements() -> list[Requirement]:
     project = PYPROJECT["project"]
-    lines = [*PYPROJECT["build-system"]["requires"], *project["dependencies"], *PYPROJECT["dependency-groups"]["dev"]]
+    groups = PYPROJECT["dependency-groups"]
+    lines = [*PYPROJECT["build-system"]["requires"], *project["dependencies"], *groups["test"]]
+    lines += [line for line in groups["dev"] if isinstance(line, str)]
     for extra in project["optional-dependencies"].values():
         lines += extra
     return [Requirement(line) for line in lines]
