@@ -1,6 +1,5 @@
 """The exporter as a separate process, and its scrapes."""
 
-import ctypes
 import http.client
 import select
 import subprocess
@@ -76,25 +75,20 @@ class Exporter:
 
 
 @contextmanager
-def exporting(
-    environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False, code: str = ""
-) -> Iterator[Exporter]:
-    """Start the exporter and wait until it listens, optionally without capabilities, as in a container, or by CODE."""
+def exporting(environment: Mapping[str, str], *arguments: str) -> Iterator[Exporter]:
+    """Start the exporter on node n1, unless the environment names another, and wait until it listens."""
     command = [
         sys.executable,
-        *(["-c", code] if code else ["-m", "sdp.exporter"]),
+        "-m",
+        "sdp.exporter",
         "--port",
         "0",
         "--address",
         "127.0.0.1",
-        "--node",
-        "n1",
         *arguments,
     ]
-    before = _drop_capabilities if without_capabilities else None
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=dict(environment), preexec_fn=before
-    ) as process:
+    environment = {"NODE_NAME": "n1", **environment}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
             ready, _, _ = select.select([process.stderr], [], [], DEADLINE_S)
@@ -103,13 +97,6 @@ def exporting(
             yield Exporter(process, line.split()[-1])
         finally:
             process.kill()
-
-
-def _drop_capabilities() -> None:
-    """Drop the capabilities to inspect other processes: ptrace, and on newer kernels perfmon and admin."""
-    for capability in (19, 21, 38):
-        if ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
-            raise OSError(f"cannot drop capability {capability}")
 
 
 def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:

@@ -30,7 +30,7 @@ def rate_of_gpu(name: str, *more: str) -> str:
     return f"({rate(name, NODE, *more)} {OWNED})"
 
 
-SLOWDOWN, SM, MEMORY, LATELY = 'limit="slowdown"', 'clock="sm"', 'clock="memory"', 'since="driver_load"'
+SM, MEMORY = 'clock="sm"', 'clock="memory"'
 
 _FIRST = Row(
     "Are the GPUs healthy, and are they busy?",
@@ -64,7 +64,7 @@ _FIRST = Row(
             "Degrees before the hottest GPU slows down.",
             Query(
                 "min(min by (node, uuid, gpu) "
-                f"({gpu('sdp_gpu_temperature_limit_celsius', SLOWDOWN)}) "
+                f"({gpu('sdp_gpu_temperature_limit_celsius')}) "
                 f"- on (node, uuid, gpu) {TEMPERATURE})"
             ),
             unit=CELSIUS,
@@ -106,12 +106,6 @@ _HEAT = Row(
             Query(f"sum by (reason) ({gpu('sdp_gpu_throttle_reason', WORTH_A_LOOK)})", "{{reason}}"),
         ),
         lines(
-            "Time throttled, by cause",
-            "Share of time, for the worst GPU.",
-            Query(f"max by (cause) ({rate_of_gpu('sdp_gpu_throttled_seconds_total')})", "{{cause}}"),
-            unit=RATIO,
-        ),
-        lines(
             "SM clock, share of the maximum",
             "If one GPU stays below the others, check its temperature and power.",
             Query(
@@ -127,8 +121,9 @@ _HEAT = Row(
             "On boards that report it.",
             Query(gpu("sdp_gpu_memory_temperature_celsius"), OF_GPU),
             unit=CELSIUS,
+            width=12,
         ),
-        lines("Memory clock", "", Query(gpu("sdp_gpu_clock_hertz", MEMORY), OF_GPU), unit=HERTZ),
+        lines("Memory clock", "", Query(gpu("sdp_gpu_clock_hertz", MEMORY), OF_GPU), unit=HERTZ, width=12),
     ),
 )
 
@@ -199,13 +194,12 @@ _FAULTS = Row(
         lines(
             "Memory errors",
             "Since the driver was loaded. A few corrected errors are harmless.",
-            Query(f"sum by (node, gpu, kind) ({gpu('sdp_gpu_ecc_errors_total', LATELY)})", f"{OF_GPU} {{{{kind}}}}"),
+            Query(f"sum by (node, gpu, kind) ({gpu('sdp_gpu_ecc_errors_total')})", f"{OF_GPU} {{{{kind}}}}"),
         ),
         lines(
-            "Memory rows and pages replaced",
-            "Rows (on older boards, pages) replaced; GPUs that wait for a reset, and GPUs where replacing failed.",
+            "Memory rows replaced",
+            "Rows replaced; GPUs that wait for a reset, and GPUs where replacing failed.",
             Query(f"sum by (cause) ({gpu('sdp_gpu_remapped_rows_total')})", "rows, {{cause}}"),
-            Query(f"sum by (cause) ({gpu('sdp_gpu_retired_pages_total')})", "pages, {{cause}}"),
             Query(f"sum({gpu('sdp_gpu_row_remap_pending')})", "wait for a reset"),
             Query(f"sum({gpu('sdp_gpu_row_remap_failed')})", "failed"),
         ),
@@ -228,13 +222,6 @@ _EXPORTER = Row(
             unit=SECONDS,
         ),
         lines(
-            "Age of the figures",
-            "For the GPU that has not answered for longest, and for the node.",
-            Query(f"max by (node) ({select('sdp_gpu_reading_age_seconds', NODE)})", "GPU of {{node}}"),
-            Query(f"{select('sdp_exporter_reading_age_seconds', NODE)}", "{{node}}"),
-            unit=SECONDS,
-        ),
-        lines(
             "Failed calls",
             "Per second, by call and error.",
             Query(f"sum by (call, error) ({rate('sdp_exporter_errors_total', NODE)})", "{{call}} {{error}}"),
@@ -242,14 +229,16 @@ _EXPORTER = Row(
         ),
         lines(
             "Processes on GPUs",
-            "Known, unreadable (the exporter may not read their environment) or unknown (the exporter lacks hostPID).",
+            "Known, or unknown (the exporter lacks hostPID).",
             Query(f"sum by (state) ({select('sdp_exporter_processes', NODE)})", "{{state}}"),
             unit=COUNT,
+            width=12,
         ),
         table(
             "Drivers",
             "Several driver versions in one cluster cause trouble.",
-            Query(f"count by (driver, cuda, nvml) ({select('sdp_gpu_driver_info', NODE)})"),
+            Query(f"count by (driver, cuda) ({select('sdp_gpu_driver_info', NODE)})"),
+            width=12,
         ),
     ),
 )

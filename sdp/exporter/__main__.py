@@ -31,7 +31,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SOCKET",
         help="the kubelet's pod-resources socket (/var/lib/kubelet/pod-resources/kubelet.sock), for the names of pods",
     )
-    parser.add_argument("--node", default="", help="the label `node` (default: $NODE_NAME, or else the host's name)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
 
@@ -52,10 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     if not 0 < options.timeout_s <= 60:
         raise UserError(f"--timeout-s: expected more than 0 and at most 60, got {options.timeout_s:g}")
-    if not (options.host_proc / "self").exists():
-        raise UserError(f"--host-proc: {options.host_proc} is not a proc file system")
     try:
-        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+        from prometheus_client import CollectorRegistry, start_http_server
 
         from sdp.exporter.collect import Collector
     except ModuleNotFoundError as error:
@@ -64,8 +61,7 @@ def serve(options: argparse.Namespace) -> int:
     # Blocked in every thread and received by sigwait below, so that no handler interrupts other code.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     registry = CollectorRegistry()
-    ProcessCollector(namespace="sdp_exporter", registry=registry)
-    node = options.node or os.environ.get("NODE_NAME", "") or os.uname().nodename
+    node = os.environ.get("NODE_NAME", "") or os.uname().nodename
     collector = Collector(
         node, timeout_s=options.timeout_s, proc=options.host_proc, pod_resources=options.pod_resources
     )

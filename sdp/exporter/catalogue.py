@@ -21,20 +21,18 @@ class ExportedMetric:
 NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
 """Labels of every metric of a GPU: its index on the node, its UUID, its product name, and the node."""
-MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance", "compute_instance")
+MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance")
 PROCESS = (*GPU, "mig_uuid", "pid", *(field.name for field in fields(PodOwner)))
 """`pid` is the host's."""
 
 HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     GPU: {
         "sdp_gpu_up": "1 if the GPU answered this scrape, 0 if it is known but did not.",
-        "sdp_gpu_reading_age_seconds": "Time since the GPU last answered.",
         "sdp_gpu_utilization_ratio": "Share of the driver's last sampling period in which any kernel ran.",
         "sdp_gpu_memory_utilization_ratio": "Share of that period in which memory was read or written.",
         "sdp_gpu_memory_total_bytes": "Memory of the GPU.",
         "sdp_gpu_memory_used_bytes": "Memory that processes hold.",
         "sdp_gpu_memory_free_bytes": "Memory that is free.",
-        "sdp_gpu_memory_reserved_bytes": "Memory that the driver and the firmware keep.",
         "sdp_gpu_power_watts": "Power drawn by the whole board.",
         "sdp_gpu_power_limit_watts": "The power limit in force.",
         "sdp_gpu_energy_joules_total": "Energy used since the driver was loaded.",
@@ -49,18 +47,13 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_nvlink_receive_bytes_total": "Data received over all NVLinks, without overhead.",
         "sdp_gpu_nvlink_links": "NVLinks of the GPU.",
         "sdp_gpu_nvlink_active_links": "NVLinks that are up.",
-        "sdp_gpu_xid_errors_total": "XID errors reported by the driver since the exporter started.",
         "sdp_gpu_row_remap_pending": "1 if a memory row is replaced at the next reset.",
         "sdp_gpu_row_remap_failed": "1 if a memory row could not be replaced: exchange the board.",
-        "sdp_gpu_retired_pages_pending": "1 if memory pages are retired at the next reboot.",
     },
-    (*GPU, "pci_bus_id", "minor", "vbios", "mig"): {"sdp_gpu_info": "1; what the GPU is."},
     (*GPU, "mig_uuid", "namespace", "pod", "container"): {
         "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice, even if idle."
     },
-    (*GPU, "limit"): {
-        "sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down or shuts down, or its maximum."
-    },
+    (*GPU, "limit"): {"sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down."},
     (*GPU, "clock"): {
         "sdp_gpu_clock_hertz": "Current clock of a part of the GPU.",
         "sdp_gpu_clock_max_hertz": "Highest clock of that part.",
@@ -68,49 +61,29 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     (*GPU, "reason"): {
         "sdp_gpu_throttle_reason": "1 if this lowers clocks; gpu_idle and applications_clocks_setting are not faults."
     },
-    (*GPU, "cause"): {
-        "sdp_gpu_throttled_seconds_total": "Time of lowered clocks by cause, since the driver was loaded.",
-        "sdp_gpu_remapped_rows_total": "Memory rows replaced by spare ones, by cause.",
-        "sdp_gpu_retired_pages_total": "Memory pages retired, by cause (boards older than Ampere).",
+    (*GPU, "cause"): {"sdp_gpu_remapped_rows_total": "Memory rows replaced by spare ones, by cause."},
+    (*GPU, "kind"): {
+        "sdp_gpu_nvlink_errors_total": "Errors on all NVLinks: crc_flit, crc_data, replay, recovery.",
+        "sdp_gpu_ecc_errors_total": "Memory errors, corrected or uncorrected, since the driver was loaded.",
     },
-    (*GPU, "kind"): {"sdp_gpu_nvlink_errors_total": "Errors on all NVLinks: crc_flit, crc_data, replay, recovery."},
     (*GPU, "xid"): {"sdp_gpu_xid_timestamp_seconds": "Unix time of this XID's last report since the exporter started."},
-    (*GPU, "kind", "since"): {
-        "sdp_gpu_ecc_errors_total": "Memory errors, corrected or uncorrected, since driver_load or in a lifetime."
-    },
     MIG: {
         "sdp_gpu_mig_info": "1 for each MIG slice.",
         "sdp_gpu_mig_memory_total_bytes": "Memory of the slice.",
         "sdp_gpu_mig_memory_used_bytes": "Memory of the slice that processes hold.",
         "sdp_gpu_mig_memory_free_bytes": "Memory of the slice that is free.",
-        "sdp_gpu_mig_multiprocessors": "Streaming multiprocessors of the slice.",
     },
-    PROCESS: {
-        "sdp_gpu_process_memory_bytes": "GPU memory that a process holds.",
-    },
-    (*NODE, "driver", "nvml", "cuda"): {"sdp_gpu_driver_info": "1; versions of the driver's parts."},
+    PROCESS: {"sdp_gpu_process_memory_bytes": "GPU memory that a process holds."},
+    (*NODE, "driver", "cuda"): {"sdp_gpu_driver_info": "1; versions of the driver and its CUDA."},
     NODE: {
         "sdp_exporter_up": "1 if the driver answered this scrape and, if there are GPUs, at least one of them did.",
-        "sdp_exporter_gpus": "GPUs that the driver counts.",
-        "sdp_exporter_reading_age_seconds": "Time since sdp_exporter_up was last 1; absent before the first time.",
         "sdp_exporter_read_seconds": "Duration of this scrape.",
         "sdp_exporter_kubelet_up": "1 if the kubelet's pod-resources API answered this scrape.",
     },
     (*NODE, "gpu", "call", "error"): {
         "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: no return."
     },
-    (*NODE, "state"): {
-        "sdp_exporter_processes": "Processes on GPUs: known, unreadable (environment), unknown (not in /proc)."
-    },
-    (*NODE, "version", "python"): {"sdp_exporter_build_info": "1; versions of the exporter."},
-    (): {
-        "sdp_exporter_process_virtual_memory_bytes": "Virtual memory of the exporter.",
-        "sdp_exporter_process_resident_memory_bytes": "Resident memory of the exporter.",
-        "sdp_exporter_process_start_time_seconds": "Unix time of its start.",
-        "sdp_exporter_process_cpu_seconds_total": "CPU time that it used.",
-        "sdp_exporter_process_open_fds": "Its open files and connections.",
-        "sdp_exporter_process_max_fds": "How many it may have open.",
-    },
+    (*NODE, "state"): {"sdp_exporter_processes": "Processes on GPUs: known, or unknown (not in /proc)."},
 }
 """Labels -> the metrics that have them, with their help."""
 

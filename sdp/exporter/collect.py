@@ -1,4 +1,4 @@
-"""One scrape: asks the driver, all GPUs in parallel, /proc and the kubelet, and continues without late replies."""
+"""One scrape: asks the driver, all GPUs in parallel and the kubelet, and continues without late replies."""
 
 import logging
 import threading
@@ -17,16 +17,12 @@ from sdp.exporter.grpc import CallFailed
 from sdp.exporter.metrics import Snapshot, families
 from sdp.exporter.nvml import CallError, Calls, Driver, DriverReader, GpuReader, GpuReading, Identity
 from sdp.exporter.podresources import Allotment
-from sdp.exporter.processes import Facts, Processes
+from sdp.exporter.processes import look_up
 from sdp.exporter.reader_thread import ReaderThread
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Allotments = Mapping[str, tuple[Allotment, ...]]
-FOR_DEVICES = 0.8
-"""Share of a scrape's time for the driver and the kubelet; /proc gets the rest."""
-MAX_GPUS = 64
-"""Limit on the GPUs that a driver may report; no machine has more."""
 
 
 class Collector:
@@ -36,60 +32,50 @@ class Collector:
     """
 
     def __init__(self, node: str, *, timeout_s: float, proc: Path, pod_resources: Path | None) -> None:
-        self._node, self._timeout_s, self._pod_resources = node, timeout_s, pod_resources
-        self._patience_s = timeout_s * FOR_DEVICES
+        self._node, self._timeout_s, self._proc, self._pod_resources = node, timeout_s, proc, pod_resources
         driver = DriverReader(self._count)
         self._driver = self._thread("driver", driver.read, driver.calls)
         self._gpus: dict[int, ReaderThread[GpuReading | None]] = {}
         self._kubelet = self._thread("pod-resources", self._read_kubelet)
-        self._pids: frozenset[int] = frozenset()
-        processes = Processes(proc)
-        self._proc = self._thread("proc", lambda: processes.look_up(sorted(self._pids)))
-        self._facts: Mapping[int, Facts | None] = {}
         self._xids = XidWatch()
         self._lock = threading.Lock()
         self._errors: Counter[CallError] = Counter()
         self._latest: CallError | None = None
-        self._answered: dict[str, tuple[Identity, float]] = {}
-        self._up_at: float | None = None
+        self._answered: dict[str, Identity] = {}
         self._logged = ""
 
     def _thread(self, name: str, read: Callable[[], T], calls: Calls | None = None) -> ReaderThread[T]:
-        return ReaderThread(name, read, patience_s=self._patience_s, calls=calls)
+        return ReaderThread(name, read, patience_s=self._timeout_s, calls=calls)
 
     def collect(self) -> Iterable[Family]:
         return families(self.scrape())
 
     def scrape(self) -> Snapshot:
         began = time.monotonic()
-        devices_until = began + self._patience_s
+        until = began + self._timeout_s
         kubelet_reading = self._kubelet.ask() if self._pod_resources else None
-        driver = self._wait(self._driver, self._driver.ask(), devices_until)
-        readings = self._ask_gpus(driver.gpus, devices_until) if driver else {}
+        driver = self._wait(self._driver, self._driver.ask(), until)
+        readings = self._ask_gpus(driver.gpus, until) if driver else {}
         gpus = tuple(gpu for gpu in readings.values() if gpu is not None)
         self._xids.watch({gpu.identity.uuid: gpu.identity.index for gpu in gpus if gpu.identity.uuid})
-        allotments = self._wait(self._kubelet, kubelet_reading, devices_until) if kubelet_reading else None
-        facts = self._ask_proc(gpus, began + self._timeout_s)
+        allotments = self._wait(self._kubelet, kubelet_reading, until) if kubelet_reading else None
+        owners = look_up({process.pid for gpu in gpus for process in gpu.processes}, self._proc)
         up = driver is not None and (not readings or bool(gpus))
         self._log_changes(up, driver)
-        now = time.monotonic()
         with self._lock:
-            self._answered.update((gpu.identity.uuid, (gpu.identity, now)) for gpu in gpus if gpu.identity.uuid)
-            self._up_at = now if up else self._up_at
+            self._answered.update((gpu.identity.uuid, gpu.identity) for gpu in gpus if gpu.identity.uuid)
             return Snapshot(
                 node=self._node,
                 up=up,
                 driver=driver,
                 gpus=gpus,
                 lost=self._lost(gpus, readings),
-                ages={identity: now - at for identity, at in self._answered.values()},
-                age=None if self._up_at is None else now - self._up_at,
                 xids=self._xids.seen(),
-                facts=facts,
+                owners=owners,
                 allotments=allotments or {},
                 kubelet_up=None if kubelet_reading is None else allotments is not None,
                 errors=dict(self._errors),
-                read_seconds=now - began,
+                read_seconds=time.monotonic() - began,
             )
 
     def _wait(self, thread: ReaderThread[T], reading: "Future[T]", until: float) -> T | None:
@@ -101,7 +87,7 @@ class Collector:
         return value
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, GpuReading | None]:
-        threads = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
+        threads = [self._gpu(index) for index in range(count)]
         readings = [thread.ask() for thread in threads]
         return {index: self._wait(threads[index], reading, until) for index, reading in enumerate(readings)}
 
@@ -115,24 +101,14 @@ class Collector:
     def _lost(self, gpus: Iterable[GpuReading], indexes: Iterable[int]) -> tuple[Identity, ...]:
         """Return known GPUs that did not answer, and indexes that the driver counts but no known GPU has."""
         present = {gpu.identity.uuid for gpu in gpus}
-        lost = [identity for uuid, (identity, _) in self._answered.items() if uuid not in present]
+        lost = [identity for uuid, identity in self._answered.items() if uuid not in present]
         named = {gpu.identity.index for gpu in gpus} | {identity.index for identity in lost}
         return (*lost, *(Identity(index) for index in indexes if index not in named))
-
-    def _ask_proc(self, gpus: Iterable[GpuReading], until: float) -> Mapping[int, Facts | None]:
-        """Return the processes' properties; the previous ones if /proc hangs, as it may together with a process."""
-        pids = frozenset(process.pid for gpu in gpus for process in gpu.processes)
-        if not pids:
-            return {}
-        self._pids = pids
-        facts = self._wait(self._proc, self._proc.ask(), until)
-        self._facts = self._facts if facts is None else facts
-        return self._facts
 
     def _read_kubelet(self) -> Allotments | None:
         assert self._pod_resources is not None, "asked only if there is a socket"
         try:
-            return podresources.list_allotments(self._pod_resources, timeout_s=self._patience_s)
+            return podresources.list_allotments(self._pod_resources, timeout_s=self._timeout_s)
         except CallFailed as error:
             LOG.debug("pod-resources: %s", error)
             self._count(CallError("", "pod-resources", "failed"))

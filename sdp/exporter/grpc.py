@@ -87,8 +87,7 @@ def _answer(connection: socket.socket, until: float) -> bytes:
         elif kind == _PING and not flags & _ACK:
             connection.sendall(_frame(_PING, _ACK, 0, payload))
         elif kind == _GOAWAY or (kind == _RST_STREAM and stream == _STREAM):
-            code = int.from_bytes(payload[4:8] if kind == _GOAWAY else payload[:4], "big")
-            raise CallFailed(f"the server ended the call (HTTP/2 error {code})")
+            raise CallFailed("the server ended the call")
         elif kind == _DATA and stream == _STREAM:
             data += payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
         if stream == _STREAM and kind in (_DATA, _HEADERS) and flags & _END_STREAM:

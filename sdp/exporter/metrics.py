@@ -1,17 +1,14 @@
 """Prometheus' metric families from the result of a scrape. Pure: no driver, no clock."""
 
-import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client import Metric as Family
 
-import sdp
 from sdp.exporter.catalogue import CATALOGUE
-from sdp.exporter.events import Xids
 from sdp.exporter.nvml import CallError, Driver, GpuReading, Identity
 from sdp.exporter.podresources import Allotment, of_device
-from sdp.exporter.processes import Facts, owner_of
+from sdp.exporter.processes import PodOwner, add_pod
 
 _ROWS = {row.name: row for row in CATALOGUE}
 MetricLabels = dict[str, str]
@@ -27,13 +24,10 @@ class Snapshot:
     gpus: tuple[GpuReading, ...] = ()
     lost: tuple[Identity, ...] = ()
     """GPUs that are known, or counted by the driver, but did not answer."""
-    ages: Mapping[Identity, float] = field(default_factory=dict)
-    """Seconds since each GPU last answered."""
-    age: float | None = None
-    xids: Mapping[str, Xids] = field(default_factory=dict)
-    """XIDs by GPU UUID; no entry if the driver does not report XIDs."""
-    facts: Mapping[int, Facts | None] = field(default_factory=dict)
-    """Properties of the processes on GPUs, by pid; None for a process that /proc does not show."""
+    xids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """UUID of a GPU -> XID -> Unix time of its latest report."""
+    owners: Mapping[int, PodOwner | None] = field(default_factory=dict)
+    """The owners of the processes on GPUs, by pid; None for a process that /proc does not show."""
     allotments: Mapping[str, tuple[Allotment, ...]] = field(default_factory=dict)
     """UUID of a GPU or slice -> containers."""
     kubelet_up: bool | None = None
@@ -71,14 +65,9 @@ def families(snapshot: Snapshot) -> Iterable[Family]:
         _add_gpu(result, gpu, _labels(gpu.identity, node), snapshot)
     for identity in snapshot.lost:
         result.add("sdp_gpu_up", _labels(identity, node), 0)
-    for identity, age in snapshot.ages.items():
-        result.add("sdp_gpu_reading_age_seconds", _labels(identity, node), age)
     for identity in (*(gpu.identity for gpu in snapshot.gpus), *snapshot.lost):  # an XID may say why a GPU is lost
-        if (xids := snapshot.xids.get(identity.uuid)) is not None:
-            labels = _labels(identity, node)
-            result.add("sdp_gpu_xid_errors_total", labels, xids.total)
-            for xid, at in xids.last.items():
-                result.add("sdp_gpu_xid_timestamp_seconds", labels | {"xid": str(xid)}, at)
+        for xid, at in snapshot.xids.get(identity.uuid, {}).items():
+            result.add("sdp_gpu_xid_timestamp_seconds", _labels(identity, node) | {"xid": str(xid)}, at)
     _add_exporter(result, snapshot, node)
     return result
 
@@ -90,9 +79,6 @@ def _labels(identity: Identity, node: MetricLabels) -> MetricLabels:
 def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: Snapshot) -> None:
     identity = gpu.identity
     result.add("sdp_gpu_up", labels, 1)
-    minor = "" if identity.minor is None else str(identity.minor)
-    info = {"pci_bus_id": identity.pci_bus_id, "minor": minor, "vbios": identity.vbios, "mig": str(int(gpu.mig))}
-    result.add("sdp_gpu_info", labels | info, 1)
     for name, own, value in gpu.samples:
         result.add(name, labels | own, value)
     containers = {"": of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)}
@@ -101,28 +87,20 @@ def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: 
         for allotment in allotments:
             result.add("sdp_gpu_pod_info", labels | {"mig_uuid": mig_uuid, **asdict(allotment)}, 1)
     for process in gpu.processes:
-        owner = owner_of(snapshot.facts.get(process.pid), containers[process.mig_uuid])
+        owner = add_pod(snapshot.owners.get(process.pid), containers[process.mig_uuid])
         own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **asdict(owner)}
         result.add("sdp_gpu_process_memory_bytes", labels | own, process.memory)
 
 
 def _add_exporter(result: Families, snapshot: Snapshot, node: MetricLabels) -> None:
     if (driver := snapshot.driver) is not None:
-        versions = {"driver": driver.version, "nvml": driver.nvml, "cuda": driver.cuda}
-        result.add("sdp_gpu_driver_info", node | versions, 1)
-        result.add("sdp_exporter_gpus", node, driver.gpus)
+        result.add("sdp_gpu_driver_info", node | {"driver": driver.version, "cuda": driver.cuda}, 1)
     result.add("sdp_exporter_up", node, snapshot.up)
-    result.add("sdp_exporter_reading_age_seconds", node, snapshot.age)
     result.add("sdp_exporter_read_seconds", node, snapshot.read_seconds)
     result.add("sdp_exporter_kubelet_up", node, snapshot.kubelet_up)
-    states = {"known": 0, "unreadable": 0, "unknown": 0}
-    for pid in {process.pid for gpu in snapshot.gpus for process in gpu.processes}:
-        process = snapshot.facts.get(pid)
-        states["unknown" if process is None else "known" if process.readable else "unreadable"] += 1
-    for state, count in states.items():
-        result.add("sdp_exporter_processes", node | {"state": state}, count)
+    unknown = sum(owner is None for owner in snapshot.owners.values())
+    result.add("sdp_exporter_processes", node | {"state": "known"}, len(snapshot.owners) - unknown)
+    result.add("sdp_exporter_processes", node | {"state": "unknown"}, unknown)
     for error, count in snapshot.errors.items():
         labels = node | {"gpu": error.gpu, "call": error.call, "error": error.error}
         result.add("sdp_exporter_errors_total", labels, count)
-    versions = {"version": sdp.__version__, "python": platform.python_version()}
-    result.add("sdp_exporter_build_info", node | versions, 1)

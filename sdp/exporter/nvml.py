@@ -5,24 +5,19 @@ Calls may hang for any time, so each reader runs in its own thread (reader_threa
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
 
 Sample = tuple[str, dict[str, str], float]
 """A metric of the catalogue, its labels beyond those that all metrics of the GPU have, and its value."""
-Convert = Callable[[Any], float]
 
 
 def _codes(*names: str) -> frozenset[int]:
     return frozenset(getattr(pynvml, f"NVML_ERROR_{name}") for name in names)
-
-
-def _constants(prefix: str, **names: str) -> dict[str, int]:
-    """Return NVML's constants by the value of a label."""
-    return {label: getattr(pynvml, prefix + name) for label, name in names.items()}
 
 
 UNSUPPORTED = _codes("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED")
@@ -42,74 +37,52 @@ _ERROR_NAMES: Mapping[int, str] = {
 }
 _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _ALL_LINKS = 0xFFFFFFFF
-PCIE_COUNTERS = _constants("NVML_PCIE_UTIL_", transmit="TX_BYTES", receive="RX_BYTES")
+_SLOWDOWN = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+_CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_SINCE_LOAD = pynvml.NVML_VOLATILE_ECC
+LINKS = "NVLINK_LINK_COUNT"
+CENTI, MILLI = Fraction(1, 100), Fraction(1, 1000)
+KIBI, KILO, MEGA = 1024, 1000, 10**6
+Factor = Fraction | int
+"""The factor from NVML's unit to the base unit; a fraction rounds once."""
 
 
-def percent(value: float) -> float:
-    return value / 100
+Reading = tuple[str, dict[str, str], Factor, str, tuple[int, ...]]
+"""A value of one call: (metric, labels, factor, call, arguments)."""
 
 
-def milli(value: float) -> float:
-    return value / 1000
+def _of(metric: str, factor: Factor, call: str, *arguments: int, **labels: str) -> Reading:
+    return metric, labels, factor, call, arguments
 
 
-def kilo(value: float) -> float:
-    return value * 1000
-
-
-def mega(value: float) -> float:
-    return value * 1e6
-
-
-def kibi(value: float) -> float:
-    return value * 1024
-
-
-def violated_s(status: Any) -> float:
-    return float(status.violationTime) / 1e9
-
-
-NUMBERS: tuple[tuple[str, Convert, str], ...] = (
-    ("sdp_gpu_power_watts", milli, "nvmlDeviceGetPowerUsage"),
-    ("sdp_gpu_power_limit_watts", milli, "nvmlDeviceGetEnforcedPowerLimit"),
-    ("sdp_gpu_energy_joules_total", milli, "nvmlDeviceGetTotalEnergyConsumption"),
-    ("sdp_gpu_pcie_replays_total", float, "nvmlDeviceGetPcieReplayCounter"),
-    ("sdp_gpu_pcie_link_width", float, "nvmlDeviceGetCurrPcieLinkWidth"),
-    ("sdp_gpu_pcie_link_width_max", float, "nvmlDeviceGetMaxPcieLinkWidth"),
+READINGS = (
+    _of("sdp_gpu_power_watts", MILLI, "nvmlDeviceGetPowerUsage"),
+    _of("sdp_gpu_power_limit_watts", MILLI, "nvmlDeviceGetEnforcedPowerLimit"),
+    _of("sdp_gpu_energy_joules_total", MILLI, "nvmlDeviceGetTotalEnergyConsumption"),
+    _of("sdp_gpu_temperature_celsius", 1, "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    _of("sdp_gpu_temperature_limit_celsius", 1, "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN, limit="slowdown"),
+    _of("sdp_gpu_clock_hertz", MEGA, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM, clock="sm"),
+    _of("sdp_gpu_clock_hertz", MEGA, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM, clock="memory"),
+    _of("sdp_gpu_clock_max_hertz", MEGA, "nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM, clock="sm"),
+    _of("sdp_gpu_pcie_transmit_bytes_per_second", KILO, "nvmlDeviceGetPcieThroughput", pynvml.NVML_PCIE_UTIL_TX_BYTES),
+    _of("sdp_gpu_pcie_receive_bytes_per_second", KILO, "nvmlDeviceGetPcieThroughput", pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    _of("sdp_gpu_pcie_replays_total", 1, "nvmlDeviceGetPcieReplayCounter"),
+    _of("sdp_gpu_pcie_link_width", 1, "nvmlDeviceGetCurrPcieLinkWidth"),
+    _of("sdp_gpu_pcie_link_width_max", 1, "nvmlDeviceGetMaxPcieLinkWidth"),
+    _of("sdp_gpu_ecc_errors_total", 1, "nvmlDeviceGetTotalEccErrors", _CORRECTED, _SINCE_LOAD, kind="corrected"),
+    _of("sdp_gpu_ecc_errors_total", 1, "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_LOAD, kind="uncorrected"),
 )
-"""Metrics of one call each: (metric, conversion, call)."""
-CLOCKS = _constants("NVML_CLOCK_", graphics="GRAPHICS", sm="SM", memory="MEM", video="VIDEO")
-TEMPERATURE_LIMITS = _constants(
-    "NVML_TEMPERATURE_THRESHOLD_", shutdown="SHUTDOWN", slowdown="SLOWDOWN", memory_max="MEM_MAX", gpu_max="GPU_MAX"
+FIELDS = (
+    _of("sdp_gpu_memory_temperature_celsius", 1, "MEMORY_TEMP"),
+    _of("sdp_gpu_nvlink_transmit_bytes_total", KIBI, "NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS),
+    _of("sdp_gpu_nvlink_receive_bytes_total", KIBI, "NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS),
+    _of("sdp_gpu_nvlink_links", 1, LINKS),
+    _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", kind="crc_flit"),
+    _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", kind="crc_data"),
+    _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_REPLAY_ERROR_COUNT_TOTAL", kind="replay"),
+    _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", kind="recovery"),
 )
-THROTTLE_CAUSES = {
-    cause: getattr(pynvml, f"NVML_PERF_POLICY_{cause.upper()}")
-    for cause in ("power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability")
-}
-BY_LABEL: tuple[tuple[str, str, Convert, str, Mapping[str, int]], ...] = (
-    ("sdp_gpu_clock_hertz", "clock", mega, "nvmlDeviceGetClockInfo", CLOCKS),
-    ("sdp_gpu_clock_max_hertz", "clock", mega, "nvmlDeviceGetMaxClockInfo", CLOCKS),
-    ("sdp_gpu_temperature_limit_celsius", "limit", float, "nvmlDeviceGetTemperatureThreshold", TEMPERATURE_LIMITS),
-    ("sdp_gpu_throttled_seconds_total", "cause", violated_s, "nvmlDeviceGetViolationStatus", THROTTLE_CAUSES),
-)
-"""Metrics of one call for each value of a label: (metric, label, conversion, call, argument by value)."""
-FIELDS: Mapping[str, tuple[str, int, str, dict[str, str], Convert]] = {
-    "memory_temperature": ("MEMORY_TEMP", 0, "sdp_gpu_memory_temperature_celsius", {}, float),
-    "nvlink_transmit": ("NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS, "sdp_gpu_nvlink_transmit_bytes_total", {}, kibi),
-    "nvlink_receive": ("NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS, "sdp_gpu_nvlink_receive_bytes_total", {}, kibi),
-    "nvlink_links": ("NVLINK_LINK_COUNT", 0, "sdp_gpu_nvlink_links", {}, float),
-    **{
-        f"nvlink_{kind}": (
-            *(f"NVLINK_{kind.upper()}_ERROR_COUNT_TOTAL", 0),
-            *("sdp_gpu_nvlink_errors_total", {"kind": kind}, float),
-        )
-        for kind in ("crc_flit", "crc_data", "replay", "recovery")
-    },
-    "retired_corrected": ("RETIRED_SBE", 0, "sdp_gpu_retired_pages_total", {"cause": "corrected"}, float),
-    "retired_uncorrected": ("RETIRED_DBE", 0, "sdp_gpu_retired_pages_total", {"cause": "uncorrected"}, float),
-    "retired_pending": ("RETIRED_PENDING", 0, "sdp_gpu_retired_pages_pending", {}, bool),
-}
-"""Values that NVML returns by field number in one call: (NVML_FI_DEV_ field, scope, metric, labels, conversion)."""
+"""Values that NVML returns in one call by the number of a field NVML_FI_DEV_…, the argument being its scope."""
 THROTTLE_REASONS = {
     reason: getattr(pynvml, f"nvmlClocksThrottleReason{reason.title().replace('_', '')}")
     for reason in (
@@ -117,8 +90,6 @@ THROTTLE_REASONS = {
         *("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
     )
 }
-ECC_KINDS = _constants("NVML_MEMORY_ERROR_TYPE_", corrected="CORRECTED", uncorrected="UNCORRECTED")
-ECC_SINCE = _constants("NVML_", driver_load="VOLATILE_ECC", lifetime="AGGREGATE_ECC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +106,6 @@ class CallError:
 class Driver:
     gpus: int
     version: str = ""
-    nvml: str = ""
     cuda: str = ""
 
 
@@ -146,9 +116,7 @@ class Identity:
     index: int
     uuid: str = ""
     product: str = ""
-    pci_bus_id: str = ""
     minor: int | None = None
-    vbios: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +134,6 @@ class GpuReading:
 
     identity: Identity
     samples: tuple[Sample, ...] = ()
-    mig: bool = False
-    """True if MIG is enabled."""
     slices: tuple[str, ...] = ()
     """UUIDs of the MIG slices."""
     processes: tuple[GpuProcess, ...] = ()
@@ -207,11 +173,6 @@ class Calls:
                 raise Gone from error
             return None
 
-    def first(self, functions: Sequence[str], *arguments: Any) -> Any:
-        """Return the result of the first call that has one; list the newest call first, then those of older drivers."""
-        results = (self(function, *arguments) for function in functions)
-        return next((result for result in results if result is not None), None)
-
     def failed(self, call: str, code: int) -> None:
         self._report(CallError(self.gpu, call, _ERROR_NAMES.get(code, f"code_{code}")))
 
@@ -235,7 +196,6 @@ class DriverReader:
             return Driver(
                 gpus=count,
                 version=calls("nvmlSystemGetDriverVersion") or "",
-                nvml=calls("nvmlSystemGetNVMLVersion") or "",
                 cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
             )
         except Gone:
@@ -260,35 +220,22 @@ class GpuReader:
 
     def _read(self, handle: Any) -> GpuReading:
         calls = self.calls
-        identity = self._identity(handle)
-        mode = calls("nvmlDeviceGetMigMode", handle)
-        mig = bool(mode and mode[0])
-        samples = [*_read_samples(calls, handle)]
-        slices: dict[str, Any] = {}
-        if mig:
-            for uuid, inner, own in _read_slices(calls, handle):
-                slices[uuid] = inner
-                samples += own
-        processes = self._read_processes(handle, slices)
-        return GpuReading(identity, tuple(samples), mig, tuple(slices), processes)
-
-    def _identity(self, handle: Any) -> Identity:
-        calls = self.calls
-        pci = calls("nvmlDeviceGetPciInfo", handle)
-        return Identity(
+        identity = Identity(
             index=self._index,
             uuid=calls("nvmlDeviceGetUUID", handle) or "",
             product=calls("nvmlDeviceGetName", handle) or "",
-            pci_bus_id=str(pci.busId) if pci is not None else "",
             minor=calls("nvmlDeviceGetMinorNumber", handle),
-            vbios=calls("nvmlDeviceGetVbiosVersion", handle) or "",
         )
-
-    def _read_processes(self, handle: Any, slices: Mapping[str, Any]) -> tuple[GpuProcess, ...]:
-        """Read the processes; with MIG, those of the slices, which the whole GPU would list again."""
-        if slices:
-            return tuple(p for uuid, inner in slices.items() for p in _list_processes(self.calls, inner, uuid))
-        return tuple(_list_processes(self.calls, handle, ""))
+        samples = [*_read_samples(calls, handle)]
+        mode = calls("nvmlDeviceGetMigMode", handle)
+        slices: dict[str, Any] = {}
+        for uuid, inner, own in _read_slices(calls, handle) if mode and mode[0] else ():
+            slices[uuid] = inner
+            samples += own
+        # With MIG, the processes of the slices, which the whole GPU would list again.
+        holders = slices or {"": handle}
+        processes = [process for uuid, holder in holders.items() for process in _list_processes(calls, holder, uuid)]
+        return GpuReading(identity, tuple(samples), tuple(slices), tuple(processes))
 
 
 def address_of(handle: Any) -> int:
@@ -296,36 +243,19 @@ def address_of(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def _sample(name: str, value: Any, convert: Convert = float, **labels: str) -> list[Sample]:
-    return [] if value is None else [(name, labels, convert(value))]
-
-
 def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
     """Yield all values of a GPU except those of its slices and processes."""
-    for name, convert, function in NUMBERS:
-        yield from _sample(name, calls(function, handle), convert)
-    for name, label, convert, function, arguments in BY_LABEL:
-        for key, argument in arguments.items():
-            yield from _sample(name, calls(function, handle, argument), convert, **{label: key})
-    for direction, counter in PCIE_COUNTERS.items():
-        kilobytes = calls("nvmlDeviceGetPcieThroughput", handle, counter)
-        yield from _sample(f"sdp_gpu_pcie_{direction}_bytes_per_second", kilobytes, kilo)
+    for metric, labels, factor, call, arguments in READINGS:
+        if (value := calls(call, handle, *arguments)) is not None:
+            yield metric, labels, float(value * factor)
     yield from _read_fields(calls, handle)
-    yield from _read_memory(calls, handle, "sdp_gpu_memory")
+    yield from _read_memory(calls, handle, "sdp_gpu_memory", {})
     if (rates := calls("nvmlDeviceGetUtilizationRates", handle)) is not None:
-        yield "sdp_gpu_utilization_ratio", {}, percent(rates.gpu)
-        yield "sdp_gpu_memory_utilization_ratio", {}, percent(rates.memory)
-    temperatures = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
-    temperature = calls.first(temperatures, handle, pynvml.NVML_TEMPERATURE_GPU)
-    yield from _sample("sdp_gpu_temperature_celsius", temperature)
-    reasons = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-    if (bits := calls.first(reasons, handle)) is not None:
+        yield "sdp_gpu_utilization_ratio", {}, float(rates.gpu * CENTI)
+        yield "sdp_gpu_memory_utilization_ratio", {}, float(rates.memory * CENTI)
+    if (bits := calls("nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
         for reason, bit in THROTTLE_REASONS.items():
             yield "sdp_gpu_throttle_reason", {"reason": reason}, bool(bits & bit)
-    for kind, number in ECC_KINDS.items():
-        for since, counter in ECC_SINCE.items():
-            errors = calls("nvmlDeviceGetTotalEccErrors", handle, number, counter)
-            yield from _sample("sdp_gpu_ecc_errors_total", errors, kind=kind, since=since)
     if rows := calls("nvmlDeviceGetRemappedRows", handle):
         yield "sdp_gpu_remapped_rows_total", {"cause": "corrected"}, rows[0]
         yield "sdp_gpu_remapped_rows_total", {"cause": "uncorrected"}, rows[1]
@@ -334,29 +264,24 @@ def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
 
 
 def _read_fields(calls: Calls, handle: Any) -> Iterator[Sample]:
-    numbers = [(getattr(pynvml, f"NVML_FI_DEV_{field}"), scope) for field, scope, *_ in FIELDS.values()]
+    numbers = [(getattr(pynvml, f"NVML_FI_DEV_{call}"), sum(scope)) for *_, call, scope in FIELDS]
     values = calls("nvmlDeviceGetFieldValues", handle, numbers)
-    for (name, (_, _, metric, labels, convert)), value in zip(FIELDS.items(), values or (), strict=False):
+    for (metric, labels, factor, call, _), value in zip(FIELDS, values or (), strict=False):
         if value.nvmlReturn == pynvml.NVML_SUCCESS:
             number = getattr(value.value, _UNION_MEMBER.get(value.valueType, "ullVal"))
-            yield metric, labels, convert(number)
-            if name == "nvlink_links":
+            yield metric, labels, float(number * factor)
+            if call == LINKS:
                 states = [calls("nvmlDeviceGetNvLinkState", handle, link) for link in range(int(number))]
                 if any(state is not None for state in states):
                     yield "sdp_gpu_nvlink_active_links", {}, sum(map(bool, states))
         elif value.nvmlReturn not in _FIELD_ABSENT:
-            calls.failed(f"nvmlDeviceGetFieldValues:{name}", int(value.nvmlReturn))
+            calls.failed(f"nvmlDeviceGetFieldValues:{call}", int(value.nvmlReturn))
 
 
-def _read_memory(calls: Calls, handle: Any, prefix: str, **labels: str) -> Iterator[Sample]:
-    """Yield memory samples; the newer call counts the driver's reserve separately, the older one as used."""
-    parts = ["total", "used", "free"]
+def _read_memory(calls: Calls, handle: Any, prefix: str, labels: dict[str, str]) -> Iterator[Sample]:
+    """Yield memory samples; what the driver keeps for itself is neither used nor free."""
     memory = calls("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
-    if memory is None:
-        memory = calls("nvmlDeviceGetMemoryInfo", handle)
-    elif not labels:
-        parts.append("reserved")
-    for part in parts if memory is not None else ():
+    for part in ("total", "used", "free") if memory is not None else ():
         yield f"{prefix}_{part}_bytes", labels, getattr(memory, part)
 
 
@@ -366,29 +291,22 @@ def _read_slices(calls: Calls, handle: Any) -> Iterator[tuple[str, Any, list[Sam
         inner = calls("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=ABSENT)
         if inner is None:
             continue
-        attributes = calls("nvmlDeviceGetAttributes", inner)
-        name = calls("nvmlDeviceGetName", inner) or ""
-        instances = [calls(f"nvmlDeviceGet{kind}InstanceId", inner) for kind in ("Gpu", "Compute")]
-        gpu_instance, compute_instance = ("" if number is None else str(number) for number in instances)
-        labels: dict[str, str] = {
-            "mig_uuid": calls("nvmlDeviceGetUUID", inner) or "",
+        uuid, name = (calls(f"nvmlDeviceGet{what}", inner) or "" for what in ("UUID", "Name"))
+        instance = calls("nvmlDeviceGetGpuInstanceId", inner)
+        labels = {
+            "mig_uuid": uuid,
             "mig_profile": name.rpartition("MIG ")[2],
-            "gpu_instance": gpu_instance,
-            "compute_instance": compute_instance,
+            "gpu_instance": "" if instance is None else str(instance),
         }
-        samples = [("sdp_gpu_mig_info", labels, 1.0)]
-        if attributes is not None:
-            samples.append(("sdp_gpu_mig_multiprocessors", labels, attributes.multiprocessorCount))
-        samples += _read_memory(calls, inner, "sdp_gpu_mig_memory", **labels)
-        yield labels["mig_uuid"], inner, samples
+        samples = [("sdp_gpu_mig_info", labels, 1.0), *_read_memory(calls, inner, "sdp_gpu_mig_memory", labels)]
+        yield uuid, inner, samples
 
 
 def _list_processes(calls: Calls, handle: Any, mig_uuid: str) -> list[GpuProcess]:
     """Return compute, graphics and MPS processes; one in two lists is one process, with the larger memory."""
     memory: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        for process in calls.first((f"{name}_v3", f"{name}_v2"), handle) or ():
+        for process in calls(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle) or ():
             used = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
             memory[process.pid] = max(used, default=None)
     return [GpuProcess(pid, used, mig_uuid=mig_uuid) for pid, used in memory.items()]

@@ -1,32 +1,18 @@
-"""The owners of processes, by /proc (cgroup, pid in the container, parts of the environment) and the kubelet.
+"""The owners of processes, by /proc (cgroup and pid in the container) and the kubelet.
 
-NVML reports the host's pids, so this needs `hostPID: true` on Kubernetes. Reading other users' environments needs
-CAP_SYS_PTRACE; without it only the pod's uid is known, from the cgroup.
+NVML reports the host's pids, so this needs `hostPID: true` on Kubernetes.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sdp.exporter.podresources import Allotment
 
-MAX_LABEL = 128
-"""Limit on the characters of a name that a process sets itself."""
-MAX_ENVIRONMENT = 1 << 20
-WANTED = frozenset(
-    {
-        # KubeRay's: cluster, worker group, pod, and the head's service, which has the namespace
-        *("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME", "RAY_CLOUD_INSTANCE_ID", "FQ_RAY_IP"),
-        *("POD_NAME", "POD_NAMESPACE", "HOSTNAME", "KUBERNETES_SERVICE_HOST"),
-    }
-)
-"""The only variables read from an environment, which also holds secrets."""
-
 # kubepods-burstable-pod1234abcd_….slice (systemd), pod1234abcd-… (cgroupfs), pod<32 hex> (a static pod).
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
 _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
-_SERVICE = re.compile(r"^[^.]+\.([^.]+)\.svc(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +27,6 @@ class PodOwner:
     pod_uid: str = ""
     container: str = ""
     container_id: str = ""
-    ray_cluster: str = ""
-    ray_group: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A process's properties from /proc."""
-
-    owner: PodOwner
-    """Without namespace, pod and container, which also depend on the kubelet."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    readable: bool = True
-    """True if its environment could be read."""
 
 
 def parse_cgroup(text: str) -> tuple[str, str]:
@@ -75,97 +48,38 @@ def parse_cgroup(text: str) -> tuple[str, str]:
     return "", outside
 
 
-def parse_environment(raw: bytes) -> dict[str, str]:
-    """Return the wanted variables of /proc/PID/environ."""
-    result = {}
-    for entry in raw.split(b"\0"):
-        name, separator, value = entry.partition(b"=")
-        key = name.decode("ascii", "replace")
-        if separator and key in WANTED:
-            result[key] = as_label(value.decode("utf-8", "replace"))
-    return result
-
-
-def as_label(text: str) -> str:
-    """Return the printable characters of a text that a process chose, shortened."""
-    return "".join(c for c in text if c.isprintable())[:MAX_LABEL]
-
-
 def pid_inside(status: str) -> str:
     """Return the pid inside the container: the innermost in the line NSpid of /proc/PID/status."""
     match = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
     return match[1] if match else ""
 
 
-def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> PodOwner:
-    """Combine a process's own properties with the containers to which the kubelet has allotted its device.
+def add_pod(owner: PodOwner | None, allotted: Sequence[Allotment]) -> PodOwner:
+    """Add the names of the container to which the kubelet has allotted a process's device.
 
-    The kubelet's answer applies only to processes in pods. If a device is shared, or the process names another pod, the
-    pod that the process names decides: a monitoring agent on the same GPU does not belong to the trainer's pod.
+    They are the process's if it is in a pod, and no other container shares the device. The pod's uid is known anyway.
     """
-    if facts is None:
+    if owner is None:
         return PodOwner()
-    if not facts.owner.pod_uid:
-        return facts.owner
-    environment = facts.environment
-    names = [environment.get(name, "") for name in ("RAY_CLOUD_INSTANCE_ID", "POD_NAME")]
-    names += [environment.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in environment else ""]
-    pod = next(filter(None, names), "")
-    fitting = [a for a in allotted if a.pod in names] or ([] if pod else list(allotted))
-    if len(fitting) == 1:
-        return replace(facts.owner, **asdict(fitting[0]))
-    service = _SERVICE.match(environment.get("FQ_RAY_IP", ""))
-    namespace = environment.get("POD_NAMESPACE", "") or (service[1] if service else "")
-    return replace(facts.owner, pod=pod, namespace=namespace)
+    return replace(owner, **asdict(allotted[0])) if owner.pod_uid and len(allotted) == 1 else owner
 
 
-class Processes:
-    """Looks up processes in /proc, each once, since these properties do not change while a process lives."""
-
-    def __init__(self, proc: Path) -> None:
-        self._proc = proc
-        self._known: dict[tuple[int, str], Facts] = {}
-
-    def look_up(self, pids: Iterable[int]) -> dict[int, Facts | None]:
-        """Return each process's properties; None if it is hidden, absent, or ended during the read."""
-        result: dict[int, Facts | None] = {}
-        known: dict[tuple[int, str], Facts] = {}
-        for pid in pids:
-            result[pid] = None
-            try:
-                # With the start time, since the pid may have been reused.
-                key = (pid, _start_time((self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")))
-                facts = self._known.get(key) or self._read(pid)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-            known[key] = result[pid] = facts
-        self._known = known
-        return result
-
-    def _read(self, pid: int) -> Facts:
-        folder = self._proc / str(pid)
-        comm, status, cgroup = (
-            (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("comm", "status", "cgroup")
-        )
-        environment: dict[str, str] = {}
-        readable = True
+def look_up(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, PodOwner | None]:
+    """Return what /proc tells of each process; None if it is hidden, absent, or ended during the read."""
+    result: dict[int, PodOwner | None] = {}
+    for pid in pids:
         try:
-            with (folder / "environ").open("rb") as file:
-                environment = parse_environment(file.read(MAX_ENVIRONMENT))
-        except PermissionError:
-            readable = False
+            comm, status, cgroup = (
+                (proc / str(pid) / name).read_text(encoding="utf-8", errors="replace")
+                for name in ("comm", "status", "cgroup")
+            )
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            result[pid] = None
+            continue
         pod_uid, container_id = parse_cgroup(cgroup)
-        owner = PodOwner(
-            container_pid=pid_inside(status),
-            process=as_label(comm.strip()),
-            pod_uid=pod_uid,
-            container_id=container_id,
-            ray_cluster=environment.get("RAY_CLUSTER_NAME", ""),
-            ray_group=environment.get("RAY_NODE_TYPE_NAME", ""),
+        # A process chooses its name.
+        name = "".join(character for character in comm if character.isprintable())
+        result[pid] = PodOwner(
+            container_pid=pid_inside(status), process=name, pod_uid=pod_uid, container_id=container_id
         )
-        return Facts(owner, environment, readable)
-
-
-def _start_time(stat: str) -> str:
-    """Return field 22 of /proc/PID/stat; the name before it, in parentheses, may contain anything."""
-    return stat.rpartition(")")[2].split()[19]
+    return result

@@ -358,8 +358,6 @@ def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(rende
     assert container["volumeMounts"][0]["readOnly"] is True
     assert "--pod-resources=/var/lib/kubelet/pod-resources/kubelet.sock" in container["args"]
     assert "add" not in container["securityContext"]["capabilities"]
-    more = one(render(*settings, "exporter.readEnvironment=true"), "DaemonSet")["spec"]["template"]["spec"]
-    assert more["containers"][0]["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE"]
 
 
 @NEEDS_HELM
@@ -576,8 +574,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ),
         ("exporter.address=here", "/exporter/address"),
         ("exporter.tls.secret=web", "'tls' not allowed"),
-        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources or readEnvironment is set"),
-        ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
+        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources is set"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],
 )

@@ -62,24 +62,16 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
     ("sdp_gpu_memory_utilization_ratio", {}, 0.41),
     ("sdp_gpu_memory_total_bytes", {}, 85899345920),
     ("sdp_gpu_memory_used_bytes", {}, 64424509440),
-    ("sdp_gpu_memory_reserved_bytes", {}, 536870912),
     ("sdp_gpu_memory_free_bytes", {}, 20937965568),
     ("sdp_gpu_power_watts", {}, 391.25),
     ("sdp_gpu_power_limit_watts", {}, 400),
     ("sdp_gpu_energy_joules_total", {}, 123456.789),
     ("sdp_gpu_temperature_celsius", {}, 61),
     ("sdp_gpu_memory_temperature_celsius", {}, 71),
-    ("sdp_gpu_temperature_limit_celsius", {"limit": "shutdown"}, 92),
     ("sdp_gpu_temperature_limit_celsius", {"limit": "slowdown"}, 89),
-    ("sdp_gpu_temperature_limit_celsius", {"limit": "memory_max"}, 95),
-    ("sdp_gpu_temperature_limit_celsius", {"limit": "gpu_max"}, 85),
-    ("sdp_gpu_clock_hertz", {"clock": "graphics"}, 1.41e9),
     ("sdp_gpu_clock_hertz", {"clock": "sm"}, 1.395e9),
     ("sdp_gpu_clock_hertz", {"clock": "memory"}, 1.593e9),
-    ("sdp_gpu_clock_hertz", {"clock": "video"}, 1.275e9),
-    ("sdp_gpu_clock_max_hertz", {"clock": "video"}, 1.29e9),
-    ("sdp_gpu_throttled_seconds_total", {"cause": "power"}, 2.5),
-    ("sdp_gpu_throttled_seconds_total", {"cause": "thermal"}, 0),
+    ("sdp_gpu_clock_max_hertz", {"clock": "sm"}, 1.41e9),
     ("sdp_gpu_pcie_transmit_bytes_per_second", {}, 12e6),
     ("sdp_gpu_pcie_receive_bytes_per_second", {}, 34e6),
     ("sdp_gpu_pcie_link_width_max", {}, 16),
@@ -87,10 +79,9 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
     ("sdp_gpu_nvlink_receive_bytes_total", {}, 2048000),
     ("sdp_gpu_nvlink_links", {}, 12),
     ("sdp_gpu_nvlink_active_links", {}, 12),
-    ("sdp_gpu_ecc_errors_total", {"kind": "corrected", "since": "lifetime"}, 7),
-    ("sdp_gpu_ecc_errors_total", {"kind": "uncorrected", "since": "driver_load"}, 0),
+    ("sdp_gpu_ecc_errors_total", {"kind": "corrected"}, 4),
+    ("sdp_gpu_ecc_errors_total", {"kind": "uncorrected"}, 0),
     ("sdp_gpu_row_remap_failed", {}, 0),
-    ("sdp_gpu_xid_errors_total", {}, 0),
 ]
 """The values of tests/nvml's A100 in base units, worked out by hand."""
 
@@ -105,10 +96,11 @@ def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path:
             "gpu.6.nvlink.3": 0,
             "gpu.6.remapped": "3 2 1 1",
             "gpu.6.field.45": 9,
+            "gpu.*.ecc_driver_load.0": 4,
         },
     )
     with exporting(scenario.environment(library)) as exporter:
-        scrape = exporter.until(lambda s: len(gpus(s, "sdp_gpu_xid_errors_total")) == 8)  # from a thread of its own
+        scrape = exporter.scrape()
         for name, labels, value in EXPECTED:
             assert scrape.value(name, gpu=0, **labels) == pytest.approx(value), name
         assert scrape.value("sdp_gpu_power_watts", gpu=5) == 87.654
@@ -121,19 +113,8 @@ def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path:
         assert scrape.value("sdp_gpu_remapped_rows_total", gpu=6, cause="uncorrected") == 2
         assert scrape.value("sdp_gpu_row_remap_pending", gpu=6) == 1
         assert scrape.value("sdp_gpu_row_remap_failed", gpu=6) == 1
-        info = scrape.one("sdp_gpu_info", gpu=6).labels
-        assert info == {
-            "gpu": "6",
-            "uuid": uuid(6),
-            "product": "NVIDIA A100-SXM4-80GB",
-            "node": "n1",
-            "pci_bus_id": "00000000:0D:00.0",
-            "minor": "6",
-            "vbios": "92.00.45.00.03",
-            "mig": "0",
-        }
-        assert scrape.has("sdp_gpu_driver_info", driver="570.86.15", nvml="12.570.86.15", cuda="12.8")
-        assert (scrape.value("sdp_exporter_up"), scrape.value("sdp_exporter_gpus")) == (1, 8)
+        assert scrape.has("sdp_gpu_driver_info", driver="570.86.15", cuda="12.8")
+        assert (scrape.value("sdp_exporter_up"), len(gpus(scrape, "sdp_gpu_up"))) == (1, 8)
         assert errors(scrape) == set()
         scenario.write({"gpu.5.power_mw": 99000})
         assert exporter.scrape().value("sdp_gpu_power_watts", gpu=5) == 99.0  # read at the scrape, not before
@@ -143,12 +124,8 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
     everything = {
         **a100s(3),
         **MIG,
-        "gpu.*.field.29": 1,
-        "gpu.*.field.30": 0,
-        "gpu.*.field.31": 0,
         "gpu.0.process.0": f"C {os.getpid()} {GIB}",
         "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
-        "xid.0": "0 31",
     }
     scenario = Scenario(tmp_path / "gpus", {k: v for k, v in everything.items() if v is not None})
     answer = response(pod("trainer-0", "ray-worker", uuid(0)))
@@ -156,7 +133,7 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
         kubelet(tmp_path, lambda _: answer) as path,
         exporting(scenario.environment(library), "--pod-resources", str(path)) as exporter,
     ):
-        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_timestamp_seconds"))
+        scrape = until_reported(exporter, scenario, 0)
         rows = {row.name: row for row in CATALOGUE}
         assert {sample.name for sample in scrape.samples} == rows.keys()
         for family in scrape.families.values():
@@ -164,7 +141,7 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
                 row = rows[sample.name]
                 assert sample.labels.keys() == set(row.labels)
                 assert family.type == row.type
-                assert sample.name.startswith("sdp_exporter_process_") or family.documentation == row.help
+                assert family.documentation == row.help
 
 
 def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, tmp_path: Path) -> None:
@@ -177,7 +154,6 @@ def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, t
         assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "2"}
         assert errors(scrape) == {("1", "nvmlDeviceGetUtilizationRates", "gpu_is_lost")}
         assert scrape.value("sdp_exporter_up") == 1
-        assert scrape.value("sdp_gpu_reading_age_seconds", gpu=1) > 0
         scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": None})
         scrape = exporter.scrape()
         assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1", "2"}
@@ -198,7 +174,6 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_reported_as_down(library: Path
         exporter.scrape()
         scenario.write({"gpus": 1})
         scrape = exporter.scrape()
-        assert scrape.value("sdp_exporter_gpus") == 1
         assert [scrape.value("sdp_gpu_up", uuid=uuid(n)) for n in range(2)] == [1, 0]
 
 
@@ -220,7 +195,7 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
         assert gpus(second, "sdp_gpu_temperature_celsius") == {"0", "1"}
         assert gpus(second, "sdp_gpu_up") == {"0", "1"}
         counted = ("0", "nvmlDeviceGetPowerUsage", "unknown")
-        assert errors(second) == {counted, ("0", "nvmlDeviceGetFieldValues:memory_temperature", "unknown")}
+        assert errors(second) == {counted, ("0", "nvmlDeviceGetFieldValues:MEMORY_TEMP", "unknown")}
         labels = dict(zip(("gpu", "call", "error"), counted, strict=True))
         grown = second.value("sdp_exporter_errors_total", **labels) - first.value("sdp_exporter_errors_total", **labels)
         assert grown == 1
@@ -229,30 +204,13 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
 def test_a_gpu_with_few_values_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {"gpus": 1, "gpu.0.uuid": uuid(0), "gpu.0.name": "NVIDIA Small"})
     with exporting(scenario.environment(library)) as exporter:
-        # A thread of its own listens for XIDs: the first scrape may come before it.
-        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
+        scrape = exporter.scrape()
         assert scrape.value("sdp_gpu_up", product="NVIDIA Small") == 1
         assert errors(scrape) == set()
         assert {s.name for s in scrape.samples if s.name.startswith("sdp_gpu_")} == {
             "sdp_gpu_up",
-            "sdp_gpu_info",
-            "sdp_gpu_reading_age_seconds",
-            "sdp_gpu_xid_errors_total",
             "sdp_gpu_driver_info",
         }
-
-
-def test_an_older_driver_is_asked_in_the_older_way(tmp_path: Path) -> None:
-    library = nvml.build(tmp_path / "old", old_driver=True)
-    lines = {**a100s(1), "gpu.0.process.0": f"C {os.getpid()} {GIB}", "gpu.0.throttle_reasons": 0x8}
-    with exporting(Scenario(tmp_path / "gpus", lines).environment(library)) as exporter:
-        scrape = exporter.scrape()
-        assert scrape.value("sdp_gpu_temperature_celsius") == 61
-        assert scrape.value("sdp_gpu_memory_used_bytes") == 60.5 * GIB  # what is reserved counts as used there
-        assert not scrape.has("sdp_gpu_memory_reserved_bytes")
-        assert scrape.value("sdp_gpu_throttle_reason", reason="hw_slowdown") == 1
-        assert scrape.value("sdp_gpu_process_memory_bytes", pid=os.getpid()) == GIB
-        assert errors(scrape) == set()
 
 
 def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_ones_not_at_all(
@@ -265,25 +223,21 @@ def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_one
         began = time.monotonic()
         first = exporter.scrape()
         took = time.monotonic() - began
-        assert 2.3 < took < 9  # 2.4 s are for the GPUs
+        assert 2.9 < took < 9
         began = time.monotonic()
         later = [exporter.scrape() for _ in range(5)]
-        assert time.monotonic() - began < 7  # five in less than three times that
+        assert time.monotonic() - began < 8  # five in less than three times that
         for scrape in (first, *later):
             assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1", "3"}
             assert scrape.value("sdp_gpu_up", gpu=2, uuid=uuid(2)) == 0
             assert scrape.value("sdp_exporter_up") == 1
             assert errors(scrape) == {("2", "nvmlDeviceGetPowerUsage", "timeout")}
-        assert later[-1].value("sdp_gpu_reading_age_seconds", gpu=2) > 2.3
-        assert later[-1].value("sdp_gpu_reading_age_seconds", gpu=3) < 0.1
         scenario.write({"gpu.2.hang.nvmlDeviceGetPowerUsage": None})
         exporter.until(lambda s: gpus(s, "sdp_gpu_power_watts") == {"0", "1", "2", "3"})
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
-def test_a_hanging_driver_is_reported_with_the_age_of_the_last_values_and_the_exporter_recovers(
-    library: Path, tmp_path: Path, call: str
-) -> None:
+def test_a_hanging_driver_is_reported_and_the_exporter_recovers(library: Path, tmp_path: Path, call: str) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library), "--timeout-s", "1") as exporter:
         exporter.until(lambda s: s.value("sdp_exporter_up") == 1)
@@ -293,11 +247,8 @@ def test_a_hanging_driver_is_reported_with_the_age_of_the_last_values_and_the_ex
         assert [first.value("sdp_gpu_up", uuid=uuid(n)) for n in range(2)] == [0, 0]
         assert not first.has("sdp_gpu_power_watts")
         assert call in {name for _, name, error in errors(first) if error == "timeout"}
-        second = exporter.scrape()
-        assert second.value("sdp_exporter_reading_age_seconds") > first.value("sdp_exporter_reading_age_seconds") > 0.7
         scenario.write({f"hang.{call}": None})
-        scrape = exporter.until(lambda s: s.value("sdp_exporter_up") == 1 and s.has("sdp_gpu_power_watts", gpu=1))
-        assert scrape.value("sdp_exporter_reading_age_seconds") == 0
+        exporter.until(lambda s: s.value("sdp_exporter_up") == 1 and s.has("sdp_gpu_power_watts", gpu=1))
 
 
 def test_without_a_driver_it_says_so_and_finds_one_that_comes_later(library: Path, tmp_path: Path) -> None:
@@ -309,7 +260,6 @@ def test_without_a_driver_it_says_so_and_finds_one_that_comes_later(library: Pat
         assert errors(scrape) == {("", "nvmlInit", "driver_not_loaded")}
         scenario.write({"error.nvmlInit": None})
         assert exporter.scrape().value("sdp_exporter_up") == 1
-        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
         code, log = exporter.stop()
         lines = [line.partition(" ")[2].partition(" ")[2] for line in log.splitlines()]
         assert lines[:2] == [
@@ -343,9 +293,8 @@ def test_a_driver_that_was_reloaded_is_opened_again(library: Path, tmp_path: Pat
         assert exporter.scrape().value("sdp_exporter_up") == 1
 
 
-def test_a_process_has_the_names_of_its_environment_and_none_of_its_secrets(library: Path, tmp_path: Path) -> None:
-    names = {"RAY_CLUSTER_NAME": "sd2", "RAY_NODE_TYPE_NAME": "a100", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
-    with sleeping(**names) as process:
+def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) -> None:
+    with sleeping() as process:
         pid = process.pid
         lines = {
             **a100s(2),
@@ -355,36 +304,21 @@ def test_a_process_has_the_names_of_its_environment_and_none_of_its_secrets(libr
             "gpu.1.process.0": f"M {pid} {2 * GIB}",
         }
         scenario = Scenario(tmp_path / "gpus", lines)
-        with exporting(scenario.environment(library), "--log-level", "debug") as exporter:
+        with exporting(scenario.environment(library)) as exporter:
             scrape = exporter.scrape()
             sample = scrape.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
             assert sample.value == 7 * GIB
-            expected = {"process": "sleep", "container_pid": str(pid), "ray_cluster": "sd2", "ray_group": "a100"}
-            assert expected.items() <= sample.labels.items()
+            assert (sample.labels["process"], sample.labels["container_pid"]) == ("sleep", str(pid))
             assert scrape.value("sdp_gpu_process_memory_bytes", gpu=1) == 2 * GIB
             assert not scrape.has("sdp_gpu_process_memory_bytes", pid=4194300)
             states = {s.labels["state"]: s.value for s in scrape.all("sdp_exporter_processes")}
-            assert states == {"known": 1, "unreadable": 0, "unknown": 1}
+            assert states == {"known": 1, "unknown": 1}
             process.kill()
             process.wait()
             gone = exporter.scrape()
             sample = gone.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
-            assert (sample.value, sample.labels["process"], sample.labels["ray_cluster"]) == (7 * GIB, "", "")
+            assert (sample.value, sample.labels["process"]) == (7 * GIB, "")
             assert gone.value("sdp_exporter_processes", state="unknown") == 2
-            assert "hush-hush" not in scrape.text + gone.text + exporter.stop()[1]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another user")
-def test_a_process_whose_environment_is_not_ours_to_read_is_counted_and_has_its_name(
-    library: Path, tmp_path: Path
-) -> None:
-    with sleeping(user=65534, RAY_CLUSTER_NAME="sd2") as process:
-        scenario = Scenario(tmp_path / "gpus", {**a100s(1), "gpu.0.process.0": f"C {process.pid} {GIB}"})
-        with exporting(scenario.environment(library), without_capabilities=True) as exporter:
-            scrape = exporter.scrape()
-            sample = scrape.one("sdp_gpu_process_memory_bytes")
-            assert (sample.labels["process"], sample.labels["ray_cluster"]) == ("sleep", "")
-            assert scrape.value("sdp_exporter_processes", state="unreadable") == 1
 
 
 def test_the_kubelet_names_the_pod_of_each_gpu_and_without_it_only_that_name_is_missing(
@@ -436,12 +370,10 @@ def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path
         scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": nvml.NOT_SUPPORTED})
         with exporting(scenario.environment(library)) as exporter:
             scrape = exporter.scrape()
-            assert scrape.has("sdp_gpu_info", gpu=1, mig=1)
             small = scrape.one("sdp_gpu_mig_memory_used_bytes", mig_uuid="MIG-aaaa")
             assert (small.value, small.labels["mig_profile"], small.labels["gpu_instance"]) == (4 * GIB, "1g.10gb", "1")
             assert scrape.value("sdp_gpu_mig_memory_total_bytes", mig_uuid="MIG-bbbb") == 20 * GIB
             assert scrape.value("sdp_gpu_mig_memory_free_bytes", mig_uuid="MIG-bbbb") == 15 * GIB
-            assert scrape.value("sdp_gpu_mig_multiprocessors", mig_uuid="MIG-bbbb") == 14
             held = {
                 s.labels["pid"]: (s.labels["mig_uuid"], s.value) for s in scrape.all("sdp_gpu_process_memory_bytes")
             }
@@ -450,78 +382,73 @@ def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path
             assert errors(scrape) == set()
 
 
-def test_an_xid_is_counted_and_reported_even_if_its_gpu_is_lost(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(2))
-    with exporting(scenario.environment(library)) as exporter:
-        exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
-        before = time.time()
-        scenario.write({"xid.0": "1 31", "xid.1": "1 79", "gpu.1.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
-        scrape = exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", gpu=1) == 2)
-        assert scrape.value("sdp_gpu_xid_errors_total", gpu=0) == 0
-        assert scrape.value("sdp_gpu_up", gpu=1) == 0
-        assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds")} == {"31", "79"}
-        assert before <= scrape.value("sdp_gpu_xid_timestamp_seconds", xid=79, uuid=uuid(1)) <= time.time()
-        assert "gpu 1: XID 79\n" in exporter.stop()[1]
+def next_event(scenario: Scenario) -> int:
+    return sum(key.startswith("xid.") for key in scenario)
 
 
-def test_a_gpu_that_was_lost_and_came_back_is_listened_to_again(library: Path, tmp_path: Path) -> None:
+def until_reported(exporter: Exporter, scenario: Scenario, gpu: int, xid: int = 31) -> Scrape:
+    """Send XIDs until one arrives, since nothing tells when listening begins, and earlier events are lost."""
+    sent, before = next_event(scenario), time.time()
+
+    def reported(scrape: Scrape) -> bool:
+        nonlocal sent
+        scenario.write({f"xid.{sent}": f"{gpu} {xid}"})
+        sent += 1
+        return any(
+            s.value >= before
+            for s in scrape.all("sdp_gpu_xid_timestamp_seconds", uuid=scenario[f"gpu.{gpu}.uuid"], xid=xid)
+        )
+
+    return exporter.until(reported)
+
+
+def xids(scrape: Scrape, gpu: int) -> set[str]:
+    return {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", uuid=uuid(gpu))}
+
+
+def test_xids_are_reported_even_if_their_gpu_is_lost_and_also_after_it_came_back(library: Path, tmp_path: Path) -> None:
     lost = "gpu.1.error.nvmlDeviceGetHandleByIndex"
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library)) as exporter:
-        exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
-        scenario.write({"xid.0": "1 79", lost: GPU_IS_LOST})
-        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) == 1)
-        assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 0
+        scrape = until_reported(exporter, scenario, 1, 31)
+        assert xids(scrape, 0) == set()
+        scenario.write({f"xid.{next_event(scenario)}": "1 79", lost: GPU_IS_LOST})
+        scrape = exporter.until(lambda s: xids(s, 1) == {"31", "79"})
+        assert scrape.value("sdp_gpu_up", gpu=1) == 0
+        assert scrape.value("sdp_gpu_xid_timestamp_seconds", xid=79) <= time.time()
         scenario.write({lost: None})
         assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 1
-        # Sent until one arrives, since nothing reports when listening begins and earlier events are lost.
-        event = 1
-
-        def listening(scrape: Scrape) -> bool:
-            nonlocal event
-            scenario.write({f"xid.{event}": "1 48"})
-            event += 1
-            return scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) > 1
-
-        scrape = exporter.until(listening)
-        assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", gpu=1)} == {"48", "79"}
-        scenario.write({f"xid.{event}": "0 31"})  # and the other one, still
-        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1)
+        scrape = until_reported(exporter, scenario, 1, 48)
+        assert xids(scrape, 1) == {"31", "48", "79"}
+        scrape = until_reported(exporter, scenario, 0, 31)  # and the other one, still
+        assert xids(scrape, 0) == {"31"}
+        assert "gpu 1: XID 79\n" in exporter.stop()[1]
 
 
 def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(1))
     with exporting(scenario.environment(library)) as exporter:
-        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
-        scenario.write({"xid.0": "0 79"})
-        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total") == 1)
+        until_reported(exporter, scenario, 0, 79)
         # Replaced: the reloaded driver finds another board.
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
         exporter.scrape()
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": None, "gpu.0.uuid": uuid(9)})
-        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total", uuid=uuid(9)))
-        assert scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(9)) == 0
-        assert scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1
+        scrape = until_reported(exporter, scenario, 0, 31)
+        assert "79" in xids(scrape, 0)
+        assert xids(scrape, 9) == {"31"}
 
 
-def test_a_gpu_that_refuses_to_be_listened_to_is_asked_again(library: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from sdp.exporter import events; events.PAUSE_S = 0.2; events.LISTEN_MS = 20\n"
-        "from sdp.exporter.__main__ import main; main(sys.argv[1:])"
-    )
+def test_a_gpu_that_cannot_be_listened_to_is_logged_and_read(library: Path, tmp_path: Path) -> None:
     call = "gpu.1.error.nvmlDeviceRegisterEvents"
     scenario = Scenario(tmp_path / "gpus", {**a100s(2), call: UNKNOWN})
-    with exporting(scenario.environment(library), code=code) as exporter:
-        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total", gpu=0))
-        assert not scrape.has("sdp_gpu_xid_errors_total", gpu=1)
-        scenario.write({call: None})
-        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total", gpu=1))
+    with exporting(scenario.environment(library)) as exporter:
+        scrape = until_reported(exporter, scenario, 0)
+        assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1"}
         assert "gpu 1: cannot listen for XID errors" in exporter.stop()[1]
 
 
 CANNOT = {
     "no time": (["--timeout-s", "0"], "--timeout-s: expected more than 0"),
-    "no proc": (["--host-proc", "."], "--host-proc: . is not a proc file system"),
     "a port that is none": (["--port", "70000"], "cannot listen on 127.0.0.1 port 70000: "),
     "an address that is not here": (["--port", "0", "--address", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0: "),
 }

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the exporter by mutual TLS, and its queries return the driver's values."""
+"""A real Prometheus scrapes the exporter, and its queries return the driver's values."""
 
 import json
 import subprocess

@@ -126,13 +126,11 @@ class Gpus:
         folder = self.proc / str(host_pid)
         folder.mkdir()
         (folder / "comm").write_text("ray::worker\n")
-        (folder / "stat").write_text(f"{host_pid} (ray::worker) S " + " ".join(["1"] * 40))
         (folder / "status").write_text(f"Name:\tray::worker\nNSpid:\t{host_pid}\t{pid}\n")
         (folder / "cgroup").write_text(
             "0::/kubepods.slice/kubepods-burstable.slice/"
             f"kubepods-burstable-pod{uid_of(pod or self.machine.pod).replace('-', '_')}.slice\n"
         )
-        (folder / "environ").write_bytes(b"")  # by default the exporter may read none
         number = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.scenario)
         self.scenario.write({f"gpu.{gpu}.process.{number}": f"C {host_pid} {memory}"})
 
@@ -141,11 +139,11 @@ class Gpus:
 def gpus_of(machine: Machine, library: Path, folder: Path, lines: Mapping[str, object]) -> Iterator[Gpus]:
     """Start an exporter over the fake driver."""
     proc = folder / "proc"
-    (proc / "self").mkdir(parents=True)
+    proc.mkdir(parents=True)
     scenario = nvml.Scenario(folder / "gpus", lines)
-    arguments = ("--node", machine.node, "--host-proc", str(proc), "--pod-resources", str(folder / "no.sock"))
+    arguments = ("--host-proc", str(proc), "--pod-resources", str(folder / "no.sock"))
     environment = {key: value for key, value in scenario.environment(library).items() if key in _PASSED}
-    with exporting({**os.environ, **environment}, *arguments) as exporter:
+    with exporting({**os.environ, **environment, "NODE_NAME": machine.node}, *arguments) as exporter:
         yield Gpus(machine, scenario, proc, urlsplit(exporter.url).netloc)
 
 
@@ -153,8 +151,7 @@ _PASSED = frozenset({"LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO"})
 
 
 def healthy(count: int, product: str, total: int) -> dict[str, object]:
-    lines = {**nvml.a100s(count), "gpu.*.name": product, "gpu.*.memory_total": total, "gpu.*.memory_used": total // 4}
-    return {**lines, "gpu.*.field.29": 0, "gpu.*.field.30": 0, "gpu.*.field.31": 0}
+    return {**nvml.a100s(count), "gpu.*.name": product, "gpu.*.memory_total": total, "gpu.*.memory_used": total // 4}
 
 
 def with_faults() -> dict[str, object]:

@@ -13,12 +13,11 @@ GPU_IS_LOST, UNKNOWN, DRIVER_NOT_LOADED, NOT_SUPPORTED = 15, 999, 9, 3
 """NVML's error codes, from nvml.h."""
 
 
-def build(folder: Path, *, old_driver: bool = False) -> Path:
+def build(folder: Path) -> Path:
     """Compile the fake library into a folder for LD_LIBRARY_PATH; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = shutil.which("cc") or "gcc"
-    options = ["-DOLD_DRIVER"] if old_driver else []
-    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-pthread", *options]
+    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-pthread"]
     command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
     subprocess.run(command, check=True, timeout=120)
     return folder
@@ -69,10 +68,9 @@ def uuid(gpu: int) -> str:
 
 def a100s(count: int) -> dict[str, object]:
     """Return busy A100-SXM4-80GB; the values of each GPU differ from the others'."""
-    lines: dict[str, object] = {"driver": "570.86.15", "nvml": "12.570.86.15", "cuda": 12080, "gpus": count}
+    lines: dict[str, object] = {"driver": "570.86.15", "cuda": 12080, "gpus": count}
     lines |= {
         "gpu.*.name": "NVIDIA A100-SXM4-80GB",
-        "gpu.*.vbios": "92.00.45.00.03",
         "gpu.*.utilization": 97,
         "gpu.*.memory_utilization": 41,
         "gpu.*.memory_total": 80 * GIB,
@@ -82,21 +80,11 @@ def a100s(count: int) -> dict[str, object]:
         "gpu.*.power_limit_mw": 400000,
         "gpu.*.energy_mj": 123456789,
         "gpu.*.temperature": 61,
-        "gpu.*.temperature_limit.0": 92,
         "gpu.*.temperature_limit.1": 89,
-        "gpu.*.temperature_limit.2": 95,
-        "gpu.*.temperature_limit.3": 85,
-        "gpu.*.clock_mhz.0": 1410,
         "gpu.*.clock_mhz.1": 1395,
         "gpu.*.clock_mhz.2": 1593,
-        "gpu.*.clock_mhz.3": 1275,
-        "gpu.*.clock_max_mhz.0": 1410,
         "gpu.*.clock_max_mhz.1": 1410,
-        "gpu.*.clock_max_mhz.2": 1593,
-        "gpu.*.clock_max_mhz.3": 1290,
         "gpu.*.throttle_reasons": 0,
-        "gpu.*.throttled_ns.0": 2500000000,
-        "gpu.*.throttled_ns.1": 0,
         "gpu.*.pcie_transmit_kb": 12000,
         "gpu.*.pcie_receive_kb": 34000,
         "gpu.*.pcie_replays": 0,
@@ -112,8 +100,6 @@ def a100s(count: int) -> dict[str, object]:
         "gpu.*.field.59": 0,
         "gpu.*.ecc_driver_load.0": 0,
         "gpu.*.ecc_driver_load.1": 0,
-        "gpu.*.ecc_lifetime.0": 7,
-        "gpu.*.ecc_lifetime.1": 0,
         "gpu.*.remapped": "0 0 0 0",
         "gpu.*.mig": 0,
     }
@@ -122,6 +108,5 @@ def a100s(count: int) -> dict[str, object]:
         lines |= {
             f"gpu.{gpu}.uuid": uuid(gpu),
             f"gpu.{gpu}.minor": gpu,
-            f"gpu.{gpu}.pci": f"00000000:{gpu + 7:02X}:00.0",
         }
     return lines

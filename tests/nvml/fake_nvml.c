@@ -190,8 +190,6 @@ int nvmlSystemGetDriverVersion(char *value, uint size) {
     return of_driver("nvmlSystemGetDriverVersion", "driver", value, size);
 }
 
-int nvmlSystemGetNVMLVersion(char *value, uint size) { return of_driver("nvmlSystemGetNVMLVersion", "nvml", value, size); }
-
 int nvmlSystemGetCudaDriverVersion_v2(int *value) {
     char line[16];
     int code = of_driver("nvmlSystemGetCudaDriverVersion", "cuda", line, sizeof line);
@@ -250,24 +248,11 @@ int nvmlDeviceGetMigDeviceHandleByIndex(const Device *device, uint index, Device
     return NOT_FOUND;
 }
 
-#define INSTANCE(call, member)                                                                                         \
-    int call(const Device *device, uint *value) {                                                                      \
-        ENTER(device, #call);                                                                                          \
-        Slice slice;                                                                                                   \
-        if (device->slice < 0 || !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;                      \
-        *value = slice.member;                                                                                         \
-        return OK;                                                                                                     \
-    }
-INSTANCE(nvmlDeviceGetGpuInstanceId, gi)
-INSTANCE(nvmlDeviceGetComputeInstanceId, ci)
-
-typedef struct { uint sms, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; ull memory_mb; } Attributes;
-
-int nvmlDeviceGetAttributes_v2(const Device *device, Attributes *value) {
-    ENTER(device, "nvmlDeviceGetAttributes");
-    if (device->slice < 0) return NOT_SUPPORTED;
-    memset(value, 0, sizeof *value);
-    value->sms = 14;
+int nvmlDeviceGetGpuInstanceId(const Device *device, uint *value) {
+    ENTER(device, "nvmlDeviceGetGpuInstanceId");
+    Slice slice;
+    if (device->slice < 0 || !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
+    *value = slice.gi;
     return OK;
 }
 
@@ -293,17 +278,6 @@ int nvmlDeviceGetUUID(const Device *device, char *value, uint size) {
     return OK;
 }
 
-int nvmlDeviceGetVbiosVersion(const Device *device, char *value, uint size) {
-    return words(device, "nvmlDeviceGetVbiosVersion", "vbios", value, size);
-}
-
-typedef struct { char legacy[16]; uint domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
-
-int nvmlDeviceGetPciInfo_v3(const Device *device, Pci *value) {
-    memset(value, 0, sizeof *value);
-    return words(device, "nvmlDeviceGetPciInfo", "pci", value->bus_id, sizeof value->bus_id);
-}
-
 ONE(nvmlDeviceGetMinorNumber, "minor")
 
 /* ---- utilization and memory ---- */
@@ -327,17 +301,6 @@ static int memory(const Device *device, ull *total, ull *used, ull *reserved) {
     return OK;
 }
 
-typedef struct { ull total, free, used; } Memory;
-
-int nvmlDeviceGetMemoryInfo(const Device *device, Memory *value) {
-    ull reserved = 0;
-    int code = memory(device, &value->total, &value->used, &reserved);
-    value->used += reserved;
-    value->free = value->total - value->used;
-    return code;
-}
-
-#ifndef OLD_DRIVER
 typedef struct { uint version; ull total, reserved, free, used; } MemoryV2;
 
 int nvmlDeviceGetMemoryInfo_v2(const Device *device, MemoryV2 *value) {
@@ -345,7 +308,6 @@ int nvmlDeviceGetMemoryInfo_v2(const Device *device, MemoryV2 *value) {
     value->free = value->total - value->used - value->reserved;
     return code;
 }
-#endif
 
 /* ---- power, heat, clocks ---- */
 
@@ -381,29 +343,10 @@ int nvmlDeviceGetTemperature(const Device *device, uint sensor, uint *value) {
     return one(device, "nvmlDeviceGetTemperature", "temperature", value);
 }
 
-#ifndef OLD_DRIVER
-typedef struct { uint version, sensor; int temperature; } Temperature;
-
-int nvmlDeviceGetTemperatureV(const Device *device, Temperature *value) {
-    return one(device, "nvmlDeviceGetTemperature", "temperature", (uint *)&value->temperature);
-}
-
-int nvmlDeviceGetCurrentClocksEventReasons(const Device *device, ull *value) {
-    ENTER(device, "nvmlDeviceGetCurrentClocksEventReasons");
-    return number(value, device, "throttle_reasons");
-}
-#endif
-
 int nvmlDeviceGetCurrentClocksThrottleReasons(const Device *device, ull *value) {
     ENTER(device, "nvmlDeviceGetCurrentClocksThrottleReasons");
     return number(value, device, "throttle_reasons");
 }
-
-int nvmlDeviceGetViolationStatus(const Device *device, uint policy, ull value[2]) {
-    value[0] = 0;
-    return indexed(device, "nvmlDeviceGetViolationStatus", "throttled_ns", policy, &value[1]);
-}
-
 
 /* ---- links ---- */
 
@@ -440,7 +383,7 @@ int nvmlDeviceGetFieldValues(const Device *device, int count, Field *fields) {
 /* ---- faults ---- */
 
 int nvmlDeviceGetTotalEccErrors(const Device *device, uint kind, uint since, ull *value) {
-    return indexed(device, "nvmlDeviceGetTotalEccErrors", since ? "ecc_lifetime" : "ecc_driver_load", kind, value);
+    return since ? NOT_SUPPORTED : indexed(device, "nvmlDeviceGetTotalEccErrors", "ecc_driver_load", kind, value);
 }
 
 int nvmlDeviceGetRemappedRows(const Device *device, uint *corrected, uint *uncorrected, uint *pending, uint *failed) {
@@ -475,18 +418,13 @@ static int processes(const Device *device, const char *call, char wanted, uint *
     return enough ? OK : INSUFFICIENT_SIZE;
 }
 
-#ifdef OLD_DRIVER
-#define LISTED(name) name##_v2
-#else
-#define LISTED(name) name##_v3
-#endif
-int LISTED(nvmlDeviceGetComputeRunningProcesses)(const Device *device, uint *count, Process *room) {
+int nvmlDeviceGetComputeRunningProcesses_v3(const Device *device, uint *count, Process *room) {
     return processes(device, "nvmlDeviceGetComputeRunningProcesses", 'C', count, room);
 }
-int LISTED(nvmlDeviceGetGraphicsRunningProcesses)(const Device *device, uint *count, Process *room) {
+int nvmlDeviceGetGraphicsRunningProcesses_v3(const Device *device, uint *count, Process *room) {
     return processes(device, "nvmlDeviceGetGraphicsRunningProcesses", 'G', count, room);
 }
-int LISTED(nvmlDeviceGetMPSComputeRunningProcesses)(const Device *device, uint *count, Process *room) {
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(const Device *device, uint *count, Process *room) {
     return processes(device, "nvmlDeviceGetMPSComputeRunningProcesses", 'M', count, room);
 }
 

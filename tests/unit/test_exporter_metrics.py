@@ -5,9 +5,8 @@ import re
 import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
-from sdp.exporter.events import Xids
 from sdp.exporter.metrics import Families, Snapshot, families
-from sdp.exporter.nvml import BY_LABEL, FIELDS, NUMBERS, Driver, GpuReading, Identity
+from sdp.exporter.nvml import FIELDS, READINGS, GpuReading, Identity
 
 IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
 
@@ -32,37 +31,20 @@ def test_the_name_of_a_counter_ends_with_total_and_no_other(row: object) -> None
 def test_names_are_unique_and_every_help_text_is_a_sentence() -> None:
     assert len({row.name for row in CATALOGUE}) == len(CATALOGUE)
     assert all(row.help.endswith(".") for row in CATALOGUE)
-    read = [row[0] for row in (*NUMBERS, *BY_LABEL)]
+    read = [(metric, *labels.values()) for metric, labels, *_ in (*READINGS, *FIELDS)]
     assert len(set(read)) == len(read)
-    assert {*read, *(metric for _, _, metric, _, _ in FIELDS.values())} <= {row.name for row in CATALOGUE}
+    assert {metric for metric, *_ in read} <= {row.name for row in CATALOGUE}
 
 
 def test_a_value_that_a_gpu_lacks_is_missing_rather_than_zero() -> None:
     series = samples(Snapshot(node="n1", up=True, gpus=(GpuReading(IDENTITY),)))
-    assert {name for name, _ in series if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
+    assert {name for name, _ in series if name.startswith("sdp_gpu_")} == {"sdp_gpu_up"}
     reasons = [("sdp_gpu_throttle_reason", {"reason": r}, held) for r, held in (("gpu_idle", 1), ("sw_power_cap", 0))]
     gpu = GpuReading(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
     series = samples(Snapshot(node="n1", up=True, gpus=(gpu,)))
     assert series["sdp_gpu_power_watts", ""] == 0
     assert series["sdp_gpu_throttle_reason", "gpu_idle"] == 1
     assert series["sdp_gpu_throttle_reason", "sw_power_cap"] == 0
-
-
-def test_a_lost_gpu_is_down_and_keeps_its_xids() -> None:
-    xids = {IDENTITY.uuid: Xids(2, {79: 1000.5}), "GPU-other": Xids()}
-    series = samples(Snapshot(node="n1", up=False, lost=(IDENTITY,), xids=xids, ages={IDENTITY: 12.5}))
-    assert series["sdp_gpu_up", ""] == 0
-    assert series["sdp_gpu_reading_age_seconds", ""] == 12.5
-    assert series["sdp_gpu_xid_errors_total", ""] == 2
-    assert series["sdp_gpu_xid_timestamp_seconds", "79"] == 1000.5
-
-
-def test_without_a_driver_only_the_exporters_own_metrics_exist() -> None:
-    series = samples(Snapshot(node="n1", up=False))
-    assert series["sdp_exporter_up", ""] == 0
-    own = {f"sdp_exporter_{name}" for name in ("up", "read_seconds", "build_info", "processes")}
-    assert {name for name, _ in series} == own
-    assert samples(Snapshot(node="n1", up=True, driver=Driver(0)))["sdp_exporter_gpus", ""] == 0
 
 
 def test_only_metrics_in_the_catalogue_can_be_exported() -> None:

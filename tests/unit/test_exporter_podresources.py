@@ -185,8 +185,8 @@ def test_a_missing_socket_is_a_failed_call(tmp_path: Path) -> None:
     [
         (b"", "closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"larger than|closed the connection"),
-        (b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b", "HTTP/2 error 11"),
-        (b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x07", "HTTP/2 error 7"),
+        (b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b", "ended the call"),
+        (b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x07", "ended the call"),
         (b"\0\0\x06\0\x01\0\0\0\x01\x01\0\0\0\x01x", "not one whole uncompressed"),
         (b"\0\0\x06\0\x01\0\0\0\x01\0\0\0\0\x09x", "not one whole uncompressed"),
         (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0f\x00", "not protobuf|truncated"),

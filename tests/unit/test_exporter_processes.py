@@ -1,4 +1,4 @@
-"""The owner of a process: real cgroups, environments with secrets in them, processes that vanish."""
+"""The owner of a process: real cgroups, processes that vanish, pods that share a GPU."""
 
 import os
 from pathlib import Path
@@ -6,16 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdp.exporter.podresources import Allotment
-from sdp.exporter.processes import (
-    MAX_LABEL,
-    Facts,
-    PodOwner,
-    Processes,
-    owner_of,
-    parse_cgroup,
-    parse_environment,
-    pid_inside,
-)
+from sdp.exporter.processes import PodOwner, add_pod, look_up, parse_cgroup, pid_inside
 
 UID = "0f3c9a1e-5b7d-4c11-9e2a-7d6f00c1b2a3"
 UNDERSCORED = UID.replace("-", "_")
@@ -85,16 +76,6 @@ def test_the_pod_and_the_container_are_found_in_every_kind_of_cgroup(text: str, 
     assert parse_cgroup(text) == expected
 
 
-def test_only_known_environment_variables_are_kept_up_to_a_limit() -> None:
-    raw = b"AWS_SECRET_ACCESS_KEY=hush\0RAY_CLUSTER_NAME=sd2\0RAY_NODE_TYPE_NAME=" + b"g" * 9999 + b"\0"
-    raw += b'HOSTNAME=a\nb"\xff\0RAY_CLUSTER_NAME_X=no\0nonsense\0\xff\xfe=1\0'
-    assert parse_environment(raw) == {
-        "RAY_CLUSTER_NAME": "sd2",
-        "RAY_NODE_TYPE_NAME": "g" * MAX_LABEL,
-        "HOSTNAME": 'ab"�',
-    }
-
-
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
@@ -108,103 +89,47 @@ def test_the_pid_inside_is_that_of_the_innermost_namespace(status: str, expected
     assert pid_inside(status) == expected
 
 
-class Proc:
-    """A proc file system of files."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def start(self, pid: int, *, started: int, name: str = "python", environment: bytes = b"") -> None:
-        folder = self.root / str(pid)
-        folder.mkdir(exist_ok=True)
-        fields = ["S", *["0"] * 18, str(started), *["0"] * 30]
-        (folder / "stat").write_text(f"{pid} (a) b (c) {' '.join(fields)}\n")
-        (folder / "comm").write_text(f"{name}\n")
-        (folder / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t7\n")
-        (folder / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
-        (folder / "environ").write_bytes(environment)
-
-
-def test_a_reused_pid_is_read_again_and_others_are_not(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.start(5, started=100, name="first")
-    processes = Processes(tmp_path)
-    first = processes.look_up([5])[5]
-    assert first == Facts(PodOwner(process="first", container_pid="7", pod_uid=UID, container_id=ID))
-    proc.start(5, started=100, name="renamed")
-    assert processes.look_up([5])[5] is first
-    proc.start(5, started=200, name="second")
-    second = processes.look_up([5])[5]
-    assert second is not None
-    assert second.owner.process == "second"
-    processes.look_up([])
-    assert processes.look_up([5])[5] is not second  # nothing is kept of processes that left the GPU
+def make_process(proc: Path, pid: int, *, name: str = "python", cgroup: str = f"0::/kubepods/pod{UID}/{ID}") -> None:
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t7\n")
+    (folder / "cgroup").write_text(f"{cgroup}\n")
 
 
 def test_a_process_that_is_missing_or_ends_during_the_read_is_unknown(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.start(5, started=100)
+    make_process(tmp_path, 5)
+    make_process(tmp_path, 6, name='a\tb"')
     (tmp_path / "5" / "cgroup").unlink()
-    assert Processes(tmp_path).look_up([4, 5]) == {4: None, 5: None}
+    known = PodOwner(process='ab"', container_pid="7", pod_uid=UID, container_id=ID)
+    assert look_up([4, 5, 6], tmp_path) == {4: None, 5: None, 6: known}
 
 
 def test_this_very_process_is_found_in_the_real_proc() -> None:
-    facts = Processes(Path("/proc")).look_up([os.getpid()])[os.getpid()]
-    assert facts is not None
-    assert facts.readable
+    owner = look_up([os.getpid()])[os.getpid()]
+    assert owner is not None
     pids = Path("/proc/self/status").read_text().split("NSpid:")[1].split("\n")[0].split()
-    assert facts.owner.container_pid == pids[-1]
+    assert owner.container_pid == pids[-1]
 
 
-RAY = {
-    "RAY_CLUSTER_NAME": "sd2",
-    "RAY_NODE_TYPE_NAME": "a100",
-    "RAY_CLOUD_INSTANCE_ID": "sd2-a100-worker-x7",
-    "FQ_RAY_IP": "sd2-head-svc.training.svc.cluster.local",
-}
 TRAINER = Allotment("training", "sd2-a100-worker-x7", "ray-worker")
 OTHER = Allotment("elsewhere", "other-0", "main")
+IN_POD = PodOwner(process="python", container_pid="7", pod_uid=UID)
 
 
-def in_pod(folder: Path, process: str, environment: dict[str, str] | None = None) -> Facts | None:
-    lines = [f"{name}={value}\0".encode() for name, value in (environment or {}).items()]
-    Proc(folder).start(5, started=100, name=process, environment=b"".join(lines))
-    return Processes(folder).look_up([5])[5]
-
-
-def test_a_ray_worker_is_named_by_its_environment_alone(tmp_path: Path) -> None:
-    owner = owner_of(in_pod(tmp_path, "ray::Trainer", RAY), ())
-    assert owner == PodOwner(
-        container_pid="7",
-        process="ray::Trainer",
-        namespace="training",
-        pod="sd2-a100-worker-x7",
-        pod_uid=UID,
-        container_id=ID,
-        ray_cluster="sd2",
-        ray_group="a100",
-    )
-
-
-def test_the_kubelet_adds_the_container_and_decides_among_pods_that_share_a_gpu(tmp_path: Path) -> None:
-    for allotted in ((TRAINER,), (OTHER, TRAINER)):
-        owner = owner_of(in_pod(tmp_path, "python", RAY), allotted)
-        assert (owner.namespace, owner.pod, owner.container) == ("training", "sd2-a100-worker-x7", "ray-worker")
-
-
-def test_a_pod_that_says_nothing_of_itself_is_the_one_that_has_the_gpu_if_only_one_has(tmp_path: Path) -> None:
-    silent = in_pod(tmp_path, "python")
-    assert owner_of(silent, (TRAINER,)).pod == "sd2-a100-worker-x7"
-    assert owner_of(silent, (TRAINER, OTHER)).pod == ""
-
-
-def test_another_pods_process_and_the_hosts_are_not_taken_for_the_one_that_has_the_gpu(tmp_path: Path) -> None:
-    agent = {"HOSTNAME": "dcgm-exporter-9z", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    owner = owner_of(in_pod(tmp_path, "dcgm-exporter", agent), (TRAINER,))
-    assert (owner.pod, owner.namespace, owner.container) == ("dcgm-exporter-9z", "", "")
-    host = owner_of(Facts(PodOwner(process="nvidia-persiste"), {"HOSTNAME": "n1"}), (TRAINER,))
-    assert (host.pod, host.namespace, host.process) == ("", "", "nvidia-persiste")
-
-
-def test_a_process_that_could_not_be_looked_up_has_no_owner() -> None:
-    assert owner_of(None, (TRAINER,)) == PodOwner()
+@pytest.mark.parametrize(
+    ("owner", "allotted", "names"),
+    [
+        (IN_POD, (TRAINER,), ("training", "sd2-a100-worker-x7", "ray-worker")),
+        (IN_POD, (TRAINER, OTHER), ("", "", "")),  # shared: it may be either's
+        (IN_POD, (), ("", "", "")),
+        (PodOwner(process="nvidia-persiste"), (TRAINER,), ("", "", "")),  # the host's
+        (None, (TRAINER,), ("", "", "")),
+    ],
+)
+def test_a_process_in_a_pod_has_the_names_of_the_only_container_that_has_the_gpu(
+    owner: PodOwner | None, allotted: tuple[Allotment, ...], names: tuple[str, str, str]
+) -> None:
+    result = add_pod(owner, allotted)
+    assert (result.namespace, result.pod, result.container) == names
+    assert result.pod_uid == (owner.pod_uid if owner else "")

@@ -144,8 +144,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 {{- with .Values.exporter -}}
-{{- if and (ne (int .runAsUser) 0) (or .podResources .readEnvironment) -}}
-{{- fail (printf "exporter.runAsUser: expected 0 if podResources or readEnvironment is set, got %d: the kubelet's socket belongs to root, and a capability has no effect for another user" (int .runAsUser)) -}}
+{{- if and (ne (int .runAsUser) 0) .podResources -}}
+{{- fail (printf "exporter.runAsUser: expected 0 if podResources is set, got %d: the kubelet's socket belongs to root" (int .runAsUser)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
