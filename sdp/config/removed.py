@@ -53,7 +53,7 @@ REMOVED: Mapping[str, str] = {
     "train: guard.bad_steps": "20 bad steps in a row stop the job",
     "train: checkpoint.keep_best": "the newest checkpoints and those of keep_every are kept",
     "train: evaluate.buckets": "the loss is measured in 10 ranges of timesteps",
-    "train: samples.share samples.batch_size": "drawing takes a twentieth of the time, 4 pictures at once",
+    "train: samples.share samples.batch_size": "4 pictures are drawn at once, while training waits",
     "train: profile.start": "the first 10 steps are not profiled",
     "train: watchdog_s": "half an hour before the first step, ten minutes between later ones",
     "train: model.start_optimizer phase_2.keep_optimizer": "a run begins with new moments of AdamW",

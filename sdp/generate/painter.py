@@ -31,7 +31,6 @@ class Painter:
     sampling: Sampling
     negative_prompt: str = ""
     limit: BatchLimit = field(default_factory=lambda: BatchLimit(8))
-    _negative: Tensor | None = None
 
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
         """Return a picture for each prompt, by its seed; None where the networks returned NaN or infinity."""
@@ -43,9 +42,8 @@ class Painter:
         return [picture for pictures in batches for picture in pictures]
 
     def _paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
-        if self._negative is None:
-            self._negative = self.encode([self.negative_prompt])[0]
-        text = Text(self.encode(prompts), self._negative)
+        negative, *positive = self.encode([self.negative_prompt, *prompts])
+        text = Text(torch.stack(positive), negative)
         latents = denoise(self.networks, text, seeds, self.sampling)
         finite = latents.isfinite().flatten(1).all(1)
         images = iter(develop(self.networks.vae, latents[finite]) if finite.any() else ())

@@ -8,7 +8,7 @@ draws it. Seeds are those of diffusers' pipelines: `torch.Generator().manual_see
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +66,9 @@ class Text:
     """The negative prompt of all pictures: tokens × width. Usually the encoded empty string."""
 
 
+@torch.no_grad()
 def denoise(networks: SamplerNetworks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:
     """Return the latents of a picture for each prompt, in fp32 and with the U-Net's scale."""
-    *_, latents = denoising(networks, text, seeds, sampling)
-    return latents
-
-
-def denoising(networks: SamplerNetworks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Iterator[Tensor]:
-    """Yield the latents after each call of the U-Net, so that a caller can do other work in between."""
     if len(seeds) != len(text.prompts):
         raise ValueError(f"expected a seed for each of {len(text.prompts)} prompts, got {len(seeds)}")
     device = text.prompts.device
@@ -91,14 +86,13 @@ def denoising(networks: SamplerNetworks, text: Text, seeds: Sequence[int], sampl
     noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
     latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
     for timestep in scheduler.timesteps:
-        with torch.no_grad():  # not around the loop: it would also apply to the caller between steps
-            inputs = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
-            predicted = predict(networks.unet, inputs.to(networks.dtype), timestep, context).float()
-            if guided:
-                negative, positive = predicted.chunk(2)
-                predicted = negative + sampling.guidance_scale * (positive - negative)
-            latents = scheduler.step(predicted, timestep, latents, **randomness).prev_sample
-        yield latents
+        inputs = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
+        predicted = predict(networks.unet, inputs.to(networks.dtype), timestep, context).float()
+        if guided:
+            negative, positive = predicted.chunk(2)
+            predicted = negative + sampling.guidance_scale * (positive - negative)
+        latents = scheduler.step(predicted, timestep, latents, **randomness).prev_sample
+    return latents
 
 
 def develop(vae: Any, latents: Tensor) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +183,7 @@ def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(r
     how = config(root, max_steps=8, **SAMPLES)
     trainer = train(how, callbacks=[SaveCheckpoints(3), DrawSamples(how)])
     settings = {"steps": 2, "guidance_scale": 7.5}
-    # Those of step 6 may have been left out, where the ones of step 3 took longer; the end waits for what is begun.
-    for step in {3} | {int(path.name[5:]) for path in (root / "run/samples").iterdir()}:
+    for step in (3, 6):
         checkpoint = f"{root}/run/checkpoints/step-{step:09d}"
         generate.run(generate_config(root / f"out{step}", checkpoint, PROMPTS, sampler=settings))
         folder = root / f"run/samples/step-{step:09d}"
@@ -196,8 +194,8 @@ def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(r
             assert np.abs(actual - expected).max() <= 1, (step, number)  # decoded one by one there, here together
             assert actual.std() > 10
     events = [event for event in trainer.checkpointer.run.events() if event["event"] == "samples"]
-    assert events[0]["step"] == 3
-    assert events[0]["seconds"] > 0
+    assert [event["step"] for event in events] == [3, 6]
+    assert all(event["seconds"] > 0 for event in events)
 
 
 def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(root: Path) -> None:
@@ -207,70 +205,7 @@ def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(
     assert all(torch.equal(drawn[name], tensor) for name, tensor in plain.items())
 
 
-class Clock:
-    """A clock controlled by the test."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize(("share", "piece"), [(0.05, 0.4), (0.2, 0.03), (0.5, 2.0)])
-def test_drawing_takes_no_more_than_its_share_of_the_time(
-    root: Path, share: float, piece: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from sdp.train.callbacks import samples
-
-    clock = Clock()
-    monkeypatch.setattr(samples, "SHARE", share)
-    monkeypatch.setattr(samples.time, "perf_counter", clock)
-    how = config(root, **{**SAMPLES, "samples__every_steps": 5})
-    draw = DrawSamples(how)
-    pieces = []
-
-    def drawing(_: Trainer, step: int) -> Iterator[None]:
-        for _number in range(6):
-            clock.now += piece
-            pieces.append((step, clock.now))
-            yield
-
-    monkeypatch.setattr(draw, "_draw", drawing)
-    monkeypatch.setattr(draw, "_copy", lambda _: None)
-    from sdp.train.assemble import assemble
-
-    trainer = assemble(how, World())
-    began = 0.0
-    for step in range(1, 400):
-        clock.now += 1.0  # a step without drawing
-        figures = {"step": step, "epoch": 0, "epoch_done": 0.0, "seconds": clock.now - began, "parts": {}}
-        report = StepReport(loss=1.0, norm=1.0, samples=8, learning_rate=1e-3, verdict="good", **figures)
-        began = clock.now
-        draw.on_step(trainer, report)
-    spent = len(pieces) * piece
-    assert spent <= share * clock.now + piece
-    assert spent >= 6 * piece
-    sets = {step for step, _ in pieces}
-    assert all(step % 5 == 0 for step in sets)
-    # Within any stretch, too: it is not saved up while nothing is drawn.
-    times = [at for _, at in pieces]
-    for first in range(len(times) - 1):
-        stretch = times[first + 1] - times[first]
-        assert piece <= share * stretch + piece + 1e-9
-
-
-def test_while_pictures_are_being_drawn_no_others_are_begun(
-    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sdp.train.callbacks.samples.SHARE", 1e-6)
-    how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1})
-    train(how, callbacks=[DrawSamples(how)])
-    assert [path.name for path in (root / "run/samples").iterdir()] == ["step-000000001"]  # ended at the end
-    assert "step 2: no samples, since those of step 1 are still being drawn" in caplog.text
-
-
-def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> None:
+def test_a_picture_with_nan_is_left_out(root: Path) -> None:
     class Spoil(Callback):
         def on_step(self, trainer: Trainer, report: StepReport) -> None:
             if report.step == 3 and trainer.ema is not None:
@@ -281,13 +216,13 @@ def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> N
     assert json.loads((root / "run/samples/step-000000003/prompts.json").read_text()) == {}
 
 
-def test_pictures_that_cannot_be_kept_cost_no_step(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_if_pictures_cannot_be_written(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "run").mkdir()
     (root / "run" / "samples").write_bytes(b"in the way")
     how = config(root, max_steps=4, **SAMPLES)
     trainer = train(how, callbacks=[DrawSamples(how)])
     assert trainer.state.step == 4
-    assert "gave up the samples of step 3: " in caplog.text
+    assert "step 3: gave up the samples: " in caplog.text
 
 
 def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> None:
@@ -303,7 +238,7 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     assert losses.rows[-1] == ("all", *(line["validation"]["all"] for line in (lines[0], lines[-1])))
     (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
-    assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)
+    assert all({"step 3", "step 6"} <= {tile.note for tile in tiles} for _, tiles in strips.rows)
     assert summary.checkpoint is not None
     check_same_loss(root, summary.checkpoint, lines[-1]["validation"])
 

@@ -170,19 +170,13 @@ def evaluate_config(root: Path, loss: dict[str, Any]) -> EvaluateConfig:
 def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> None:
     settings = {"every_steps": STEPS, "prompts": ["a b"], "steps": 1}
     parsed = how(root, "drawn", samples=settings)
-    drawer, seen = DrawSamples(parsed), []
-    encode = drawer._encoded
-
-    def encoded(*arguments: Any) -> Any:
-        seen.append(encode(*arguments))
-        return seen[-1]
-
-    drawer._encoded = encoded  # type: ignore[method-assign]
+    drawer = DrawSamples(parsed)
     trainer = train(parsed, callbacks=[drawer])
+    assert drawer._painter is not None
     networks = load_trained(open_storage(str(checkpoint(root, "drawn"))), root / "model", ema=True, name="model")
     ids = torch.from_numpy(load.tokenize(load.load_tokenizer(root / "model"), ["a b"]).astype("int64"))
     with torch.no_grad():
-        assert torch.equal(seen[0].prompts, encode_text(networks.text_encoder.eval(), ids))
+        assert torch.equal(drawer._painter.encode(["a b"]), encode_text(networks.text_encoder.eval(), ids))
     assert trainer.checkpointer.run.storage.exists(f"samples/step-{STEPS:09d}/000.png")
 
 

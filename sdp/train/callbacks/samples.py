@@ -1,19 +1,18 @@
-"""Draws pictures during training, a little after each step."""
+"""Draws pictures during training."""
 
 import json
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import DTYPES, out_of_memory
-from sdp.errors import StorageError, one_line
-from sdp.generate.painter import text_encoding
-from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoising, develop, image_seed
+from sdp.device import DTYPES, BatchLimit
+from sdp.errors import OutOfMemory, StorageError
+from sdp.generate.painter import Painter, text_encoding
+from sdp.generate.sample import SamplerNetworks, Sampling, image_seed
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
@@ -24,96 +23,50 @@ from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.05
-"""Share of the time that drawing may take."""
 _GUIDANCE = 7.5
 _BATCH = 4
 """Pictures drawn at once, since each needs GPU memory beside training's."""
-_END_S = 60.0
-"""Maximum time that the end of training waits for pictures that are being drawn."""
 
 
 @dataclass
 class DrawSamples(Callback):
-    """Draws a set of pictures on the main worker, with a copy of the weights of its step.
+    """Draws a set of pictures on the main worker, with a copy of the weights; the other workers wait for it.
 
-    After each step it draws while it has credit, which grows by SHARE of the time that passes. So drawing
-    takes at most that share, except that it always finishes one action: a call of the U-Net, a decoding or a write.
-    It does not touch the global random state: training is the same to the bit with or without samples.
+    A picture of 25 steps takes as long as 17 samples of training: both call the U-Net 50 times, counting a backward
+    pass as two. The global random state stays untouched: training is the same to the bit with or without samples.
     """
 
     config: TrainConfig
-    _drawing: Iterator[None] | None = None
-    _drawn_step: int = 0
-    _credit: float = 0.0
-    _spent: float = 0.0
-    _began: float = 0.0
     _trained: TrainedNetworks | None = None
     """The copy to draw with."""
-    _networks: SamplerNetworks | None = None
-    _text: Text | None = None
+    _painter: Painter | None = None
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.samples
-        if self._drawing is not None:
-            self._credit += SHARE * report.seconds
-        if settings.every_steps is not None and report.step % settings.every_steps == 0:
-            self._begin(trainer, report.step)
-        while self._drawing is not None and self._credit > 0:
-            self._continue(trainer)
-
-    def on_end(self, trainer: Trainer) -> None:
-        deadline = time.monotonic() + _END_S
-        while self._drawing is not None and time.monotonic() < deadline:
-            self._continue(trainer)
-
-    def _begin(self, trainer: Trainer, step: int) -> None:
-        """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
-        if trainer.world.any_of(self._drawing is not None):
-            if trainer.world.is_main:
-                log.warning(
-                    "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps",
-                    step,
-                    self._drawn_step,
-                )
+        if settings.every_steps is None or report.step % settings.every_steps:
             return
-        began, self._began = time.perf_counter(), time.monotonic()
-        self._copy(trainer)
-        if trainer.world.is_main:
-            self._drawing, self._drawn_step = self._draw(trainer, step), step
-            self._spent = time.perf_counter() - began
-            self._credit = -self._spent
-
-    def _continue(self, trainer: Trainer) -> None:
-        """Do one action of the set being drawn."""
-        assert self._drawing is not None
         began = time.perf_counter()
-        try:
-            done = next(self._drawing, self) is self
-        except (StorageError, RuntimeError) as error:
-            if not isinstance(error, StorageError) and not out_of_memory(error):
-                raise  # the others are no reason to end training
-            line = one_line(error, 200)
-            log.warning("step %d: gave up the samples of step %d: %s", trainer.state.step, self._drawn_step, line)
-            self._drawing = None
+        self._copy(trainer)
+        if self._painter is None:  # on other workers than the main one
             return
-        if trainer.world.device.type == "cuda":
-            torch.cuda.synchronize()  # so that the credit pays for the GPU's time
-        seconds = time.perf_counter() - began
-        self._credit -= seconds
-        self._spent += seconds
-        if done:
-            self._drawing = None
-            trainer.checkpointer.run.record(
-                "samples",
-                step=self._drawn_step,
-                uri=trainer.checkpointer.run.storage.uri_of(samples_folder(self._drawn_step)),
-                seconds=round(self._spent, 3),
-                whole_s=round(time.monotonic() - self._began, 3),
-            )
+        run, folder = trainer.checkpointer.run, samples_folder(report.step)
+        try:
+            seeds = [image_seed(self.config.seed, number) for number in range(len(settings.prompts))]
+            drawn: dict[str, str] = {}
+            for number, picture in enumerate(self._painter.paint(settings.prompts, seeds)):
+                if picture is not None:
+                    name = f"{number:03d}.png"
+                    run.storage.publish(f"{folder}/{name}", encode_png(picture))
+                    drawn[name] = settings.prompts[number]
+            run.storage.publish(f"{folder}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())
+        except (StorageError, OutOfMemory) as error:
+            log.warning("step %d: gave up the samples: %s", report.step, error)
+            return
+        seconds = round(time.perf_counter() - began, 3)
+        run.record("samples", step=report.step, uri=run.storage.uri_of(folder), seconds=seconds)
 
     def _copy(self, trainer: Trainer) -> None:
-        """Copy the moving average, or without one the weights, and encode the prompts if needed."""
+        """Copy the moving average, or without one the weights; all workers take part, since they have the shards."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
         into = self._parameters(trainer) if trainer.world.is_main else {}
         for name, weights in trainer.trained.items():
@@ -122,55 +75,32 @@ class DrawSamples(Callback):
                 tensor = tensor.full_tensor()
             if name in into:
                 into[name].copy_(tensor)
-        if self._trained is not None and (self._text is None or self._trained.text_encoder is not None):
-            self._text = self._encoded(trainer, self._trained.text_encoder)
 
     @torch.no_grad()
     def _parameters(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the parameters to draw with, by their names in checkpoints; the first call builds the networks."""
-        if self._trained is None or self._networks is None:
-            model = resolve(self.config.model.source, storage=self.config.storage.options()).path
-            device = trainer.world.device
-            dtype = DTYPES[self.config.precision] if device.type == "cuda" else torch.float32
-            encodes = self.config.model.train_text_encoder
-            self._trained = empty_networks(model, self.config.lora, text_encoder=encodes).eval().requires_grad_(False)
-            if next(self._trained.unet.parameters()).is_meta:
-                self._trained.unet.to_empty(device=device)
-            self._trained.to(device, dtype)
+        if self._trained is None:
+            config, device = self.config, trainer.world.device
+            encodes, resolution = config.model.train_text_encoder, config.data.resolution
+            model = resolve(config.model.source, storage=config.storage.options()).path
+            dtype = DTYPES[config.precision] if device.type == "cuda" else torch.float32
+            trained = empty_networks(model, config.lora, text_encoder=encodes).eval().requires_grad_(False)
+            if next(trained.unet.parameters()).is_meta:
+                trained.unet.to_empty(device=device)
+            self._trained = trained.to(device, dtype)
             objective = trainer.config.objective
             assert objective.prediction is not None, "resolved when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
-            self._networks = SamplerNetworks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
+            networks = SamplerNetworks(trained.unet, load.load_vae(model, device=device), schedule, dtype)
+            # One that is not trained is loaded for a moment: trainers that receive embeddings have none.
+            encoder = trained.text_encoder
+            encoder = encoder or load.load_text_encoder(model, dtype=trainer.conditioning.empty.dtype, device=device)
+            encode = text_encoding(model, encoder, device)
+            if not encodes:
+                prompts = ("", *config.samples.prompts)
+                embeddings = dict(zip(prompts, encode(prompts), strict=True))
+                encode = lambda texts: torch.stack([embeddings[text] for text in texts])  # noqa: E731
+            sampling = Sampling("ddim", config.samples.steps, _GUIDANCE, resolution)
+            self._painter = Painter(networks, encode, sampling, limit=BatchLimit(_BATCH))
         return {name: weights.data for name, weights in self._trained.weights().items()}
-
-    def _encoded(self, trainer: Trainer, trained: torch.nn.Module | None) -> Text:
-        model = resolve(self.config.model.source, storage=self.config.storage.options()).path
-        empty, device = trainer.conditioning.empty, trainer.world.device
-        # Trainers that receive embeddings have no text encoder, so one is loaded here for a moment.
-        encoder = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
-        encode = text_encoding(model, encoder, device)
-        return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
-
-    def _draw(self, trainer: Trainer, step: int) -> Iterator[None]:
-        """Draw all pictures of a step, yielding after each action."""
-        assert self._networks is not None
-        assert self._text is not None
-        settings, run = self.config.samples, trainer.checkpointer.run.storage
-        sampling = Sampling("ddim", settings.steps, _GUIDANCE, self.config.data.resolution)
-        drawn: dict[str, str] = {}
-        for start in range(0, len(settings.prompts), _BATCH):
-            numbers = range(start, min(start + _BATCH, len(settings.prompts)))
-            text = Text(self._text.prompts[numbers.start : numbers.stop], self._text.negative)
-            seeds = [image_seed(self.config.seed, number) for number in numbers]
-            latents = torch.zeros(0)
-            for latents in denoising(self._networks, text, seeds, sampling):  # noqa: B007 (the last ones are used)
-                yield
-            for number, latent in zip(numbers, latents, strict=True):
-                if latent.isfinite().all():
-                    (picture,) = develop(self._networks.vae, latent[None])
-                    name = f"{number:03d}.png"
-                    run.publish(f"{samples_folder(step)}/{name}", encode_png(picture))
-                    drawn[name] = settings.prompts[number]
-                yield
-        run.publish(f"{samples_folder(step)}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())
