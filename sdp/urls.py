@@ -14,6 +14,7 @@ _EDGES = "".join(map(chr, range(33))) + "\x7f\u00a0\u200b\ufeff"
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]")
 _BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_DOTS = re.compile(r"/(\.|%2e){1,2}(?=/|$)", re.IGNORECASE)
 _INSIDE = re.compile(r"[\t\r\n]")
 _LONG_HOST = re.compile(r"(?:[^/?#]*:)?//[^/?#]{301}")
 """A host whose normal form (NFKC) urllib would compute, in a time that grows with the square of its length."""
@@ -55,6 +56,7 @@ def parse(text: object) -> Url:
         raise BadUrl("port 0")
     netloc = host if port in (None, _DEFAULT_PORTS[scheme]) else f"{host}:{port}"
     path = _escaped(parts.path) or "/"
+    path = _without_dots(path) if _DOTS.search(path) else path
     query = f"?{_escaped(parts.query)}" if parts.query else ""
     return Url(f"{scheme}://{netloc}{path}{query}", host)
 
@@ -103,6 +105,18 @@ def _host(name: str) -> str:
     if not _HOST.fullmatch(name) or len(name) > 253:
         raise BadUrl(f"host {name[:60]!r} is not a domain name" if name else "no host")
     return name
+
+
+def _without_dots(path: str) -> str:
+    """Resolve the segments `.` and `..`, as libcurl does: lists and robots.txt must judge the path that it requests."""
+    kept: list[str] = []
+    for segment in path.split("/")[1:]:
+        dots = re.sub("%2e", ".", segment, flags=re.IGNORECASE)
+        if dots == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(segment)
+    return "/" + "/".join([*kept, *[""] * (dots in (".", ".."))])
 
 
 def _escaped(text: str) -> str:

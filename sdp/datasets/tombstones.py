@@ -39,7 +39,7 @@ SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.in
 _LIST = re.compile(r"_tombstones/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.(?:pq|parquet)", re.ASCII)
 _KEY = b"sdp.looked"
-_NORMAL = r"^https?://[a-z0-9-]+(\.[a-z0-9-]+)*/[A-Za-z0-9._~/-]*$"
+_NORMAL = r"^https?://[a-z0-9-]+(\.[a-z0-9-]+)*/([A-Za-z0-9_~-][A-Za-z0-9._~-]*/)*([A-Za-z0-9_~-][A-Za-z0-9._~-]*)?$"
 """Most URLs in normal form; parsing the others takes ten times as long."""
 
 

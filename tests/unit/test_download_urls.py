@@ -30,6 +30,8 @@ from sdp.urls import BadUrl, key64, parents, parse, redirected
         ("http://[2001:DB8::1]:81/x", "http://[2001:db8::1]:81/x"),
         ('http://example.org/"<x>', "http://example.org/%22%3Cx%3E"),
         ("http://example.org/a\\b", "http://example.org/a%5Cb"),
+        ("http://example.org/./a//b/../x.jpg", "http://example.org/a//x.jpg"),
+        ("http://example.org/a/%2e%2E/../.x/y/.", "http://example.org/.x/y/"),
     ],
 )
 def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
