@@ -1,9 +1,9 @@
 """The cache of models on this machine: a download of each bucket's model, and the digests of large folders.
 
 ~/.cache/sdp/models/                 ($XDG_CACHE_HOME/sdp/models)
-    <digest>/                        a complete model
-    known/<key>                      the digest of a bucket's listing or a folder's files
+    <key>/                           a complete model; the key is the digest of its listing in the bucket
     .partial-<key>/, .lock-<key>     a download under way
+    known/<key>                      the digest of a large folder's files
 """
 
 import hashlib
@@ -36,18 +36,30 @@ def folder() -> Path:
 
 def download(source: ModelSource, options: StorageOptions | None, patterns: Sequence[str]) -> Path:
     """Download the files of a bucket's folder that match a pattern, unless they are here; return the local folder."""
+    from filelock import FileLock
+
     storage = open_storage(source.uri, options)
     listing = _matching(storage, patterns)
     if not listing:
         raise ModelError(f"model source {source}: no model there; check the URI")
     key = _key(storage.uri, listing)
+    target, partial = folder() / key, folder() / f".partial-{key}"
     try:
-        return _known(key) or _download_once(storage, listing, key, patterns)
-    except OSError as error:
+        folder().mkdir(parents=True, exist_ok=True)
+        with FileLock(folder() / f".lock-{key}", timeout=LOCK_TIMEOUT_S):
+            if not target.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)  # the rest of a download that was abandoned
+                for file in listing:
+                    _fetch(storage, file, partial / file.path)
+                if _key(storage.uri, _matching(storage, patterns)) != key:
+                    raise Unavailable(f"model source {source}: it changed while it was downloaded; try again")
+                partial.rename(target)
+    except OSError as error:  # the lock's timeout, too
         raise StorageError(
-            f"model source {source}: cannot write to {folder()} ({error.strerror or error}); free some space, or set "
-            "XDG_CACHE_HOME to another disk"
+            f"model source {source}: cannot download it to {folder()} ({error.strerror or error}); free some space, "
+            "set XDG_CACHE_HOME to another disk, or end the process that holds the lock"
         ) from error
+    return target
 
 
 def digest(path: Path, names: Sequence[str]) -> str:
@@ -61,7 +73,10 @@ def digest(path: Path, names: Sequence[str]) -> str:
         return record.read_text()
     result = layout.digest(path, names)
     with suppress(OSError):  # a read-only home only costs time at the next start
-        _write(record, result)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        draft = record.with_name(f".{record.name}.{os.getpid()}")
+        draft.write_text(result)
+        draft.replace(record)
     return result
 
 
@@ -80,39 +95,6 @@ def _matching(storage: Storage, patterns: Sequence[str]) -> list[FileInfo]:
     return list(files.values())
 
 
-def _download_once(storage: Storage, listing: list[FileInfo], key: str, patterns: Sequence[str]) -> Path:
-    from filelock import FileLock, Timeout
-
-    folder().mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder() / f".lock-{key}", timeout=LOCK_TIMEOUT_S):
-            return _known(key) or _download(storage, listing, key, patterns)
-    except Timeout as error:
-        raise Unavailable(
-            f"{storage.uri}: another process on this machine has been downloading it for {LOCK_TIMEOUT_S:.0f} s; "
-            f"check which process holds {folder()}/.lock-{key}"
-        ) from error
-
-
-def _download(storage: Storage, listing: list[FileInfo], key: str, patterns: Sequence[str]) -> Path:
-    """Download the model. The caller holds the lock, so an earlier partial download is abandoned and removed."""
-    partial = folder() / f".partial-{key}"
-    shutil.rmtree(partial, ignore_errors=True)
-    for file in listing:
-        _fetch(storage, file, partial / file.path)
-    if _key(storage.uri, _matching(storage, patterns)) != key:
-        shutil.rmtree(partial)
-        raise Unavailable(f"{storage.uri}: the model changed while it was downloaded; try again when it is complete")
-    digest = layout.digest(partial, [file.path for file in listing])
-    target = folder() / digest
-    if target.is_dir():  # the same content from another URI
-        shutil.rmtree(partial)
-    else:
-        partial.rename(target)
-    _write(folder() / "known" / key, digest)
-    return target
-
-
 def _fetch(storage: Storage, file: FileInfo, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as out:
@@ -126,23 +108,9 @@ def _fetch(storage: Storage, file: FileInfo, target: Path) -> None:
             out.write(data)
 
 
-def _known(key: str) -> Path | None:
-    record = folder() / "known" / key
-    target = folder() / record.read_text() if record.is_file() else None
-    return target if target is not None and target.is_dir() else None
-
-
 def _key(uri: str, listing: list[FileInfo]) -> str:
     return _hash([uri, sorted([file.path, file.size, file.etag] for file in listing)])
 
 
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically, even if two processes do so at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)

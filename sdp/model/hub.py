@@ -81,18 +81,15 @@ def _explained(source: ModelSource) -> Iterator[None]:
     mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {MIRROR} is a mirror)"
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise ModelError(f"{where}: access is gated; accept the owner's terms on the hub and set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{where}: the repository has no such revision; pin a commit from its history") from error
-    except errors.RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:  # a gated one, too
         raise ModelError(
-            f"{where}: the hub has no such repository{mirror}, or it is private and HF_TOKEN does not grant access; "
-            "check both"
+            f"{where}: the hub has no such repository{mirror}, or access to it needs HF_TOKEN, of an account that has "
+            "accepted the owner's terms if it is gated; check both"
         ) from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # from requests or httpx, by the library's version
-        line = one_line(error, 200)
+        cause = f"{type(error).__name__}: {one_line(error, 200)}"
         raise Unavailable(
-            f"{where}: the hub did not answer ({type(error).__name__}: {line}); try again later, or pass a local or "
-            "s3:// folder"
+            f"{where}: the hub did not answer ({cause}); try again later, or pass a local or s3:// folder"
         ) from error

@@ -13,15 +13,13 @@ neither read nor downloaded, and are not part of the digest.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdp.errors import ModelError
 from sdp.model.family import REQUIREMENTS
-
-_LONGEST_HEADER = 100_000_000
-"""The format's limit on the header of a weights file, in bytes."""
 
 Exists = Callable[[str], bool]
 """Returns true if a name, relative to the model's folder, is a file."""
@@ -107,22 +105,6 @@ def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | N
     return None
 
 
-def damage(file: Path) -> str | None:
-    """Return the problem with a weights file, by its header and size, or None. Reads the header only."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        header_size = int.from_bytes(opened.read(8), "little")
-        if size < 8 or header_size > min(size - 8, _LONGEST_HEADER):
-            return "is not a safetensors file"
-        try:
-            header = json_object(opened.read(header_size))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            expected = 8 + header_size + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, IndexError):
-            return "is not a safetensors file"
-    return None if size == expected else f"has {size:,} bytes, but its header describes {expected:,}"
-
-
 def json_object(data: bytes) -> dict[str, Any]:
     """Return a JSON object; raise ValueError if the data is anything else."""
     try:
@@ -132,6 +114,16 @@ def json_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def prediction_type(scheduler: Mapping[str, Any], where: str) -> Literal["epsilon", "v"]:
+    """Return what a model predicts, by the configuration of its scheduler; `where` begins the error."""
+    known: dict[Any, Literal["epsilon", "v"]] = {"epsilon": "epsilon", "v_prediction": "v"}
+    prediction = str(scheduler.get("prediction_type", "epsilon"))
+    if prediction not in known:
+        expected = "expected epsilon or v_prediction"
+        raise ModelError(f"{where}: prediction_type: {expected}, got {prediction!r}; choose another model")
+    return known[prediction]
 
 
 def digest(folder: Path, names: Iterable[str]) -> str:

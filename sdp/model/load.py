@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sdp.errors import ModelError, one_line
 from sdp.model.family import TOKEN_DTYPE, TOKENS, new_unet, unet_class
+from sdp.model.layout import prediction_type
 
 if TYPE_CHECKING:
     import torch
@@ -133,11 +134,7 @@ def load_scheduler_config(path: Path) -> dict[str, Any]:
 
     folder = path / "scheduler"
     config = _config(DDPMScheduler, folder, "a noise schedule", "scheduler_config.json")
-    prediction = config.get("prediction_type", "epsilon")
-    if prediction not in ("epsilon", "v_prediction"):
-        raise ModelError(
-            f"{folder}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; choose another model"
-        )
+    prediction_type(config, str(folder))
     return config
 
 

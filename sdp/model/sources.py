@@ -18,18 +18,13 @@ from typing import Any, Literal
 
 from sdp.errors import ModelError
 from sdp.model import cache, hub, layout
-from sdp.model.family import MIRROR, SD1, SD2, Family
+from sdp.model.family import SD1, SD2, Family
 from sdp.model.layout import PARTS, Exists, ModelSource
-from sdp.storage import StorageOptions, open_storage
+from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.uri import parse as parse_uri
 
 BUILTIN = "builtin:"
 FORMS = "builtin:tiny, owner/name@REVISION on the model hub, a local folder (./model), or an s3:// or gs:// folder"
-
-OTHER_SOURCES = (
-    f"Stable Diffusion 2's own repositories left the hub in November 2025; {MIRROR} is a mirror, to be pinned by "
-    "revision"
-)
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>.*))?")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -55,7 +50,12 @@ def parse(text: str) -> ModelSource:
     match = _HUB_ID.fullmatch(text)
     # An existing folder comes first, as in the libraries. A revision means the hub.
     if match and (match["revision"] is not None or not Path(text).is_dir()):
-        return _hub_source(text, match["repo"], match["revision"])
+        if not _REVISION.fullmatch(match["revision"] or ""):
+            raise ModelError(
+                f"model source {text}: no such folder, and a hub repository needs a revision that cannot move; check "
+                f"the path, or write {match['repo']}@COMMIT with the 40 hexadecimal digits of a commit"
+            )
+        return ModelSource("hub", match["repo"], match["revision"])
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise ModelError(f"model source {text}: unknown form; expected {FORMS}")
     return ModelSource("local", text)
@@ -72,16 +72,10 @@ def check(
     if source.kind == "hub":
         _require_files(source, hub.exists(source), parts)
         return source
-    exists, read = _files_of(source, storage)
-    _require_files(source, exists, parts)
-    if problem := layout.contradiction(read, parts):
+    folder = _open(source, storage)
+    _require_files(source, folder.exists, parts)
+    if problem := layout.contradiction(folder.read, parts):
         raise ModelError(f"model source {source}: {problem}; use the parts of one Stable Diffusion 1 or 2 model")
-    if source.kind != "bucket":
-        folder = local_folder(source)
-        weights = [name for name in layout.present(folder) if name.endswith(".safetensors")]
-        for name in (name for name in weights if name.partition("/")[0] in parts):
-            if damaged := layout.damage(folder / name):
-                raise ModelError(f"model source {source}: {name} {damaged}; fetch it again")
     return source
 
 
@@ -121,15 +115,7 @@ def fetch(
 def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Literal["epsilon", "v"]:
     """Return the prediction type of a source's U-Net, by its scheduler_config.json. Reads nothing else."""
     name = "scheduler/scheduler_config.json"
-    prediction = _read_config(source, name, storage).get("prediction_type", "epsilon")
-    if prediction == "epsilon":
-        return "epsilon"
-    if prediction == "v_prediction":
-        return "v"
-    raise ModelError(
-        f"model source {source}: {name}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; "
-        "choose another model"
-    )
+    return layout.prediction_type(_read_config(source, name, storage), f"model source {source}: {name}")
 
 
 def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family | None:
@@ -142,28 +128,11 @@ def family(source: ModelSource | str, *, storage: StorageOptions | None = None) 
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
-    if source.kind == "hub":
-        data = hub.read(source, name)
-    else:
-        data = _files_of(source, storage)[1](name)
+    data = hub.read(source, name) if source.kind == "hub" else _open(source, storage).read(name)
     try:
         return layout.json_object(data)
     except ValueError as error:
         raise ModelError(f"model source {source}: {name} is {error}; fetch it again") from error
-
-
-def _hub_source(text: str, repo: str, revision: str | None) -> ModelSource:
-    if revision is None:
-        raise ModelError(
-            f"model source {text}: no such folder, and a hub repository's revision must be pinned; check the path, or "
-            f"write {repo}@COMMIT with the 40 digits of a commit"
-        )
-    if not _REVISION.fullmatch(revision):
-        raise ModelError(
-            f"model source {text}: revision: expected the 40 hexadecimal digits of a commit, got {revision!r}; "
-            "branches and tags can move"
-        )
-    return ModelSource("hub", repo, revision)
 
 
 def local_folder(source: ModelSource) -> Path:
@@ -175,32 +144,18 @@ def local_folder(source: ModelSource) -> Path:
         return Path(str(files("sdp.model") / "tiny"))
     path = Path(parse_uri(source.uri).path)
     if not path.is_dir():
-        cause = "is a file, not a folder" if path.exists() else "no such folder"
-        raise ModelError(
-            f"model source {source}: {cause}; pass a folder in diffusers layout that every node can read, "
-            f"or another source ({OTHER_SOURCES})"
-        )
+        raise ModelError(f"model source {source}: no such folder; pass one that every node can read, or {FORMS}")
     return path
 
 
-def _files_of(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
-    """Return a test for the files of a folder or bucket, and a function that reads one."""
-    if source.kind == "bucket":
-        folder = open_storage(source.uri, storage)
-        return folder.exists, folder.read
-    path = local_folder(source)
-    return lambda name: (path / name).is_file(), lambda name: (path / name).read_bytes()
+def _open(source: ModelSource, storage: StorageOptions | None) -> Storage:
+    """Return the folder of a source that is not on the hub."""
+    return open_storage(source.uri if source.kind == "bucket" else str(local_folder(source)), storage)
 
 
 def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str]) -> None:
-    missing = layout.missing_file(exists, parts)
-    if missing is None:
-        return
-    pickled = missing.replace("/model.", "/pytorch_model.").replace(".safetensors", ".bin")
-    if pickled != missing and exists(pickled):
-        remedy = f"convert {pickled} to safetensors: reading a .bin may run code"
-    else:
-        remedy = f"complete it, or use another source ({OTHER_SOURCES})"
-    raise ModelError(
-        f"model source {source}: {missing} is missing: expected {', '.join(parts)} in diffusers layout; {remedy}"
-    )
+    if (missing := layout.missing_file(exists, parts)) is not None:
+        raise ModelError(
+            f"model source {source}: {missing} is missing: expected {', '.join(parts)} in diffusers layout, with "
+            "safetensors, since reading a .bin may run code; complete it, or use another source"
+        )

@@ -48,21 +48,6 @@ def _weights(pieces: int, folder: Path) -> Reading:
     return lambda: sharded.read_tensors(storage, tensors)
 
 
-def _header(pieces: int, folder: Path) -> Reading:
-    entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
-    return _weights_file(folder, json.dumps({f"{number}.weight": entry for number in range(pieces)}).encode())
-
-
-def _nested_header(pieces: int, folder: Path) -> Reading:
-    return _weights_file(folder, b"[" * pieces)
-
-
-def _weights_file(folder: Path, header: bytes) -> Reading:
-    file = folder / "model.safetensors"
-    file.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
-    return lambda: layout.damage(file)
-
-
 def _config(pieces: int, _: Path) -> Reading:
     content = json.dumps({"_class_name": "AutoencoderKL", "latent_channels": 4, "channels": [1] * pieces}).encode()
     return lambda: layout.contradiction(lambda _: content, ("vae",))
@@ -74,7 +59,5 @@ CASES: tuple[Case, ...] = (
     Case("tensors.json of empty chunks", 10_000, _empty_chunks),
     Case("tensors.json of many dimensions", 10_000, _dimensions),
     Case("checkpoint of many tensors", 500, _weights),
-    Case("header of a weights file", 20_000, _header),
-    Case("nested header of a weights file", 100_000, _nested_header),
     Case("configuration of a network", 100_000, _config),
 )

@@ -104,7 +104,7 @@ def test_a_folder_that_is_neither_a_checkpoint_nor_a_model_is_refused_in_one_lin
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "model_index.json").write_text("{}")
     assert "is missing" in refusal(tmp_path / "half")
-    assert "no such folder, and a hub repository's revision must be pinned" in refusal("my/run")
+    assert "no such folder, and a hub repository needs a revision" in refusal("my/run")
 
 
 def test_a_checkpoint_without_its_configuration_is_refused(model: Path, tmp_path: Path) -> None:
