@@ -207,7 +207,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
         emit.on_start(trainer)
         emit.on_checkpoint(trainer, Saved("", 1, 1.0, 1.0, 1, 1))
         if number == 0:
-            emit.line({**LINE, "gpu_hours": 1.0, "finish_time": 1.0})
+            emit.on_metrics(trainer, {**LINE, "gpu_hours": 1.0, "finish_time": 1.0})
         emit._reported_at = -math.inf
         emit.on_step(trainer, report)
     began = time.process_time()

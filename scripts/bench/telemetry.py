@@ -69,7 +69,7 @@ def _measured(folder: Path) -> int:
                 began = time.thread_time()
                 emit.on_step(trainer, report)
                 if report.step % LINE_EVERY == 0:
-                    emit.line({**LINE, "encoded": 1000 * report.step})
+                    emit.on_metrics(trainer, {**LINE, "encoded": 1000 * report.step})
                 emitting_s.append(time.thread_time() - began)
             if report.step > WARM:
                 steps[emitting].append(time.process_time() - self.since)

@@ -5,7 +5,7 @@ Running the job again continues the run from its newest complete checkpoint.
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,12 +138,11 @@ def _train_here(
     world, stop = World(device=choose_device()), StopRequest()
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
-
-        def show(line: dict[str, Any]) -> None:
-            progress.update(progress_line(line, plan))
-
-        emit = EmitMetrics(telemetry.begin(config.output.uri))
-        callbacks = [*make_callbacks(config, world, emit, show, samples_to_come), CheckLease(lease)]
+        callbacks = [
+            *make_callbacks(config, samples_to_come),
+            EmitMetrics(telemetry.begin(config.output.uri)),
+            FollowLease(lease, lambda line: progress.update(progress_line(line, plan))),
+        ]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
             with on_signals(lambda name: setattr(stop, "reason", name)):
@@ -156,16 +155,20 @@ def _train_here(
 
 
 @dataclass
-class CheckLease(Callback):
-    """Ends training in the driver's process when another job has taken over the run."""
+class FollowLease(Callback):
+    """Ends training in the driver's process when another job has taken over the run, and shows the metrics."""
 
     lease: Lease
+    show: Callable[[dict[str, Any]], None]
 
     def on_start(self, trainer: Trainer) -> None:
         record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
         self.lease.check()
+
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
+        self.show(line)
 
 
 def with_prices(config: TrainConfig) -> TrainConfig:

@@ -142,12 +142,12 @@ def train_worker(loop_config: dict[str, Any]) -> None:
     world = World(rank, context.get_world_size(), context.get_local_world_size(), first, *others)
     stop = StopRequest()
     try:
-        emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1))
         callbacks = [
-            *make_callbacks(config, world, emit, board.push.remote, loop_config["samples_to_come"]),
+            *make_callbacks(config, loop_config["samples_to_come"]),
+            EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1)),
             FollowBoard(board, stop),
+            SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None),
         ]
-        callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
         submit = None
         if (pool := loop_config["pool"]) is not None:
             callbacks.append(FollowPool(pool, board.announce.remote))
@@ -166,7 +166,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
 
 @dataclass
 class FollowBoard(Callback):
-    """Stops a worker at the driver's request, and records each start in the run's events."""
+    """Stops a worker at the driver's request, shows it the metrics, and records each start in the run's events."""
 
     board: Any
     stop: StopRequest
@@ -192,6 +192,9 @@ class FollowBoard(Callback):
             if isinstance(reason, LeaseLost):
                 raise reason
             self.stop.reason = self.stop.reason or reason
+
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
+        self.board.push.remote(line)
 
 
 @dataclass

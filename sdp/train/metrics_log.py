@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from sdp.errors import SdpError
@@ -13,34 +12,25 @@ from sdp.train.run_folder import FILE_LINES, json_line, metrics_file, metrics_fi
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class _File:
-    after: int
-    """The step after which its lines begin."""
-    lines: list[bytes] = field(default_factory=list)
-    written: int = 0
-    """Lines that the storage has."""
-    name: str | None = None
-
-
 class MetricsLog:
     """The lines since this process began at a step. Lines that the storage refuses are kept and written next time."""
 
     def __init__(self, run: Storage, step: int, check: Callable[[], None] = lambda: None) -> None:
         """`check` raises if the job has lost the run's lease."""
         self._run, self._check = run, check
-        self._files = [_File(step)]
-        """Files that are not full, or not written yet, the oldest first."""
-        self._step = step
+        self._after = step
+        """The step after which the newest file begins."""
+        self._name: str | None = None
+        """Its name, once it exists."""
+        self._lines: list[tuple[int, bytes]] = []
+        """Its lines, and those of later files, each with its step."""
+        self._written = 0
+        """Its lines that the storage has."""
         self._thread = ThreadPoolExecutor(1, "sdp-metrics")
         self._last: Future[None] | None = None
 
     def add(self, line: Mapping[str, Any]) -> None:
-        if len(self._files[-1].lines) >= FILE_LINES:
-            left = [file for file in self._files if file.written < len(file.lines)]
-            self._files = [*left, _File(self._step)]
-        self._files[-1].lines.append(json_line(line) + b"\n")
-        self._step = line["step"]
+        self._lines.append((line["step"], json_line(line) + b"\n"))
 
     def publish(self) -> None:
         """Begin to write all lines."""
@@ -63,17 +53,18 @@ class MetricsLog:
 
     def _write(self) -> None:
         try:
-            for file in self._files:
-                if (count := len(file.lines)) == file.written:
-                    continue
-                content = b"".join(file.lines[:count])
-                if file.name is None:
-                    name = metrics_file(metrics_files(self._run)[-1][0] + 1, file.after)
+            while len(lines := self._lines[:FILE_LINES]) > self._written:
+                content = b"".join(line for _, line in lines)
+                if self._name is None:
+                    name = metrics_file(metrics_files(self._run)[-1][0] + 1, self._after)
                     self._check()
                     self._run.create(name, content)
-                    file.name = name
+                    self._name = name
                 else:
-                    self._run.publish_held(file.name, content, self._check)
-                file.written = count
+                    self._run.publish_held(self._name, content, self._check)
+                self._written = len(lines)
+                if len(lines) == FILE_LINES:
+                    (self._after, _), self._name, self._written = lines[-1], None, 0
+                    del self._lines[:FILE_LINES]
         except SdpError as error:
             log.warning("could not write metrics, will try again: %s", error)

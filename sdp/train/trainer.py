@@ -92,6 +92,9 @@ class Callback:
     def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
         """Run when a checkpoint is complete, or on other workers than the main one when all have written it."""
 
+    def on_metrics(self, trainer: "Trainer", line: dict[str, Any]) -> None:
+        """Run on the main worker for each line of metrics."""
+
     def on_end(self, trainer: "Trainer") -> None:
         """Run after the last step and its checkpoint; `trainer.reason` says why training ended."""
 

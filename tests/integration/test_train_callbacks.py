@@ -117,8 +117,7 @@ class CrashAt(Callback):
 
 def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(root: Path) -> None:
     def callbacks(seconds: float) -> list[Callback]:
-        events = WriteEvents(clock=lambda: seconds)
-        return [SaveCheckpoints(2), RecordMetrics(1, publish=events.line), events]
+        return [SaveCheckpoints(2), RecordMetrics(1), WriteEvents(clock=lambda: seconds)]
 
     with pytest.raises(Crash):
         train(config(root, max_steps=5), callbacks=[*callbacks(1000.0), CrashAt(3)])

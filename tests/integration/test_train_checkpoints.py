@@ -208,7 +208,9 @@ class First(Callback):
 def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(root: Path) -> None:
     how = config(root, max_steps=4, log__every_steps=1)
     heard: list[dict[str, Any]] = []
-    trainer = assemble(how, World(), callbacks=[RecordMetrics(1, publish=heard.append)])
+    listener = Callback()
+    listener.on_metrics = lambda _, line: heard.append(line)  # type: ignore[method-assign]
+    trainer = assemble(how, World(), callbacks=[RecordMetrics(1), listener])
     poison(trainer, {2})
     trainer.train()
     lines = [json.loads(text, parse_constant=pytest.fail) for text in metrics_of(root).splitlines()]

@@ -3,13 +3,15 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sdp import hardware
+from sdp.model.family import unet_flops
+from sdp.model.load import load_unet_config
+from sdp.model.sources import resolve
 from sdp.train.checkpoint import Saved
 from sdp.train.limits import last_step, seconds_left
 from sdp.train.metrics_log import MetricsLog
@@ -45,16 +47,17 @@ class Meter:
 
 @dataclass
 class RecordMetrics(Callback):
-    """Records metrics on the main worker, and writes them once a minute, with checkpoints and at the end."""
+    """Records metrics on the main worker, and hands each line to all callbacks.
+
+    They are written once a minute, with checkpoints and at the end.
+    """
 
     every_steps: int
-    flops_per_sample: float | None = None
-    """The U-Net's FLOPs, forward and backward, for MFU."""
-    publish: Callable[[dict[str, Any]], None] | None = None
-    """Called with each line."""
     samples_to_come: float = 0.0
     """Samples of later phases, converted to those of this one."""
     _log: MetricsLog | None = None
+    _flops: float = 0.0
+    """The U-Net's FLOPs for a sample, forward and backward; counted on a GPU only, since it takes some seconds."""
     _meter: Meter = field(default_factory=Meter)
     _first: Meter | None = None
     _recent: deque[Meter] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -67,6 +70,10 @@ class RecordMetrics(Callback):
             run = trainer.checkpointer.run
             self._log = MetricsLog(run.storage, trainer.state.step, run.check)
             self._written_at = time.monotonic()
+            if trainer.world.device.type == "cuda":
+                config = trainer.config
+                model = resolve(config.model.source, storage=config.storage.options())
+                self._flops = unet_flops(load_unet_config(model.path), config.data.resolution)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:
@@ -120,12 +127,11 @@ class RecordMetrics(Callback):
         if world.device.type == "cuda":
             line["memory_allocated"] = torch.cuda.memory_allocated()
             line["memory_peak"] = torch.cuda.max_memory_allocated()
-            if self.flops_per_sample is not None:
-                gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
-                line["mfu"] = hardware.mfu(self.flops_per_sample * meter.samples, meter.seconds, gpu, world.size)
+            gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
+            line["mfu"] = hardware.mfu(self._flops * meter.samples, meter.seconds, gpu, world.size)
         log.add(line)
-        if self.publish is not None:
-            self.publish(line)
+        for callback in trainer.callbacks:
+            callback.on_metrics(trainer, line)
 
     def _forecast(self, trainer: Trainer, meter: Meter) -> dict[str, float]:
         """Return the GPU-hours so far, and the time left until all phases end, as far as known."""

@@ -46,8 +46,7 @@ class EmitMetrics(Callback):
     _bad_reported: int = 0
     _reported_at: float = 0.0
 
-    def line(self, line: dict[str, Any]) -> None:
-        """Export a line of the metrics."""
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
         for name, metric in _LINE.items():
             self.telemetry.show(metric, line.get(name))
         for timesteps, loss in line.get("validation", {}).items():

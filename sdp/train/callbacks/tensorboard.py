@@ -25,38 +25,36 @@ class WriteEvents(Callback):
     """Collects metrics on the main worker and writes them every five minutes, at checkpoints and at the end."""
 
     clock: Callable[[], float] = time.time
-    _trainer: Trainer | None = None
     _events: list[bytes] = field(default_factory=list)
     _written_at: float = 0.0
     _files: int = 0
 
-    def line(self, line: Mapping[str, Any]) -> None:
-        """Add a line of the metrics."""
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:
         values = [{"tag": tag, "simple_value": value} for tag, value in numbers(line).items()]
         self._events.append(_record(self.clock(), int(line["step"]), summary={"value": values}))
         if self.clock() - self._written_at > _WRITE_S:
-            self._write()
+            self._write(trainer)
 
     def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
-            self._trainer, self._written_at = trainer, self.clock()
+            self._written_at = self.clock()
             self._events.append(_record(self.clock(), trainer.state.step + 1, session_log={"status": "START"}))
 
     def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
-        self._write()
+        self._write(trainer)
 
-    def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
-        self._write()
+    def on_end(self, trainer: Trainer) -> None:
+        self._write(trainer)
 
-    def _write(self) -> None:
-        if self._trainer is None or not self._events:
+    def _write(self, trainer: Trainer) -> None:
+        if not self._events:  # on other workers than the main one
             return
         now = self.clock()
         events, self._events, self._written_at = self._events, [], now
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{self._files:06d}"
         self._files += 1
         content = b"".join([_record(now, 0, file_version="brain.Event:2"), *events])
-        self._trainer.checkpointer.run.storage.publish(f"{FOLDER}/{name}", content)
+        trainer.checkpointer.run.storage.publish(f"{FOLDER}/{name}", content)
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

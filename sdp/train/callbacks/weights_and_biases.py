@@ -1,7 +1,6 @@
 """Sends each line of the metrics to Weights & Biases. The user installs its library."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,10 +28,8 @@ class LogToWandb(Callback):
     project: str
     _run: Any = None
 
-    def line(self, line: Mapping[str, Any]) -> None:
-        """Send a line of the metrics. W&B ignores repeated steps."""
-        if self._run is not None:
-            self._run.log(numbers(line), step=int(line["step"]))
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
+        self._run.log(numbers(line), step=int(line["step"]))  # W&B ignores repeated steps
 
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
