@@ -52,9 +52,10 @@ def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
 
 def bad_rows(run: RunFolder) -> dict[int, str]:
     """Return the reason of each bad row of a run."""
-    lines, problems = run.bad_rows()
+    problems: list[str] = []
+    reasons = {line["row"]: line["reason"] for line in run.bad_rows(problems)}
     assert not problems
-    return {line["row"]: line["reason"] for line in lines}
+    return reasons
 
 
 def tiny_inputs(root: Path) -> Path:

@@ -187,7 +187,6 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from sdp.telemetry import Telemetry
     from sdp.telemetry.registry import RegistryBackend
     from sdp.train.callbacks.telemetry import EmitMetrics
-    from sdp.train.checkpoint import Saved
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)
@@ -205,7 +204,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
         )  # fmt: skip
         emit = EmitMetrics(telemetry)
         emit.on_start(trainer)
-        emit.on_checkpoint(trainer, Saved("", 1, 1.0, 1.0, 1, 1))
+        emit.on_checkpoint(trainer, SimpleNamespace(state=TrainState(1), seconds=1.0, ledger_rows=1))
         if number == 0:
             emit.on_metrics(trainer, {**LINE, "gpu_hours": 1.0, "finish_time": 1.0})
         emit._reported_at = -math.inf

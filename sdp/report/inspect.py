@@ -213,12 +213,11 @@ def describe_run(storage: Storage) -> Run:
         last, total = phases[-1], sum(phase.bytes for phase in phases)
         return Run(storage.uri, last.state, last.step, last.last, total, phases=phases)
     run = RunFolder(storage)
-    history, steps = run.history(), run.steps()
-    events, metrics = history.events, history.metrics
+    problems = list[str]()
+    metrics, events, bad_rows = run.metrics(problems), run.events(problems), run.bad_rows(problems)
+    steps = run.steps()
     complete = [step for step, is_complete in steps.items() if is_complete]
     reported = [event["step"] for event in events if isinstance(event.get("step"), int)]
-    bad_rows, problems = run.bad_rows()
-    problems = [*history.problems, *problems]
     checkpoints = [entry for step in reversed(complete) if (entry := _list_entry(storage, step, problems)) is not None]
     newest = None
     if complete and [entry["step"] for entry in checkpoints[:1]] == complete[-1:]:

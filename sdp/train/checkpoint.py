@@ -32,25 +32,9 @@ from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A complete checkpoint; the trainer may be some steps ahead of it."""
-
-    uri: str
-    step: int
-    seconds: float
-    """Time for which training stood still."""
-    whole_s: float
-    """Time from its beginning until it was complete."""
-    samples: int
-    """Samples consumed up to it."""
-    ledger_rows: int
-    """Rows in its ledger; only on the main worker."""
-
-
 @dataclass(slots=True)
-class _Pending:
-    """A checkpoint that is not complete yet."""
+class Checkpoint:
+    """A checkpoint from its beginning until it is complete, when the trainer may be some steps ahead."""
 
     folder: Storage
     state: TrainState
@@ -66,8 +50,10 @@ class _Pending:
     written: "Future[None]"
     """Done when this worker's share is in the storage."""
     began: float = field(default_factory=time.perf_counter)
-    stalled_s: float = 0.0
+    seconds: float = 0.0
     """Time for which training has stood still for it."""
+    whole_s: float = 0.0
+    """Time from its beginning until it was complete."""
     committed: "Future[None] | None" = None
     """Its commit, on the main worker, once all workers have written."""
 
@@ -86,11 +72,11 @@ class CheckpointManager:
     keep: CheckpointConfig = field(default_factory=CheckpointConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
-    on_saved: Callable[[Saved], None] = lambda _: None
+    on_saved: Callable[[Checkpoint], None] = lambda _: None
     """Called when a checkpoint is complete, or on other workers than the main one when all have written."""
     last_step: int | None = None
     """The step of the newest checkpoint, complete or not."""
-    _pending: _Pending | None = None
+    _pending: Checkpoint | None = None
     _ledger: Ledger = field(default_factory=Ledger)
     _left_over: set[int] | None = None
     """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
@@ -112,14 +98,14 @@ class CheckpointManager:
         began = time.perf_counter()
         self.finish()
         self._pending, self.last_step = self.stage(tensors, state, consumed, bad), state.step
-        self._pending.began, self._pending.stalled_s = began, time.perf_counter() - began
+        self._pending.began, self._pending.seconds = began, time.perf_counter() - began
 
     def wait_for_copy(self) -> None:
         """Wait until the tensors are copied, so that they may change."""
         if self._pending is not None:
             began = time.perf_counter()
             self._pending.copied.result()
-            self._pending.stalled_s += time.perf_counter() - began
+            self._pending.seconds += time.perf_counter() - began
 
     def is_written(self) -> bool:
         """Return whether this worker's share of the checkpoint is in the storage."""
@@ -157,15 +143,14 @@ class CheckpointManager:
                 self._report(pending)
             self.world.barrier()  # until it is complete
 
-    def _report(self, pending: _Pending) -> None:
+    def _report(self, pending: Checkpoint) -> None:
         self._pending = None
-        state, whole_s = pending.state, time.perf_counter() - pending.began
-        uri, rows = pending.folder.uri, pending.ledger_rows
-        self.on_saved(Saved(uri, state.step, pending.stalled_s, whole_s, state.consumed, rows))
+        pending.whole_s = time.perf_counter() - pending.began
+        self.on_saved(pending)
 
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
-    ) -> _Pending:
+    ) -> Checkpoint:
         """Begin to copy and write the tensors, on all workers.
 
         `consumed` and `bad` are this worker's rows since the previous checkpoint.
@@ -188,9 +173,9 @@ class CheckpointManager:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        return _Pending(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
+        return Checkpoint(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
 
-    def commit(self, pending: _Pending) -> None:
+    def commit(self, pending: Checkpoint) -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""
         folder, state = pending.folder, pending.state
         self.run.record_bad_rows(state.step, pending.bad)

@@ -55,27 +55,12 @@ _APPENDS = 5
 
 LogLine = dict[str, Any]
 
-_WHOLE = ("step", "samples", "epoch", "workers")
-_NUMBERS = ("epoch_done", "samples_per_s", "seconds")
-_OPTIONAL_NUMBERS = (
-    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "finish_time",
-    "left_s", "mfu", "memory_allocated", "memory_peak", "validation_step", "encoders", "encoders_busy",
-)  # fmt: skip
-_MAPPINGS = ("time", "validation")
+_NUMBERS = ("step", "samples", "epoch", "workers", "epoch_done", "samples_per_s", "seconds")
+"""Numbers that each line of metrics has."""
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
 _PICTURE = re.compile(r"\d{3,9}\.png", re.ASCII)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The valid lines of a run's metrics and events."""
-
-    metrics: list[LogLine]
-    events: list[LogLine]
-    problems: list[str]
-    """One line for each file that has damaged lines."""
 
 
 @dataclass(frozen=True)
@@ -173,35 +158,20 @@ class RunFolder:
             lines = [json_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
             self.storage.publish_held(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines), self.check)
 
-    def bad_rows(self) -> tuple[list[LogLine], list[str]]:
-        """Return a line with the reason for each bad row, and the problems of the files that list them."""
-        lines, problems = list[LogLine](), list[str]()
-        for name in self.storage.names("bad_rows/"):
-            in_file, problems_of_file = self._lines(name, _is_bad_row)
-            lines += in_file
-            problems += problems_of_file
-        return lines, problems
+    def bad_rows(self, problems: list[str] | None = None) -> list[LogLine]:
+        """Return a line with the reason for each bad row."""
+        names = self.storage.names("bad_rows/")
+        return [line for name in names for line in self._lines(name, _is_bad_row, problems)]
 
-    def events(self) -> list[LogLine]:
-        """Return the valid events; damaged ones are only logged."""
-        lines, problems = self._lines(EVENTS, _is_event)
-        for problem in problems:
-            log.warning("%s", problem)
-        return lines
+    def events(self, problems: list[str] | None = None) -> list[LogLine]:
+        """Return the events; a file that does not exist yet has none."""
+        return self._lines(EVENTS, _is_event, problems)
 
-    def metrics(self) -> list[LogLine]:
+    def metrics(self, problems: list[str] | None = None) -> list[LogLine]:
         """Return the metrics; a repeated step appears once."""
-        return self.history().metrics
-
-    def history(self) -> History:
-        """Read metrics and events; a file that does not exist yet has no lines."""
         files = metrics_files(self.storage)
-        read = list(ordered_map(lambda file: self._lines(file[2], _is_metric), files, workers=8))
-        events, problems = self._lines(EVENTS, _is_event)
-        metrics = joined((after, lines) for (_, after, _), (lines, _) in zip(files, read, strict=True))
-        return History(
-            metrics, events, [*(problem for _, file_problems in read for problem in file_problems), *problems]
-        )
+        read = ordered_map(lambda file: self._lines(file[2], _is_metric, problems), files, workers=8)
+        return joined((after, lines) for (_, after, _), lines in zip(files, read, strict=True))
 
     def sample_steps(self) -> list[int]:
         """Return the steps whose set of pictures is complete."""
@@ -235,22 +205,22 @@ class RunFolder:
         except NotFound:
             return b""
 
-    def _lines(self, path: str, is_good: Callable[[LogLine], bool]) -> tuple[list[LogLine], list[str]]:
-        """Return the valid lines of a file, and a problem that counts the others."""
+    def _lines(self, path: str, is_good: Callable[[LogLine], bool], problems: list[str] | None = None) -> list[LogLine]:
+        """Return the valid lines of a file. One problem counts the others; without a list for it, it is logged."""
         good, damaged = list[LogLine](), list[int]()
         for number, text in enumerate(self._content(path).split(b"\n"), 1):
             if not text.strip():
                 continue
-            line = _parsed(text)
-            if isinstance(line, dict) and is_good(line):
+            if isinstance(line := _parsed(text), dict) and is_good(line):
                 good.append(line)
             else:
                 damaged.append(number)
-        if not damaged:
-            return good, []
-        lines_are = "line is" if len(damaged) == 1 else "lines are"
-        where = self.storage.uri_of(path)
-        return good, [f"{where}: {len(damaged):,} {lines_are} damaged and left out, the first at line {damaged[0]:,}"]
+        if damaged:
+            lines_are = "line is" if len(damaged) == 1 else "lines are"
+            what = f"{len(damaged):,} {lines_are} damaged and left out, the first at line {damaged[0]:,}"
+            problem = f"{self.storage.uri_of(path)}: {what}"
+            log.warning("%s", problem) if problems is None else problems.append(problem)
+        return good
 
 
 def samples_folder(step: int) -> str:
@@ -297,12 +267,8 @@ def _parsed(text: bytes) -> Any:
 
 
 def _is_metric(line: LogLine) -> bool:
-    return (
-        all(isinstance(line.get(name), int) and not isinstance(line[name], bool) for name in _WHOLE)
-        and all(_is_number(line.get(name)) for name in _NUMBERS)
-        and all(line.get(name) is None or _is_number(line[name]) for name in _OPTIONAL_NUMBERS)
-        and all(_is_numbers(line.get(name, {})) for name in _MAPPINGS)
-        and (not line.get("validation") or line.get("validation_step") is not None)
+    return all(_is_number(line.get(name)) for name in _NUMBERS) and all(
+        value is None or isinstance(value, dict) or _is_number(value) for value in line.values()
     )
 
 
@@ -318,7 +284,3 @@ def _is_bad_row(line: LogLine) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _is_numbers(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))

@@ -98,7 +98,10 @@ def test_a_run_of_0_1_is_continued_from_its_checkpoint() -> None:
     assert planned.changed == {}
     run = RunFolder(open_storage("run"))
     assert run.steps() == {4: True}
-    assert run.history().problems == []
+    problems: list[str] = []
+    assert run.metrics(problems) == []
+    run.events(problems)
+    assert problems == []
     assert [event["event"] for event in run.events()] == ["start", "training", "checkpoint", "checkpoint", "end"]
     checkpoint = run.checkpoint(4)
     assert read_marker(checkpoint)["sdp"] == "0.1.0"

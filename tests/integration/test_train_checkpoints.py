@@ -19,7 +19,7 @@ from sdp.storage.local import LocalStorage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.checkpoint import Saved, read_state
+from sdp.train.checkpoint import Checkpoint, read_state
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import weighted_losses
 from sdp.train.trainer import Callback, StepReport, Trainer
@@ -39,8 +39,8 @@ class At(Callback):
         if report.step == self.step:
             self.what.set()
 
-    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:
-        self.saved.append((saved.step, trainer.state.step))
+    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:
+        self.saved.append((saved.state.step, trainer.state.step))
 
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was_when_it_was_begun(
@@ -246,7 +246,7 @@ def test_a_storage_that_refuses_metrics_ends_no_run(
 
 def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:
     class Dies(Callback):
-        def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
+        def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:  # noqa: ARG002
             raise ValueError("dies")
 
     with pytest.raises(ValueError, match="dies"):  # before RecordMetrics hears of the checkpoint

@@ -43,9 +43,10 @@ def write(storage: Storage, after: int, *steps: int, **more: Any) -> None:
 
 def steps_of(run: RunFolder) -> list[int]:
     """As reports read them."""
-    history = run.history()
-    assert history.problems == []
-    return [line["step"] for line in history.metrics]
+    problems: list[str] = []
+    steps = [line["step"] for line in run.metrics(problems)]
+    assert problems == []
+    return steps
 
 
 def strict(data: bytes) -> list[Any]:
@@ -182,12 +183,14 @@ def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.L
     torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", good[1], b'{"step": 4'])
     run.storage.publish("metrics.jsonl", torn)
     run.storage.publish("bad_rows/step-000000001.jsonl", b'{"row": 3, "reason": "undecodable"}\n{"row": "x"}\n{"ro')
-    history = run.history()
-    assert [line["step"] for line in history.metrics] == [10, 30]
+    problems: list[str] = []
+    assert [line["step"] for line in run.metrics(problems)] == [10, 30]
+    assert run.bad_rows(problems) == [{"row": 3, "reason": "undecodable"}]
     what = "lines are damaged and left out, the first at line"
-    assert history.problems == [f"{run.storage.uri}/metrics.jsonl: 4 {what} 2"]
-    where = f"{run.storage.uri}/bad_rows/step-000000001.jsonl"
-    assert run.bad_rows() == ([{"row": 3, "reason": "undecodable"}], [f"{where}: 2 {what} 2"])
+    assert problems == [
+        f"{run.storage.uri}/metrics.jsonl: 4 {what} 2",
+        f"{run.storage.uri}/bad_rows/step-000000001.jsonl: 2 {what} 2",
+    ]
     run.storage.publish("events.jsonl", b'{"event": 3}\n')
     assert run.events() == []
     assert "events.jsonl: 1 line is damaged and left out" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 from sdp.datasets.ledger import Ledger
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.train.checkpoint import CheckpointManager, Saved
+from sdp.train.checkpoint import Checkpoint, CheckpointManager
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 from tests.waiting import until
@@ -35,12 +35,12 @@ class Manager(CheckpointManager):
         assert self.committing.wait(60)
 
 
-Made = tuple[Manager, list[Saved]]
+Made = tuple[Manager, list[Checkpoint]]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    reported: list[Saved] = []
+    reported: list[Checkpoint] = []
     manager = Manager(RunFolder(open_storage(str(tmp_path))), World(), {}, on_saved=reported.append)
     manager.begin({}, TrainState(step=7, samples=3), Ledger())
     return manager, reported
@@ -63,7 +63,9 @@ def test_a_checkpoint_is_committed_when_all_have_written_and_reported_when_that_
         return bool(reported)
 
     until(is_reported, "the report")
-    assert [(saved.uri, saved.step, saved.samples, saved.ledger_rows) for saved in reported] == [("step-7", 7, 3, 3)]
+    assert [(saved.folder.uri, saved.state.step, saved.state.consumed, saved.ledger_rows) for saved in reported] == [
+        ("step-7", 7, 3, 3)
+    ]
     manager.finish()
     assert (manager.commits, len(reported), manager.in_progress, manager.is_written()) == ([7], 1, False, False)
 
@@ -81,7 +83,7 @@ def test_the_next_checkpoint_ends_the_one_before(made: Made) -> None:
     manager.committing.set()
     manager.written.set_result(None)
     manager.begin({}, TrainState(step=9), Ledger())
-    assert ([saved.step for saved in reported], manager.last_step, manager.in_progress) == ([7], 9, True)
+    assert ([saved.state.step for saved in reported], manager.last_step, manager.in_progress) == ([7], 9, True)
 
 
 @pytest.mark.parametrize("future", ["copied", "written"])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sdp.train.checkpoint import Saved
+from sdp.train.checkpoint import Checkpoint
 from sdp.train.trainer import Callback, StepReport, Trainer
 
 
@@ -16,12 +16,12 @@ class SaveCheckpoints(Callback):
         if report.step % self.every_steps == 0:
             trainer.save_wanted = True
 
-    def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:
         if trainer.world.is_main:
             trainer.checkpointer.run.record(
                 "checkpoint",
-                step=saved.step,
-                uri=saved.uri,
+                step=saved.state.step,
+                uri=saved.folder.uri,
                 seconds=round(saved.seconds, 3),
                 whole_s=round(saved.whole_s, 3),
                 workers=trainer.world.size,
