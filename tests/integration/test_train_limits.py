@@ -17,7 +17,6 @@ from sdp.model import sources
 from sdp.model.family import SD2
 from sdp.report.inspect import describe_checkpoint
 from sdp.storage import open_storage
-from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
@@ -25,7 +24,6 @@ from sdp.train.messages import summary_lines
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
-from sdp.train.world import World
 from tests.training import Watch, config, poison, train
 
 
@@ -262,11 +260,3 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
     assert "the samples per step change from 8 to 16" in output
     run(how(root, max_steps=4), dry_run=True)
     assert "samples per step change" not in capsys.readouterr().err
-
-
-def test_a_profile_for_which_too_few_steps_were_left_says_so(root: Path) -> None:
-    run(how(root, profile__steps=3))
-    (event,) = events(root, "no_profile")
-    assert event["reason"] == "this job had 2 steps, and the first 10 are not profiled"
-    trainer = assemble(config(root, max_steps=4), World())
-    assert trainer.train() == "max_steps: 4 steps"

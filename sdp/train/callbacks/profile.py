@@ -26,76 +26,55 @@ _OPERATIONS = 25
 
 @dataclass
 class Profile(Callback):
-    """Runs torch's profiler on the main worker over `steps` steps, after the first `start` of this job.
-
-    It must be the last callback, so that the steps include the time of the others.
-    """
+    """Runs torch's profiler on the main worker over `steps` steps, after the first `start` of this job."""
 
     steps: int
     start: int = 10
-    _seen: int = 0
     _profiler: Any = None
 
     def on_start(self, trainer: Trainer) -> None:
-        if trainer.world.is_main and self.start == 1:
-            self._begin(trainer)
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if not trainer.world.is_main:
             return
-        self._seen += 1
-        if self._profiler is not None:
-            if self._seen == self.start + self.steps:
-                self._end(trainer)
-            else:
-                self._profiler.step()
-        elif self._seen == self.start - 1:
-            self._begin(trainer)
-        if self._profiler is not None and self._seen == self.start:  # its warm-up is over
-            trainer.stopwatch.spans = []
-
-    def on_end(self, trainer: Trainer) -> None:
-        if not trainer.world.is_main:
-            return
-        if self._profiler is not None and self._seen > self.start:
-            self._end(trainer)
-        elif self._seen <= self.start:
-            why = f"this job had {counted(self._seen, 'step')}, and the first {self.start} are not profiled"
-            trainer.checkpointer.run.record("no_profile", reason=why)
-            log.warning("nothing was profiled: %s", why)
-
-    def close(self) -> None:
-        self._stop()
-
-    def _begin(self, trainer: Trainer) -> None:
-        """Start the profiler; the next step is its own warm-up."""
-        activities = [ProfilerActivity.CPU]
-        if trainer.world.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        cuda = trainer.world.device.type == "cuda"
         self._profiler = profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=self.steps, repeat=1),
+            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda],
+            schedule=schedule(wait=self.start - 1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda _: self._write(trainer),
             profile_memory=True,
         )
-        if trainer.world.device.type == "cuda":
-            torch.cuda.memory._record_memory_history()
         self._profiler.start()
 
-    def _stop(self) -> Any:
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            profiler.stop()
-        return profiler
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        if self._profiler is None:
+            return
+        self._profiler.step()
+        if self._profiler.step_num == self.start:
+            trainer.stopwatch.spans = []
+            if trainer.world.device.type == "cuda":
+                torch.cuda.memory._record_memory_history()
 
-    def _end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
+        if self._profiler is None:
+            return
+        self._profiler.stop()  # writes what there is, unless it is written
+        if self._profiler.step_num <= self.start:
+            log.warning("nothing was profiled: the first %d steps of a job are not", self.start)
+        self._profiler = None
+
+    def close(self) -> None:
+        if self._profiler is not None:  # after an error
+            self._profiler.on_trace_ready = None
+            self._profiler.stop()
+
+    def _write(self, trainer: Trainer) -> None:
         spans, trainer.stopwatch.spans = trainer.stopwatch.spans or [], None
-        run, cuda, steps = trainer.checkpointer.run, trainer.world.device.type == "cuda", self._seen - self.start
-        if cuda:
-            torch.cuda.synchronize()
-        profiler = self._stop()
+        run, cuda = trainer.checkpointer.run, trainer.world.device.type == "cuda"
+        steps = self._profiler.step_num - self.start
+        if steps <= 0:
+            return
         with TemporaryDirectory(prefix="sdp-profile-") as scratch:
             file = Path(scratch) / "trace.json"
-            profiler.export_chrome_trace(str(file))
+            self._profiler.export_chrome_trace(str(file))
             run.storage.publish(TRACE, gzip.compress(file.read_bytes(), 3))
             if cuda:
                 torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
@@ -106,7 +85,7 @@ class Profile(Callback):
             f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}, "
             + ", ".join(f"{kind} {size(count)}" for kind, count in state_bytes(trainer).items()),
             phases(spans, steps),
-            profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
+            self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
         ]
         run.storage.publish(PROFILE, "\n\n".join(parts).encode())
         run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(PROFILE))

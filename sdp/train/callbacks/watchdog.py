@@ -75,9 +75,11 @@ class Watchdog(Callback):
             moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             try:
                 run.publish(f"stacks/{moment}-worker-{rank:05d}.txt", stacks())
-                record = within(_RECORD_S, flight_record)
-                if record:
-                    run.publish(f"stacks/{moment}-worker-{rank:05d}-collectives.json", record)
+                # In a thread, since a hanging CUDA driver may never return.
+                name = f"stacks/{moment}-worker-{rank:05d}-collectives.json"
+                save = threading.Thread(target=save_flight_record, args=(run, name), name="sdp-flight", daemon=True)
+                save.start()
+                save.join(_RECORD_S)
             except SdpError as error:
                 log.error("could not save the stacks: %s\n%s", error, stacks().decode())
             self.end()
@@ -87,33 +89,17 @@ class Watchdog(Callback):
         return max(0.0, self._beat + self.seconds - time.monotonic())
 
 
-def flight_record() -> bytes | None:
-    """Return torch's flight record of this worker's last collectives, if there is one."""
+def save_flight_record(run: Storage, name: str) -> None:
+    """Write torch's flight record of this worker's last collectives, if there is one."""
     from torch import distributed
 
-    if not distributed.is_initialized():
-        return None
-    from torch._C import _distributed_c10d as recorders
+    if distributed.is_initialized():
+        from torch._C import _distributed_c10d as recorders
 
-    module: Any = recorders
-    records = [json.loads(dump()) for dump in (module._dump_nccl_trace_json, module._dump_fr_trace_json)]
-    return json.dumps(next((record for record in records if record.get("entries")), records[0]), indent=1).encode()
-
-
-def within(seconds: float, read: Callable[[], bytes | None]) -> bytes | None:
-    """Return the result of `read`, or None after `seconds`: a hanging CUDA driver may never return."""
-    result: list[bytes | None] = []
-
-    def run() -> None:
-        try:
-            result.append(read())
-        except Exception as error:  # noqa: BLE001 (the process is ending)
-            log.error("no record of collectives: %s", error)
-
-    thread = threading.Thread(target=run, name="sdp-flight-record", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return result[0] if result else None
+        module: Any = recorders
+        records = [json.loads(dump()) for dump in (module._dump_nccl_trace_json, module._dump_fr_trace_json)]
+        record = next((record for record in records if record.get("entries")), records[0])
+        run.publish(name, json.dumps(record, indent=1).encode())
 
 
 def stacks() -> bytes:
