@@ -30,7 +30,7 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.limits import reached_limit
 from sdp.train.messages import progress_line, summary_lines
 from sdp.train.optimizer import require_torchao
-from sdp.train.phases import finished_phases, refuse_other_phases, samples_to_come, with_hours
+from sdp.train.phases import finished_phases, refuse_other_phases, with_hours
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
@@ -55,8 +55,8 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
                 continue
             if len(phases) > 1:
                 say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
-            phase, to_come = with_hours(phase, spent), samples_to_come(phase, phases[number:])
-            summary = _run(phase, to_come, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
+            phase = with_hours(phase, spent)
+            summary = _run(phase, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
             spent = summary.state
             if not dry_run and reached_limit(phase, summary.state) is None:
                 break
@@ -79,7 +79,7 @@ def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
         server.server_close()
 
 
-def _run(config: TrainConfig, samples_to_come: float, *, dry_run: bool, begun: bool) -> TrainSummary:
+def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
@@ -111,11 +111,11 @@ def _run(config: TrainConfig, samples_to_come: float, *, dry_run: bool, begun: b
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
         if config.scaling.in_driver:
-            summary = _train_here(config, plan, samples_to_come, folder, lease)
+            summary = _train_here(config, plan, folder, lease)
         else:
             from sdp.train.launch import train_on_ray
 
-            summary = train_on_ray(config, plan, samples_to_come, folder, lease)
+            summary = train_on_ray(config, plan, folder, lease)
     for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices):
         say(line)
     return summary
@@ -129,9 +129,7 @@ def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
         open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.confirm)
 
 
-def _train_here(
-    config: TrainConfig, plan: TrainPlan, samples_to_come: float, folder: RunFolder, lease: Lease
-) -> TrainSummary:
+def _train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train in this process."""
     from sdp.train.assemble import assemble
 
@@ -139,7 +137,7 @@ def _train_here(
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
         callbacks = [
-            *make_callbacks(config, samples_to_come),
+            *make_callbacks(config),
             EmitMetrics(telemetry.begin(config.output.uri)),
             FollowLease(lease, lambda line: progress.update(progress_line(line, plan))),
         ]

@@ -63,9 +63,7 @@ _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
 
-def train_on_ray(
-    config: TrainConfig, plan: TrainPlan, samples_to_come: float, folder: RunFolder, lease: Lease
-) -> TrainSummary:
+def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
@@ -85,9 +83,7 @@ def train_on_ray(
     board = cluster.start_beside_driver(Board)
     pool: Any = None
     held = Generation(folder.storage, lease.generation)
-    loop_config = {
-        "config": config.model_dump(mode="json"), "board": board, "samples_to_come": samples_to_come, "held": held,
-    }  # fmt: skip
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "held": held}
     failures = 0
     try:
         while True:
@@ -143,7 +139,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
     stop = StopRequest()
     try:
         callbacks = [
-            *make_callbacks(config, loop_config["samples_to_come"]),
+            *make_callbacks(config),
             EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1)),
             FollowBoard(board, stop),
             SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None),

@@ -35,15 +35,9 @@ def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> 
     return min(ends) if ends else None
 
 
-def seconds_left(
-    config: TrainConfig, state: TrainState, last: int | None, batch: int, rate: float, to_come: float = 0.0
-) -> float:
-    """Return the time to the end of a job at a rate in samples a second; infinite if no limit tells the end.
-
-    `last` is the run's last step, and `to_come` are the samples of later phases.
-    """
-    own = math.inf if last is None else max(0.0, float((last - state.step) * batch))
-    left = [(own + to_come) / rate]
+def seconds_left(config: TrainConfig, state: TrainState, last: int | None, batch: int, rate: float) -> float:
+    """Return the seconds to a run's end at a rate in samples a second; infinite if neither limits nor `last` tell."""
+    left = [math.inf if last is None else (last - state.step) * batch / rate]
     if config.max_hours is not None:
         left.append(config.max_hours * 3600 - state.seconds)
     return max(0.0, min(left))

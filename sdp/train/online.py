@@ -57,8 +57,8 @@ _CALIBRATE_S = 10.0
 _WAIT_S = 0.1
 WARM_UP = 2
 """Steps of a trainer, and slices of each encoder, that are not measured since they are slower than later ones."""
-_RECENT_S = 60.0
-"""The period of encoders_busy."""
+_RECENT = 64
+"""Slices of encoders_busy."""
 
 
 @dataclass(frozen=True)
@@ -139,26 +139,6 @@ class _Request:
     """The reason why its workers died, if they did, and a reference to the rows."""
 
 
-class BusyShare:
-    """The share of time for which encoders were busy recently."""
-
-    def __init__(self, seconds: float) -> None:
-        """Count the last `seconds`."""
-        self._seconds = seconds
-        self._notes: deque[tuple[float, float, float]] = deque()
-
-    def add(self, now: float, busy_s: float, idle_s: float) -> None:
-        """Add an encoder's times since its previous slice."""
-        self._notes.append((now, busy_s, idle_s))
-
-    def share(self, now: float) -> float:
-        """Return the recent share, or that of the last slice if it is older."""
-        while len(self._notes) > 1 and self._notes[0][0] <= now - self._seconds:
-            self._notes.popleft()
-        busy, idle = (sum(note[column] for note in self._notes) for column in (1, 2))
-        return busy / (busy + idle) if busy else 0.0
-
-
 class EncoderPool:
     """An asynchronous actor that feeds slices to a pipeline by turn and returns references to the results.
 
@@ -181,7 +161,8 @@ class EncoderPool:
         self._chosen = placement.least == placement.most
         self._encoders = self._deaths = self._slices = self._rows = self._warm_rows = 0
         self._warm_busy_s = 0.0
-        self._busy = BusyShare(_RECENT_S)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        """The seconds for which encoders were busy and idle for the last slices."""
         self._changes: list[str] = []
 
     # --- calls from trainers -----------------------------------------------------------------------------------------
@@ -208,9 +189,10 @@ class EncoderPool:
     async def status(self) -> tuple[dict[str, Any], list[str]]:
         """Return the present figures, and the changes since the last call."""
         changes = [self._changes.pop(0) for _ in range(len(self._changes))]  # a pipeline may append some meanwhile
+        busy, idle = (sum(times) for times in zip((0.0, 0.0), *self._recent, strict=True))
         figures = {
             "encoders": self._encoders,
-            "encoders_busy": round(self._busy.share(time.monotonic()), 4) if self._open else 0.0,
+            "encoders_busy": round(busy / (busy + idle or 1.0), 4) if self._open else 0.0,
             "encoded": self._rows,
             "encoder_deaths": self._deaths,
         }
@@ -293,7 +275,7 @@ class EncoderPool:
             return None
 
     def _count(self, note: Note, encoders: int) -> None:
-        self._busy.add(time.monotonic(), note.busy_s, note.idle_s)
+        self._recent.append((note.busy_s, note.idle_s))
         self._rows += note.transformed.items
         self._slices += 1
         if self._slices > WARM_UP * encoders:

@@ -13,7 +13,6 @@ from sdp.config.train import PHASES
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
 from sdp.model.checkpoints import TrainState
-from sdp.plan.speeds import unet_flops
 from sdp.storage import open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.run_folder import RunFolder
@@ -61,16 +60,6 @@ def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
         left = config.max_cost - sum(each.cost(prices) for each in (earlier, state))
         hours.append(state.seconds / 3600 + left / per_hour)
     return config.replaced(max_hours=max(0.0, min(hours))) if hours else config
-
-
-def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
-    """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
-    return sum(
-        (phase.max_steps or 0)
-        * phase.data.batch_of(phase.scaling.most)
-        * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
-        for phase in phases
-    )
 
 
 def _folder(config: TrainConfig) -> RunFolder:

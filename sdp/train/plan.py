@@ -1,11 +1,8 @@
 """The plan of a run, made and checked before any resource is taken."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
 from sdp.console import counted
@@ -24,17 +21,14 @@ from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
-from sdp.train.data.order import Ints, Shuffle
+from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned, outgrown
-from sdp.train.data.sources import open_sources, uris_of
-from sdp.train.data.weights import RowWeights, held_out
+from sdp.train.data.sources import open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
-from sdp.train.optimizer import learning_rate
 from sdp.train.run_folder import RunFolder
 
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
-_ADDRESSES_AT_ONCE = 65536
 TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm", "guard.spike")
 """Keys that affect training and may change between jobs; the run's events record the change."""
 
@@ -133,9 +127,9 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     before = read_config(checkpoint) if checkpoint is not None else {}
     notes = [
         *_batch_notes(before, batch),
-        *_schedule_notes(config, before, state),
+        *_schedule_notes(config),
         *filter(None, [_prediction_note(config) if begun else None, tight]),
-        *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
+        *([] if newest else filter(None, map(outgrown, datasets))),
     ]
     return TrainPlan(
         run.storage.uri,
@@ -197,20 +191,14 @@ def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[
     return changed
 
 
-def _schedule_notes(config: TrainConfig, before: Mapping[str, Any], state: TrainState) -> Iterator[str]:
-    """Yield a line on how max_steps decides the learning rate, and how a changed max_steps changes it."""
-    optimizer, last = config.optimizer, config.max_steps
-    if optimizer.schedule == "constant":
-        return
-    line = (
-        f"optimizer.schedule: {optimizer.schedule} lowers the learning rate from {optimizer.learning_rate:g} to 0 at "
-        f"step {last:,} (max_steps)"
-    )
-    was = before.get("max_steps", last)
-    if was != last:
-        now, then = (learning_rate(state.step + 1, optimizer, end) for end in (last, was))
-        line += f"; it was step {was:,}, so the next step's rate is {now:.3g} instead of {then:.3g}"
-    yield line
+def _schedule_notes(config: TrainConfig) -> Iterator[str]:
+    """Yield a line on how max_steps decides the learning rate."""
+    optimizer = config.optimizer
+    if optimizer.schedule != "constant":
+        yield (
+            f"optimizer.schedule: {optimizer.schedule} lowers the learning rate from {optimizer.learning_rate:g} to 0 "
+            f"at step {config.max_steps:,} (max_steps)"
+        )
 
 
 def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
@@ -223,24 +211,6 @@ def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
             yield (
                 f"the samples per step change from {was:,} to {batch:,}; set data.global_batch_size to keep them "
                 "whatever data.batch_size and the number of trainers are"
-            )
-
-
-def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
-    """Yield a line for each dataset of a mixture that has changed in the middle of a pass over it."""
-    if len(state.start.places) < 2:
-        return
-    for source, uri, (number, consumed, rows) in zip(
-        open_sources(config, newest=True).all,
-        uris_of(config),
-        state.start.places,
-        strict=False,  # another list of datasets is refused later
-    ):
-        size = source.dataset.rows
-        if consumed and size != rows:
-            yield (
-                f"{uri}: has changed from {rows:,} to {size:,} rows: pass {number} over it ends after {consumed:,} "
-                f"rows, and pass {number + 1} begins"
             )
 
 
@@ -271,7 +241,6 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
         for dataset in datasets:
             refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
     first = opened.all[0].dataset
-    _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = opened.rows, Shuffle()
     if opened.buckets is None:
         DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
@@ -296,8 +265,7 @@ def _refuse_split_granules(config: TrainConfig) -> None:
 def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check images; return what `_latents` returns."""
     dataset = open_pinned(config, 0, config.source.uri, "images", newest=newest)
-    parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
-    _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
+    parts = dataset.parts.select(["written", "start"]).to_pylist()
     rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)
     return rows, rows, [dataset], config.text_encoded
 
@@ -311,39 +279,9 @@ def _needed(config: TrainConfig) -> tuple[str, ...]:
 def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     """Check that the validation rows exist, and were encoded by the same model."""
     source, options = config.evaluate.source, config.storage.options()
-    if config.evaluate.every_steps is None:
-        return
-    if source is None:
-        _refuse_empty_holdout(config)
+    if config.evaluate.every_steps is None or source is None:  # without one, of the rows that are held out
         return
     dataset = open_dataset(open_storage(source, options), "latents")
     refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
     if model.kind in ("builtin", "local"):
         refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
-
-
-def _refuse_empty_holdout(config: TrainConfig) -> None:
-    own = open_sources(config).all[0].dataset
-    ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
-    weights = RowWeights(0.0, config.limit)
-    if not _any_row(ranges, lambda rows: (weights(rows) > 0) & held_out(rows, config.data.holdout)):
-        expected = f"one that holds out some of the {own.rows:,} rows for the validation loss"
-        hint = "raise it, or name a dataset in evaluate.source"
-        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), hint)])
-
-
-def _refuse_nothing_to_train_on(config: TrainConfig, ranges: Sequence[tuple[int, int]]) -> None:
-    """Refuse a hold-out that leaves no row; takedowns and bad rows are only noticed at the end of an epoch."""
-    counts = RowWeights(config.data.holdout, config.limit)
-    if not _any_row(ranges, lambda rows: counts(rows) > 0):
-        expected = f"one that leaves rows of {config.source.uri} to train on"
-        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), "lower it")])
-
-
-def _any_row(ranges: Sequence[tuple[int, int]], is_one: Callable[[Ints], NDArray[np.bool_]]) -> bool:
-    """Return whether any of the addresses qualifies; usually one of the first does, so few are tested at once."""
-    for low, high in ranges:
-        for start in range(low, high, _ADDRESSES_AT_ONCE):
-            if is_one(np.arange(start, min(high, start + _ADDRESSES_AT_ONCE), dtype=np.int64)).any():
-                return True
-    return False

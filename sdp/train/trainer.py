@@ -206,7 +206,11 @@ class Trainer:
 
     def _should_continue(self) -> bool:
         """Return whether there is another step, or note the reason why there is none."""
-        self.reason = self._end_reason() or ""
+        self.reason = reached_limit(self.config, self.state) or ""
+        if self.world.is_main and self.stop.reason is None:
+            self.stop.reason = used_up_budget(self.config, self.state)
+        if self._stop_requested or (self.world.size == 1 and self.stop.reason is not None):
+            self.reason = self.reason or f"asked to stop: {self.stop.reason or 'by another worker'}"
         return not self.reason
 
     def _batches(self) -> Generator[Batch]:
@@ -228,16 +232,6 @@ class Trainer:
                             "begin a new run with model.start_from"
                         )
                     yield batch
-
-    def _end_reason(self) -> str | None:
-        """Return why training ends before the next step, if it does. A used up budget becomes a stop request."""
-        if (reason := reached_limit(self.config, self.state)) is not None:
-            return reason
-        if self.world.is_main and self.stop.reason is None:
-            self.stop.reason = used_up_budget(self.config, self.state)
-        if self._stop_requested or (self.world.size == 1 and self.stop.reason is not None):
-            return f"asked to stop: {self.stop.reason or 'by another worker'}"
-        return None
 
     def _step(self, batch: Batch) -> None:
         """Compute a step's gradients, finish the step before it, and update the weights.

@@ -17,7 +17,6 @@ from sdp.plan.presets import computed, preset
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
 from sdp.train.job import with_prices
-from sdp.train.phases import samples_to_come
 
 PRICES = load_prices(None)
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
@@ -179,14 +178,6 @@ def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys:
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
-
-
-def test_a_later_phase_counts_by_the_operations_of_its_pictures() -> None:
-    config = draft("train", None, [*SD2, "phase_2.global_batch_size=1024"]).config
-    assert isinstance(config, TrainConfig)
-    first, second = config.phases
-    assert samples_to_come(first, [second]) == pytest.approx(850_000 * 1024 * 2409 / 539)
-    assert samples_to_come(second, []) == 0
 
 
 def test_an_hour_costs_a_gpus_share_of_the_instance_and_nothing_without_a_known_price(

@@ -44,20 +44,18 @@ def test_money_becomes_hours_of_all_trainers_and_encoders(tmp_path: Path) -> Non
     assert with_hours(config(tmp_path), TrainState(0, seconds=900.0)).max_hours is None
 
 
-def left(tmp_path: Path, last: int | None = 1100, to_come: float = 0.0, hours: float = 0.0, **limits: Any) -> float:
+def left(tmp_path: Path, last: int | None = 1100, hours: float = 0.0, **limits: Any) -> float:
     """Return the seconds left at step 100 of batches of 10, at 20 samples a second."""
     state = TrainState(step=100, samples=1000, seconds=hours * 3600)
-    return seconds_left(config(tmp_path, **limits), state, last, 10, 20.0, to_come)
+    return seconds_left(config(tmp_path, **limits), state, last, 10, 20.0)
 
 
-def test_the_end_is_forecast_from_the_first_limit_and_later_phases(tmp_path: Path) -> None:
+def test_the_end_is_forecast_from_the_first_limit(tmp_path: Path) -> None:
     assert left(tmp_path) == 500
     assert left(tmp_path, hours=1, max_hours=1.01) == pytest.approx(36)
     assert left(tmp_path, hours=2, max_hours=1) == 0
     assert math.isinf(left(tmp_path, last=None))
-    assert left(tmp_path, to_come=400.0) == 520
-    assert left(tmp_path, last=50, to_come=400.0) == 20, "a phase that is over takes nothing back"
-    assert left(tmp_path, hours=1, max_hours=1.01, to_come=400.0) == pytest.approx(36)
+    assert left(tmp_path, last=50) == 0
 
 
 def test_the_last_step_is_that_of_the_first_limit(tmp_path: Path) -> None:

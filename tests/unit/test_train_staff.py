@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdp.encode.placement import Placement, plan_placement
-from sdp.train.online import BusyShare, EncoderPool, submitter
+from sdp.train.online import EncoderPool, submitter
 from tests.training import config
 
 
@@ -32,19 +32,6 @@ def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, c
     placed = placement(tmp_path, cpus, grows=True)
     assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
     assert [place.bundle for place in placed.places] == [{"CPU": 1.0}, {"CPU": 1.0}]
-
-
-def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
-    lately = BusyShare(60)
-    assert lately.share(0) == 0
-    day = 24 * 3600
-    for second in range(0, day, 30):
-        lately.add(second, 29.7, 0.3)
-    assert lately.share(day) == pytest.approx(0.99)
-    lately.add(day + 60, 15, 45)
-    assert lately.share(day + 60) < 0.6
-    assert lately.share(day + 120) == pytest.approx(0.25)
-    assert lately.share(day + 240) == pytest.approx(0.25), "nothing was told since"
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------

@@ -53,8 +53,6 @@ class RecordMetrics(Callback):
     """
 
     every_steps: int
-    samples_to_come: float = 0.0
-    """Samples of later phases, converted to those of this one."""
     _log: MetricsLog | None = None
     _flops: float = 0.0
     """The U-Net's FLOPs for a sample, forward and backward; counted on a GPU only, since it takes some seconds."""
@@ -134,7 +132,7 @@ class RecordMetrics(Callback):
             callback.on_metrics(trainer, line)
 
     def _forecast(self, trainer: Trainer, meter: Meter) -> dict[str, float]:
-        """Return the GPU-hours so far, and the time left until all phases end, as far as known."""
+        """Return the GPU-hours so far, and the time left until the run ends, as far as known."""
         state, recent = trainer.state, self._recent
         figures = {"gpu_hours": round(state.gpu_hours, 4)} if state.gpu_hours else {}
         if len(recent) == 1 and recent[0] is self._first:
@@ -144,7 +142,7 @@ class RecordMetrics(Callback):
         if samples := sum(step.samples for step in recent):
             rate, batch = samples / sum(step.seconds for step in recent), trainer.batch_size
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
-            left_s = seconds_left(trainer.config, state, last, batch, rate, self.samples_to_come)
+            left_s = seconds_left(trainer.config, state, last, batch, rate)
             if math.isfinite(left_s):
                 figures |= {"left_s": round(left_s, 4), "finish_time": round(time.time() + left_s)}
         return figures

@@ -11,8 +11,8 @@ from sdp.train.callbacks.weights_and_biases import LogToWandb
 from sdp.train.trainer import Callback
 
 
-def make_callbacks(config: TrainConfig, samples_to_come: float) -> list[Callback]:
-    """Return the callbacks of a worker; the samples of later phases are for the forecast of the end."""
+def make_callbacks(config: TrainConfig) -> list[Callback]:
+    """Return the callbacks of a worker."""
     callbacks: list[Callback] = [SaveCheckpoints(config.checkpoint.every_steps)]
     if config.evaluate.every_steps is not None:
         from sdp.train.callbacks.validation import MeasureValidationLoss
@@ -22,7 +22,7 @@ def make_callbacks(config: TrainConfig, samples_to_come: float) -> list[Callback
         from sdp.train.callbacks.samples import DrawSamples
 
         callbacks.append(DrawSamples(config))
-    callbacks += [NameSlowest(config.log.every_steps), RecordMetrics(config.log.every_steps, samples_to_come)]
+    callbacks += [NameSlowest(config.log.every_steps), RecordMetrics(config.log.every_steps)]
     if config.log.tensorboard:
         callbacks.append(WriteEvents())
     if config.log.wandb.project is not None:
