@@ -3,7 +3,7 @@
     python -m scripts.bench.train_loop          (STEPS=60 PARAMETERS=20: steps, and millions of weights)
 
 Both are ratios of one run, on CPU with one thread. The loop is complete, with the callbacks of a job (metrics,
-telemetry, watchdog, the slowest worker), and alternates with a bare loop of the same step: diffusers' own training step
+telemetry, watchdog), and alternates with a bare loop of the same step: diffusers' own training step
 with clipping and a moving average. A checkpoint is saved as in training, and synchronously; to a local folder, and to
 an S3 server on this machine if versitygw is installed (`make test` installs it).
 """
@@ -83,7 +83,6 @@ def loop(folder: Path) -> dict[str, float]:
     from sdp.model.sources import resolve
     from sdp.train.callbacks.checkpoints import SaveCheckpoints
     from sdp.train.callbacks.metrics import RecordMetrics
-    from sdp.train.callbacks.stragglers import NameSlowest
     from sdp.train.callbacks.telemetry import EmitMetrics
     from sdp.train.callbacks.watchdog import Watchdog
     from sdp.train.trainer import Callback
@@ -113,7 +112,7 @@ def loop(folder: Path) -> dict[str, float]:
             self.since = time.process_time()
 
     emit = EmitMetrics(telemetry.begin(config.output.uri))
-    callbacks = [SaveCheckpoints(10**9), NameSlowest(10), RecordMetrics(10), emit, Watchdog(1800.0)]
+    callbacks = [SaveCheckpoints(10**9), RecordMetrics(10), emit, Watchdog(1800.0)]
     _trainer(config, model, batch, [*callbacks, Turns()]).train()
     # Medians, because outliers come from a busy machine and not from the code.
     sdp_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (sdp_s, bare_s))

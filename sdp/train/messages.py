@@ -5,11 +5,7 @@ from typing import Any
 from sdp.config.train import PricesConfig
 from sdp.console import clock, counted, duration, size, spent
 from sdp.model.checkpoints import TrainState
-from sdp.train.callbacks.stragglers import behind
 from sdp.train.plan import TrainPlan
-
-NOTABLE = 0.1
-"""A worker that is slower than the others by more than this share is named in the progress line."""
 
 
 def progress_line(line: dict[str, Any], plan: TrainPlan) -> str:
@@ -32,8 +28,6 @@ def progress_line(line: dict[str, Any], plan: TrainPlan) -> str:
         parts.append(f"data {line['time'].get('data', 0.0) / line['step_seconds']:.0%}")
     if line.get("memory_peak"):
         parts.append(f"{size(line['memory_peak'])} GPU memory")
-    if (slow := line.get("slowest")) and (extra := behind(slow)) > NOTABLE:
-        parts.append(f"worker {slow['rank']} on {slow['host']} {extra:.0%} slower ({slow['part']})")
     if line["skipped"]:
         parts.append(f"{line['skipped']} skipped")
     if line.get("gpu_hours"):

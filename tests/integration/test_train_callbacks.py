@@ -4,9 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +12,6 @@ import pytest
 
 from sdp.console import size
 from sdp.errors import UserError
-from sdp.model.checkpoints import EpochStart
 from sdp.report.inspect import describe_run
 from sdp.report.run import run_section
 from sdp.storage import open_storage
@@ -22,17 +19,14 @@ from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile, phases
-from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
-from sdp.train.data.batch import Batch
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.stopwatch import MeasuredSpan
-from sdp.train.trainer import Callback, Reader, StepReport, Trainer
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.training import Watch, config, train
-from tests.workers import run_workers
 
 # --- profile ---------------------------------------------------------------------------------------------------------
 
@@ -201,57 +195,7 @@ def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypa
     assert not (root / "run").exists()
 
 
-# --- the slowest -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Late:
-    """A reader with slow batches."""
-
-    reader: Reader
-    seconds: float
-
-    @property
-    def rows(self) -> int:
-        return self.reader.rows
-
-    def positions(self, start: EpochStart) -> int:
-        return self.reader.positions(start)
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:
-        return self.reader.after(epoch, start)
-
-    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
-        pause = threading.Event()
-        for batch in self.reader.batches(epoch, position, batch_size, start):
-            pause.wait(self.seconds)
-            yield batch
-
-
-def worker(world: World, root: Path, slow: int) -> list[dict[str, Any]]:
-    trainer = assemble(config(root, data__batch_size=4, max_steps=4), world)
-    trainer.reader = Late(trainer.reader, 0.5 if world.rank == slow else 0.0)
-    trainer.callbacks = [NameSlowest(2), RecordMetrics(2)]
-    trainer.train()
-    return trainer.checkpointer.run.metrics() if world.is_main else []
-
-
-@pytest.mark.parametrize("slow", [0, 1])
-def test_the_worker_that_the_others_wait_for_is_named(root: Path, slow: int) -> None:
-    lines = run_workers(2, worker, root, slow)[0]
-    assert [line["step"] for line in lines] == [2, 4]
-    for line in lines:
-        assert (line["slowest"]["rank"], line["slowest"]["part"]) == (slow, "data")
-        assert line["slowest"]["seconds"] >= 0.5 > line["slowest"]["others"]
-        assert line["slowest"]["host"]
-
-
-def test_a_lone_worker_is_not_the_slowest(root: Path) -> None:
-    train(config(root, max_steps=2), callbacks=[NameSlowest(1), RecordMetrics(1)])
-    lines = RunFolder(open_storage(str(root / "run"))).metrics()
-    assert all("slowest" not in line for line in lines)
-    assert all(line["step_seconds"] >= line["time"]["forward"] for line in lines)
-
+# --- a worker that hangs ---------------------------------------------------------------------------------------------
 
 COLLECTIVES = """
 import sys

@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,29 +24,6 @@ _RECENT = 30
 
 
 @dataclass
-class Meter:
-    """The sums of some steps."""
-
-    steps: int = 0
-    samples: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-    skipped: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
-
-    def add(self, report: StepReport) -> None:
-        self.steps += 1
-        self.seconds += report.seconds
-        for name, seconds in report.parts.items():
-            self.parts[name] = self.parts.get(name, 0.0) + seconds
-        if report.verdict == "good":
-            self.samples += report.samples
-            self.loss += report.loss
-        else:
-            self.skipped += 1
-
-
-@dataclass
 class RecordMetrics(Callback):
     """Records metrics on the main worker, and hands each line to all callbacks.
 
@@ -56,9 +34,11 @@ class RecordMetrics(Callback):
     _log: MetricsLog | None = None
     _flops: float = 0.0
     """The U-Net's FLOPs for a sample, forward and backward; counted on a GPU only, since it takes some seconds."""
-    _meter: Meter = field(default_factory=Meter)
-    _first: Meter | None = None
-    _recent: deque[Meter] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _steps: list[StepReport] = field(default_factory=list)
+    """The steps since the previous line."""
+    _lines: int = 0
+    _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Samples and seconds of recent lines."""
     _saving: float = 0.0
     _written_at: float = 0.0
 
@@ -76,7 +56,7 @@ class RecordMetrics(Callback):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:
             return
-        self._meter.add(report)
+        self._steps.append(report)
         if report.step % self.every_steps == 0:
             self._line(trainer, report, self._log)
         if trainer.save_wanted or time.monotonic() - self._written_at > _WRITE_S:
@@ -97,16 +77,18 @@ class RecordMetrics(Callback):
             self._log.close()
 
     def _line(self, trainer: Trainer, report: StepReport, log: MetricsLog) -> None:
-        meter, self._meter = self._meter, Meter()
+        steps, self._steps = self._steps, []
         state, world = trainer.state, trainer.world
-        good = meter.steps - meter.skipped
-        rate = meter.samples / meter.seconds if meter.seconds else 0.0
+        good = [step for step in steps if step.verdict == "good"]
+        samples, seconds = sum(step.samples for step in good), sum(step.seconds for step in steps)
+        rate = samples / seconds if seconds else 0.0
+        names = dict.fromkeys(name for step in steps for name in step.parts)
         line: dict[str, Any] = {
             "step": report.step,
             "epoch": report.epoch,
             "epoch_done": round(report.epoch_done, 6),
             "samples": state.samples,
-            "loss": meter.loss / good if good else None,
+            "loss": fmean(step.loss for step in good) if good else None,
             "loss_smoothed": state.loss,
             "gradient_norm": report.norm if math.isfinite(report.norm) else None,
             "learning_rate": report.learning_rate,
@@ -115,32 +97,33 @@ class RecordMetrics(Callback):
             "samples_per_s_per_worker": round(rate / world.size, 3),
             "workers": world.size,
             "seconds": round(state.seconds, 3),
-            "step_seconds": round(meter.seconds / meter.steps, 6),
-            "time": {name: round(seconds / meter.steps, 6) for name, seconds in meter.parts.items()},
+            "step_seconds": round(seconds / len(steps), 6),
+            "time": {name: round(fmean(step.parts.get(name, 0.0) for step in steps), 6) for name in names},
         }
-        line |= self._forecast(trainer, meter)
+        line |= self._forecast(trainer, samples, seconds)
         line |= trainer.gauges
-        line["time"]["checkpoint"] = round(self._saving / meter.steps, 6)
+        line["time"]["checkpoint"] = round(self._saving / len(steps), 6)
         self._saving = 0.0
         if world.device.type == "cuda":
             line["memory_allocated"] = torch.cuda.memory_allocated()
             line["memory_peak"] = torch.cuda.max_memory_allocated()
             gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
-            line["mfu"] = hardware.mfu(self._flops * meter.samples, meter.seconds, gpu, world.size)
+            line["mfu"] = hardware.mfu(self._flops * samples, seconds, gpu, world.size)
         log.add(line)
         for callback in trainer.callbacks:
             callback.on_metrics(trainer, line)
 
-    def _forecast(self, trainer: Trainer, meter: Meter) -> dict[str, float]:
+    def _forecast(self, trainer: Trainer, samples: int, seconds: float) -> dict[str, float]:
         """Return the GPU-hours so far, and the time left until the run ends, as far as known."""
         state, recent = trainer.state, self._recent
         figures = {"gpu_hours": round(state.gpu_hours, 4)} if state.gpu_hours else {}
-        if len(recent) == 1 and recent[0] is self._first:
+        if self._lines == 1:
             recent.clear()  # the first line includes compilation and warm-up
-        self._first = self._first or meter
-        recent.append(meter)
-        if samples := sum(step.samples for step in recent):
-            rate, batch = samples / sum(step.seconds for step in recent), trainer.batch_size
+        self._lines += 1
+        recent.append((samples, seconds))
+        samples, seconds = (sum(column) for column in zip(*recent, strict=True))
+        if samples:
+            rate, batch = samples / seconds, trainer.batch_size
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
             left_s = seconds_left(trainer.config, state, last, batch, rate)
             if math.isfinite(left_s):

@@ -4,7 +4,6 @@ from sdp.config import TrainConfig
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
-from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import WATCHDOG_S, Watchdog
 from sdp.train.callbacks.weights_and_biases import LogToWandb
@@ -22,7 +21,7 @@ def make_callbacks(config: TrainConfig) -> list[Callback]:
         from sdp.train.callbacks.samples import DrawSamples
 
         callbacks.append(DrawSamples(config))
-    callbacks += [NameSlowest(config.log.every_steps), RecordMetrics(config.log.every_steps)]
+    callbacks.append(RecordMetrics(config.log.every_steps))
     if config.log.tensorboard:
         callbacks.append(WriteEvents())
     if config.log.wandb.project is not None:
