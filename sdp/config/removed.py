@@ -55,6 +55,7 @@ REMOVED: Mapping[str, str] = {
     "train: evaluate.buckets": "the loss is measured in 10 ranges of timesteps",
     "train: samples.share samples.batch_size": "4 pictures are drawn at once, while training waits",
     "train: profile.start": "the first 10 steps are not profiled",
+    "train: log.metrics_port": "training without Ray serves no metrics; log.tensorboard writes them",
     "train: watchdog_s": "half an hour before the first step, ten minutes between later ones",
     "train: model.start_optimizer phase_2.keep_optimizer": "a run begins with new moments of AdamW",
     "train dreambooth: lora.text_targets": "all attention of a trained text encoder",

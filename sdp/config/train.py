@@ -225,8 +225,6 @@ class LogConfig(Section):
     """Write OUTPUT/tensorboard as well, for TensorBoard."""
     wandb: WandbConfig = key(WandbConfig)
     """Weights & Biases."""
-    metrics_port: int | None = key(None, ge=1, le=65535)
-    """Port for Prometheus metrics if scaling.in_driver is true; with Ray they are on Ray's port."""
 
 
 class ProfileConfig(Section):

@@ -4,7 +4,7 @@
     telemetry.count("sdp_train_samples_total", 1024)
     telemetry.reach("sdp_download_rows_total", 70_312, outcome="failed", reason="timeout")
 
-With Ray they go through Ray's metrics, which KubeRay exposes on each pod; without, to prometheus-client's registry.
+With Ray they go through Ray's metrics, which KubeRay exposes on each pod; without, nobody reads them.
 """
 
 import os

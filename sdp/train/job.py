@@ -5,13 +5,12 @@ Running the job again continues the run from its newest complete checkpoint.
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdp import cluster, telemetry
+from sdp import cluster
 from sdp.config import TrainConfig, identity
 from sdp.console import Progress, say
 from sdp.errors import ConfigError, Problem
@@ -20,8 +19,6 @@ from sdp.model.checkpoints import TrainState
 from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
-from sdp.telemetry.registry import forget, serve
-from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
@@ -48,35 +45,18 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     for phase in phases[len(done) + 1 :]:
         make_plan(phase, begun=False)  # so that errors of the last phase appear before the first begins
     spent = done[-1] if done else TrainState(0)
-    with _metrics(config, dry_run=dry_run):
-        for number, phase in enumerate(phases, 1):
-            if number <= len(done):
-                say(f"train: phase {number} of {len(phases)} is finished: {phase.output.uri}")
-                continue
-            if len(phases) > 1:
-                say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
-            phase = with_hours(phase, spent)
-            summary = _run(phase, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
-            spent = summary.state
-            if not dry_run and reached_limit(phase, summary.state) is None:
-                break
-            if number < len(phases):
-                forget()  # or metrics would still show this phase's processes
+    for number, phase in enumerate(phases, 1):
+        if number <= len(done):
+            say(f"train: phase {number} of {len(phases)} is finished: {phase.output.uri}")
+            continue
+        if len(phases) > 1:
+            say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
+        phase = with_hours(phase, spent)
+        summary = _run(phase, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
+        spent = summary.state
+        if not dry_run and reached_limit(phase, summary.state) is None:
+            break
     return summary
-
-
-@contextmanager
-def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
-    """Serve metrics on a port of this process while the phases run, if configured."""
-    if dry_run or not config.scaling.in_driver or config.log.metrics_port is None:
-        yield
-        return
-    server = serve(config.log.metrics_port, "log.metrics_port")
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
@@ -138,7 +118,6 @@ def _train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: 
     with Progress("train") as progress:
         callbacks = [
             *make_callbacks(config),
-            EmitMetrics(telemetry.begin(config.output.uri)),
             FollowLease(lease, lambda line: progress.update(progress_line(line, plan))),
         ]
         try:

@@ -23,7 +23,6 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
-from sdp.train.stopwatch import MeasuredSpan
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.training import Watch, config, train
@@ -54,9 +53,8 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
 
 
 def test_a_phase_has_its_mean_time_and_its_highest_peak() -> None:
-    spans = [MeasuredSpan("forward", lambda: 0.2, 3 << 30), MeasuredSpan("forward", lambda: 0.4, 2 << 30)]
-    spans.append(MeasuredSpan("data", lambda: 0.2, 0))
-    header, forward, data, whole = phases(spans, 2).splitlines()
+    table = phases({"forward": 0.6, "data": 0.2}, {"forward": 3 << 30}, 2)
+    header, forward, data, whole = table.splitlines()
     assert header.split() == ["phase", "ms", "a", "step", "share", "peak", "memory"]
     assert forward.split() == ["forward", "300.00", "75.0%", *size(3 << 30).split()]
     assert data.split() == ["data", "100.00", "25.0%"]

@@ -2,13 +2,11 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from prometheus_client import REGISTRY
 
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError
@@ -150,24 +148,3 @@ def test_a_stopped_first_phase_is_not_followed_by_the_second(root: Path) -> None
     assert not (root / "run/phase-2").exists()
     dry = run(how(root), dry_run=True)
     assert dry.run.endswith("phase-2")
-
-
-def test_both_phases_offer_their_metrics_on_one_port_and_the_first_is_gone_in_the_second(root: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    run(how(root, log__metrics_port=port))
-    runs = {sample.labels.get("run") for family in REGISTRY.collect() for sample in family.samples}
-    assert "run/phase-2" in runs
-    assert "run/phase-1" not in runs
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("", port))  # the port is given back
-        probe.listen()
-
-
-def test_the_first_phase_forecasts_the_end_of_both(root: Path) -> None:
-    run(how(root, log__every_steps=1))
-    (first, *_, before), (*_, last) = (folder(root, phase).metrics() for phase in (1, 2))
-    assert first["left_s"] >= before["left_s"] > 0
-    assert last["left_s"] == 0

@@ -7,10 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sdp.errors import UserError
 from sdp.telemetry import Telemetry, emit, run_name
 from sdp.telemetry.catalogue import CATALOGUE, SECONDS
-from sdp.telemetry.registry import RegistryBackend, serve
+from sdp.telemetry.registry import RegistryBackend
 
 
 @pytest.fixture
@@ -142,16 +141,3 @@ def test_a_name_that_is_not_ascii_reaches_ray_in_percent_encoding() -> None:
 )
 def test_a_run_goes_by_the_end_of_its_address(uri: str, name: str) -> None:
     assert run_name(uri) == name
-
-
-def test_a_port_in_use_is_one_line() -> None:
-    server = serve(0, "log.metrics_port", "127.0.0.1")
-    try:
-        port = server.server_port
-        with pytest.raises(
-            UserError, match=rf"^log\.metrics_port: cannot listen on port {port} \(.*\); choose another"
-        ):
-            serve(port, "log.metrics_port", "127.0.0.1")
-    finally:
-        server.shutdown()
-        server.server_close()

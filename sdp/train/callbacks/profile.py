@@ -2,7 +2,8 @@
 
 import gzip
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,6 @@ from sdp.console import counted, size, table
 from sdp.model.checkpoints import kind_of
 from sdp.train.optimizer import shard
 from sdp.train.run_folder import PROFILE
-from sdp.train.stopwatch import MeasuredSpan
 from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Profile(Callback):
     steps: int
     start: int = 10
     _profiler: Any = None
+    _seconds: dict[str, float] = field(default_factory=dict)
+    """The profiled steps' time by activity."""
 
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
@@ -44,12 +46,15 @@ class Profile(Callback):
         )
         self._profiler.start()
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._profiler is None:
             return
+        if trainer.stopwatch.peaks is not None:
+            for activity, seconds in report.parts.items():
+                self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
         self._profiler.step()
         if self._profiler.step_num == self.start:
-            trainer.stopwatch.spans = []
+            trainer.stopwatch.peaks = {}
             if trainer.world.device.type == "cuda":
                 torch.cuda.memory._record_memory_history()
 
@@ -67,7 +72,7 @@ class Profile(Callback):
             self._profiler.stop()
 
     def _write(self, trainer: Trainer) -> None:
-        spans, trainer.stopwatch.spans = trainer.stopwatch.spans or [], None
+        peaks, trainer.stopwatch.peaks = trainer.stopwatch.peaks or {}, None
         run, cuda = trainer.checkpointer.run, trainer.world.device.type == "cuda"
         steps = self._profiler.step_num - self.start
         if steps <= 0:
@@ -84,7 +89,7 @@ class Profile(Callback):
         parts = [
             f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}, "
             + ", ".join(f"{kind} {size(count)}" for kind, count in state_bytes(trainer).items()),
-            phases(spans, steps),
+            phases(self._seconds, peaks, steps),
             self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
         ]
         run.storage.publish(PROFILE, "\n\n".join(parts).encode())
@@ -92,16 +97,11 @@ class Profile(Callback):
         log.info("profiled %d steps: %s", steps, run.storage.uri_of(PROFILE))
 
 
-def phases(spans: "list[MeasuredSpan]", steps: int) -> str:
+def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int) -> str:
     """Return a table of a step's activities: their mean time, and the most memory that was allocated in them."""
-    seconds: dict[str, float] = {}
-    peaks: dict[str, int] = {}
-    for span in spans:
-        seconds[span.activity] = seconds.get(span.activity, 0.0) + span.seconds()
-        peaks[span.activity] = max(peaks.get(span.activity, 0), span.peak_bytes)
     whole = sum(seconds.values()) or 1.0
     rows = [
-        (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if peaks[name] else "")
+        (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if name in peaks else "")
         for name, spent in seconds.items()
     ]
     rows.append(("all", f"{1e3 * whole / steps:,.2f}", "", ""))
