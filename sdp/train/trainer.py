@@ -172,8 +172,6 @@ class Trainer:
         """Rows that have turned out bad since the last checkpoint."""
         self.save_wanted = False
         """Set by callbacks, on all workers at the same step, to save after the step's last callback."""
-        self._bad_before: set[str] = set()
-        """On the main worker: the files of bad steps from before this job, some of which may be repeated."""
         self.reason = ""
         self.gauges: dict[str, Any] = {}
         """Figures that callbacks add to each line of metrics."""
@@ -288,9 +286,7 @@ class Trainer:
             step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
             learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
         )  # fmt: skip
-        if verdict in ("good", "empty"):
-            self._delete_bad_step()
-        else:
+        if verdict not in ("good", "empty"):
             self._record_bad_step(batch, report)
         for callback in self.callbacks:
             callback.on_step(self, report)
@@ -322,7 +318,7 @@ class Trainer:
         epochs = micro_batch.epochs
         if epochs is None:  # a tensor, too, since a compiled function is compiled again for another number
             epochs = torch.full_like(micro_batch.rows, self.state.epoch)
-        random = RowRandom(self._seed, epochs, micro_batch.rows)
+        random = RowRandom(seed_of_phase(self.config.seed, self.state.start.phase), epochs, micro_batch.rows)
         with self.strategy.backward(last=last):
             with self.stopwatch.measure("forward"), self.strategy.forward():
                 losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
@@ -389,22 +385,11 @@ class Trainer:
                 "optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
             )
 
-    def _delete_bad_step(self) -> None:
-        """Delete the record of a step that was bad in an earlier attempt and is good in this one."""
-        name = bad_step_name(self.state.step)
-        if name in self._bad_before:
-            self.checkpointer.run.check()
-            self.checkpointer.run.storage.delete(name)
-
     def _nothing_counts(self, subject: str) -> DatasetError:
         return DatasetError(
             f"{self.config.source.uri}: {subject} no row that counts: all are held out, taken down, beyond limit or "
             "bad; lower data.holdout, raise limit, or use another dataset"
         )
-
-    @property
-    def _seed(self) -> int:
-        return seed_of_phase(self.config.seed, self.state.start.phase)
 
     def _too_large(self, batch: Batch, cause: str) -> OutOfMemory:
         """Return the error for a micro-batch that exceeds the memory."""
@@ -437,8 +422,12 @@ class Trainer:
     def _restore(self) -> None:
         """Restore the newest checkpoint, if there is one."""
         state = self.checkpointer.restore(self.tensors())
-        if self.world.is_main:
-            self._bad_before = set(self.checkpointer.run.storage.names(BAD_STEPS))
+        if self.world.is_main:  # steps after the checkpoint are done again
+            last = bad_step_name(0 if state is None else state.step)
+            for name in self.checkpointer.run.storage.names(BAD_STEPS):
+                if name > last:
+                    self.checkpointer.run.check()
+                    self.checkpointer.run.storage.delete(name)
         if state is None:
             if self.begin_from is not None:
                 self._begin_with(self.begin_from)
