@@ -61,13 +61,6 @@ def test_a_phase_has_its_mean_time_and_its_highest_peak() -> None:
     assert whole.split() == ["all", "400.00"]
 
 
-def test_a_profile_changes_no_number(root: Path) -> None:
-    plain, watched = Watch(), Watch()
-    train(config(root, "plain", max_steps=5), callbacks=[plain])
-    train(config(root, "profiled", max_steps=5), callbacks=[watched, Profile(steps=2, start=1)])
-    assert watched.losses == plain.losses
-
-
 @pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])
 def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
     root: Path, max_steps: int, steps: int | None, caplog: pytest.LogCaptureFixture

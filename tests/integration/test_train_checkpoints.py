@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import StorageError, Unavailable
 from sdp.model import sharded
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.inspect import describe
 from sdp.storage import open_storage
-from sdp.storage.local import LocalStorage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
@@ -117,31 +115,6 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
     assert all(torch.equal(one[name], other[name]) for name in names)
 
 
-def test_a_checkpoint_whose_copy_fails_ends_the_run_with_its_reason(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(staged: sharded.Staged) -> None:  # noqa: ARG001
-        raise RuntimeError("cannot allocate pinned memory")
-
-    monkeypatch.setattr(sharded.Staged, "copy", fail)
-    with pytest.raises(RuntimeError, match="pinned memory"):
-        train(config(root, max_steps=9), callbacks=[SaveCheckpoints(3)])
-    with pytest.raises(RuntimeError, match="pinned memory"):  # and at the end of a run
-        train(config(root, "other", max_steps=3))
-
-
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_reason(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(staged: sharded.Staged) -> None:  # noqa: ARG001
-        raise StorageError("s3://bucket/run: no space left")
-
-    monkeypatch.setattr(sharded.Staged, "write", fail)
-    with pytest.raises(StorageError, match="no space left"):
-        train(config(root, max_steps=9), callbacks=[SaveCheckpoints(3)])
-    assert RunFolder(open_storage(str(root / "run"))).latest() is None
-
-
 def test_one_that_was_being_written_when_the_worker_died_is_not_there_and_is_cleared_away(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,22 +199,6 @@ def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(
 def metrics_of(root: Path) -> str:
     (file,) = (root / "run/metrics").iterdir()
     return file.read_text()
-
-
-def test_a_storage_that_refuses_metrics_ends_no_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    create = LocalStorage.create
-
-    def refuse(self: LocalStorage, path: str, data: Any) -> Any:
-        if path.startswith("metrics"):
-            raise Unavailable(f"{self.uri_of(path)}: away")
-        return create(self, path, data)
-
-    monkeypatch.setattr(LocalStorage, "create", refuse)
-    trainer = train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2), RecordMetrics(1)])
-    assert trainer.state.step == 4
-    assert "could not write metrics" in caplog.text
 
 
 def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:

@@ -108,10 +108,10 @@ def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root:
     assert not set(unseen().tolist()) & set(ledger.rows(0))
 
 
-def test_measuring_changes_nothing_about_training(root: Path) -> None:
+def test_measuring_and_drawing_change_nothing_about_training(root: Path) -> None:
     plain = weights(train(config(root, "plain", max_steps=4, data__holdout=0.25)))
-    how = config(root, "measured", max_steps=4, **HOLDOUT)
-    measured = weights(train(how, callbacks=[MeasureValidationLoss(how)]))
+    how = config(root, "measured", max_steps=4, **HOLDOUT, **SAMPLES)
+    measured = weights(train(how, callbacks=[MeasureValidationLoss(how), DrawSamples(how)]))
     assert plain.keys() == measured.keys()
     assert all(torch.equal(measured[name], tensor) for name, tensor in plain.items())
 
@@ -196,13 +196,6 @@ def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(r
     events = [event for event in trainer.checkpointer.run.events() if event["event"] == "samples"]
     assert [event["step"] for event in events] == [3, 6]
     assert all(event["seconds"] > 0 for event in events)
-
-
-def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(root: Path) -> None:
-    plain = weights(train(config(root, "plain", max_steps=6)))
-    how = config(root, "drawn", max_steps=6, optimizer__learning_rate=1e-3, **SAMPLES)
-    drawn = weights(train(how, callbacks=[DrawSamples(how)]))
-    assert all(torch.equal(drawn[name], tensor) for name, tensor in plain.items())
 
 
 def test_a_picture_with_nan_is_left_out(root: Path) -> None:

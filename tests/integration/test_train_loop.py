@@ -22,7 +22,7 @@ from sdp.train.data.batch import Batch
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning
-from sdp.train.trainer import Callback, StepReport, Trainer, TrainingDiverged
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.latents import latent_of
 from tests.tiny_model import make_tiny_model
@@ -222,12 +222,6 @@ def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state
     assert (done.step, done.epoch, done.position, done.samples) == state
 
 
-def test_a_used_up_budget_makes_a_checkpoint_and_says_so(root: Path) -> None:
-    trainer = train(config(root, max_steps=100, max_hours=1e-9))
-    assert trainer.reason == "asked to stop: max_hours is used up; raise it to continue"
-    assert RunFolder(open_storage(str(root / "run"))).latest() == trainer.state.step < 100
-
-
 def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) -> None:
     watch = Watch()
     trainer = assemble(config(root), World(), callbacks=[watch])
@@ -247,14 +241,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) 
     kept = json.loads((root / "run/bad_steps/step-000000003.json").read_text())
     assert [len(rows) for rows in kept["epochs"].values()] == [8]
     assert all(torch.isfinite(tensor).all() for tensor in weights(trainer).values())
-
-
-def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.train.trainer.MOST_BAD_STEPS", 2)
-    trainer = assemble(config(root, max_steps=20), World())
-    poison(trainer, {2, 4, 5})
-    with pytest.raises(TrainingDiverged, match=r"step 5: 2 bad steps in a row .*/bad_steps/step-000000005\.json"):
-        trainer.train()
 
 
 @pytest.mark.parametrize(
@@ -293,14 +279,6 @@ def test_only_the_last_checkpoints_are_kept_and_those_to_be_kept_for_ever(root: 
     how = config(root, max_steps=9, checkpoint__keep_last=2, checkpoint__keep_every=4)
     train(how, callbacks=[SaveCheckpoints(2)])
     assert list(RunFolder(open_storage(str(root / "run"))).steps()) == [4, 8, 9]
-
-
-def test_a_checkpoint_without_its_marker_is_none(root: Path) -> None:
-    train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])
-    (root / "run/checkpoints/step-000000004/complete.json").unlink()
-    watch = Watch()
-    train(config(root, max_steps=4), callbacks=[watch])
-    assert [report.step for report in watch.reports] == [3, 4]
 
 
 @pytest.mark.parametrize("fails_at", ["tensors.json", "ledger.roaring", "complete.json", "worker-00000.000.bin"])

@@ -102,15 +102,6 @@ def test_metrics_go_to_files_that_are_not_touched_again_when_they_are_full(
     assert [line["step"] for line in run.metrics()] == list(range(1, 2 * FILE_LINES + 11))
 
 
-def test_each_line_is_there_when_it_was_waited_for(run: RunFolder) -> None:
-    metrics = MetricsLog(run.storage, 0)
-    for step in (10, 20, 30):
-        metrics.add(line(step))
-        metrics.finish()
-        assert steps_of(run)[-1] == step
-    metrics.close()
-
-
 def test_a_repeated_step_is_listed_once(run: RunFolder) -> None:
     write(run.storage, 0, 10, 20, 30, 40)
     write(run.storage, 25, 30, 50, samples_per_s=2.0)

@@ -3,43 +3,29 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from sdp.train.callbacks.preemption import SaveBeforePreemption
 
 
-def steps(callback: SaveBeforePreemption, count: int, main: bool = True) -> tuple[list[int], list[Any]]:
-    """Return the steps with a requested checkpoint, and the history's events."""
-    history: list[Any] = []
-    run = SimpleNamespace(record=lambda event, **details: history.append((event, details)))
-    trainer: Any = SimpleNamespace(
-        save_wanted=False, world=SimpleNamespace(is_main=main), checkpointer=SimpleNamespace(run=run)
-    )
-    wanted = []
-    for step in range(1, count + 1):
-        report: Any = SimpleNamespace(step=step)
-        callback.on_step(trainer, report)
-        if trainer.save_wanted:
-            wanted.append(step)
-            trainer.save_wanted = False
-    return wanted, history
-
-
-def test_one_checkpoint_is_made_when_a_node_is_to_go_and_not_another() -> None:
-    asked: list[bool] = []
+@pytest.mark.parametrize(
+    ("near_at", "main", "saved"), [(2, True, [10]), (1, False, [5]), (99, True, [])], ids=["once", "worker", "never"]
+)
+def test_one_checkpoint_is_saved_on_notice_that_a_node_will_be_lost(near_at: int, main: bool, saved: list[int]) -> None:
+    asked, history, wanted = list[bool](), list[Any](), list[int]()
 
     def is_near() -> bool:
         asked.append(True)
-        return len(asked) >= 2
+        return len(asked) >= near_at
 
-    wanted, history = steps(SaveBeforePreemption(is_near, every_steps=5), 30)
-    assert wanted == [10]
-    assert history == [("preemption", {"step": 10})]
-    assert len(asked) == 2, "steps in between and after it ask nobody"
-
-
-def test_every_worker_saves_and_one_writes_it_down() -> None:
-    wanted, history = steps(SaveBeforePreemption(lambda: True, every_steps=5), 6, main=False)
-    assert (wanted, history) == ([5], [])
-
-
-def test_nothing_is_saved_while_no_node_is_to_go() -> None:
-    assert steps(SaveBeforePreemption(lambda: False), 100) == ([], [])
+    run = SimpleNamespace(record=lambda event, **details: history.append((event, details)))
+    trainer: Any = SimpleNamespace(world=SimpleNamespace(is_main=main), checkpointer=SimpleNamespace(run=run))
+    callback = SaveBeforePreemption(is_near, every_steps=5)
+    for step in range(1, 31):
+        trainer.save_wanted = False
+        report: Any = SimpleNamespace(step=step)
+        callback.on_step(trainer, report)
+        wanted += [step] * trainer.save_wanted
+    assert wanted == saved
+    assert history == [("preemption", {"step": step}) for step in saved if main]
+    assert len(asked) == min(near_at, 6), "steps in between and after it ask nobody"
