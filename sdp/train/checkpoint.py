@@ -33,8 +33,8 @@ from sdp.train.world import World
 
 
 @dataclass(slots=True)
-class Checkpoint:
-    """A checkpoint from its beginning until it is complete, when the trainer may be some steps ahead."""
+class SavedCheckpoint:
+    """A checkpoint that is being saved, or complete; the trainer may be some steps ahead of it."""
 
     folder: Storage
     state: TrainState
@@ -72,11 +72,11 @@ class CheckpointManager:
     keep: CheckpointConfig = field(default_factory=CheckpointConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the marker: lineage of dataset and model."""
-    on_saved: Callable[[Checkpoint], None] = lambda _: None
+    on_saved: Callable[[SavedCheckpoint], None] = lambda _: None
     """Called when a checkpoint is complete, or on other workers than the main one when all have written."""
     last_step: int | None = None
     """The step of the newest checkpoint, complete or not."""
-    _pending: Checkpoint | None = None
+    _pending: SavedCheckpoint | None = None
     _ledger: Ledger = field(default_factory=Ledger)
     _left_over: set[int] | None = None
     """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
@@ -143,14 +143,14 @@ class CheckpointManager:
                 self._report(pending)
             self.world.barrier()  # until it is complete
 
-    def _report(self, pending: Checkpoint) -> None:
+    def _report(self, pending: SavedCheckpoint) -> None:
         self._pending = None
         pending.whole_s = time.perf_counter() - pending.began
         self.on_saved(pending)
 
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
-    ) -> Checkpoint:
+    ) -> SavedCheckpoint:
         """Begin to copy and write the tensors, on all workers.
 
         `consumed` and `bad` are this worker's rows since the previous checkpoint.
@@ -173,9 +173,9 @@ class CheckpointManager:
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
-        return Checkpoint(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
+        return SavedCheckpoint(folder, replace(state), ledger, rows, outcomes, etags, copied, written)
 
-    def commit(self, pending: Checkpoint) -> None:
+    def commit(self, pending: SavedCheckpoint) -> None:
         """Complete a checkpoint, on the main worker, when all workers have written."""
         folder, state = pending.folder, pending.state
         self.run.record_bad_rows(state.step, pending.bad)

@@ -21,7 +21,7 @@ from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import Storage
-from sdp.train.checkpoint import Checkpoint, CheckpointManager, read_state
+from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint, read_state
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
@@ -89,7 +89,7 @@ class Callback:
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         """Run after each step."""
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Checkpoint) -> None:
+    def on_checkpoint(self, trainer: "Trainer", saved: SavedCheckpoint) -> None:
         """Run when a checkpoint is complete, or on other workers than the main one when all have written it."""
 
     def on_metrics(self, trainer: "Trainer", line: dict[str, Any]) -> None:
@@ -415,7 +415,7 @@ class Trainer:
         self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
 
-    def _report_saved(self, saved: Checkpoint) -> None:
+    def _report_saved(self, saved: SavedCheckpoint) -> None:
         for callback in self.callbacks:
             callback.on_checkpoint(self, saved)
 

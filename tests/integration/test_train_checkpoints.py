@@ -17,7 +17,7 @@ from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.checkpoint import Checkpoint, read_state
+from sdp.train.checkpoint import SavedCheckpoint, read_state
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import weighted_losses
 from sdp.train.trainer import Callback, StepReport, Trainer
@@ -37,7 +37,7 @@ class At(Callback):
         if report.step == self.step:
             self.what.set()
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:
         self.saved.append((saved.state.step, trainer.state.step))
 
 
@@ -203,7 +203,7 @@ def metrics_of(root: Path) -> str:
 
 def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:
     class Dies(Callback):
-        def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:  # noqa: ARG002
+        def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
             raise ValueError("dies")
 
     with pytest.raises(ValueError, match="dies"):  # before RecordMetrics hears of the checkpoint

@@ -11,7 +11,7 @@ import pytest
 from sdp.datasets.ledger import Ledger
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.train.checkpoint import Checkpoint, CheckpointManager
+from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 from tests.waiting import until
@@ -35,12 +35,12 @@ class Manager(CheckpointManager):
         assert self.committing.wait(60)
 
 
-Made = tuple[Manager, list[Checkpoint]]
+Made = tuple[Manager, list[SavedCheckpoint]]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    reported: list[Checkpoint] = []
+    reported: list[SavedCheckpoint] = []
     manager = Manager(RunFolder(open_storage(str(tmp_path))), World(), {}, on_saved=reported.append)
     manager.begin({}, TrainState(step=7, samples=3), Ledger())
     return manager, reported

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sdp.train.checkpoint import Checkpoint
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.trainer import Callback, StepReport, Trainer
 
 
@@ -16,7 +16,7 @@ class SaveCheckpoints(Callback):
         if report.step % self.every_steps == 0:
             trainer.save_wanted = True
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:
         if trainer.world.is_main:
             trainer.checkpointer.run.record(
                 "checkpoint",

@@ -13,7 +13,7 @@ from sdp import hardware
 from sdp.model.family import unet_flops
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
-from sdp.train.checkpoint import Checkpoint
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.limits import last_step, seconds_left
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.trainer import Callback, StepReport, Trainer
@@ -63,7 +63,7 @@ class RecordMetrics(Callback):
             self._log.publish()  # with the checkpoint, so that a job that resumes from it has all earlier lines
             self._written_at = time.monotonic()
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
         self._saving += saved.seconds
         if self._log is not None:
             self._log.publish()

@@ -10,7 +10,7 @@ import torch
 from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import read_marker
 from sdp.telemetry import Telemetry
-from sdp.train.checkpoint import Checkpoint
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
 
@@ -74,7 +74,7 @@ class EmitMetrics(Callback):
         if time.monotonic() - self._reported_at > _EVERY_S:
             self._report(trainer, report.epoch + report.epoch_done)
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:
         self._parts["checkpoint"] = self._parts.get("checkpoint", 0.0) + saved.seconds
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_checkpoint_step", saved.state.step)

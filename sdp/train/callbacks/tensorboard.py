@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdp.train.checkpoint import Checkpoint
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.trainer import Callback, Trainer
 
 FOLDER = "tensorboard"
@@ -40,7 +40,7 @@ class WriteEvents(Callback):
             self._written_at = self.clock()
             self._events.append(_record(self.clock(), trainer.state.step + 1, session_log={"status": "START"}))
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
         self._write(trainer)
 
     def on_end(self, trainer: Trainer) -> None:

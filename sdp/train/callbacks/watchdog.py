@@ -14,7 +14,7 @@ from typing import Any
 
 from sdp.errors import SdpError
 from sdp.storage import Storage
-from sdp.train.checkpoint import Checkpoint
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Watchdog(Callback):
         self._beat = time.monotonic()
         self.seconds = self.then or self.seconds
 
-    def on_checkpoint(self, trainer: Trainer, saved: Checkpoint) -> None:  # noqa: ARG002
+    def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
 
     def close(self) -> None:
