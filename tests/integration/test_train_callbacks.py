@@ -1,9 +1,10 @@
-"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
+"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the record of a hang."""
 
 import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,8 @@ from sdp.errors import UserError
 from sdp.report.inspect import describe_run
 from sdp.report.run import run_section
 from sdp.storage import open_storage
+from sdp.telemetry import Telemetry
+from sdp.telemetry.registry import RegistryBackend
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
@@ -211,24 +214,6 @@ def test_a_worker_that_hangs_records_its_last_collectives(tmp_path: Path) -> Non
     assert entries[0]["input_sizes"] == [[3]]
 
 
-class Shown:
-    """Telemetry that records its values."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-        self.counted: dict[str, float] = {}
-
-    def show(self, name: str, value: float | None, **labels: object) -> None:  # noqa: ARG002
-        if value is not None:
-            self.values.setdefault(name, []).append(value)
-
-    def count(self, name: str, amount: float, **labels: object) -> None:  # noqa: ARG002
-        self.counted[name] = self.counted.get(name, 0) + amount
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 class Spoil(Callback):
     """Marks rows as bad: this many in each step, from the first."""
 
@@ -241,8 +226,8 @@ class Spoil(Callback):
 
 def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Path) -> None:
     """A checkpoint stores the list of bad rows, so that bad rows before and after it are both counted."""
-    shown = Shown()
-    callbacks = [Spoil(5, 0, 3, 3, 1, 0), EmitMetrics(cast(Any, shown)), SaveCheckpoints(2)]
+    shown = RegistryBackend()
+    callbacks = [Spoil(5, 0, 3, 3, 1, 0), EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
     trainer = assemble(config(root, max_steps=6), World(), callbacks=callbacks)
     stage, staged = trainer.checkpointer.stage, []
 
@@ -253,15 +238,20 @@ def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Pa
     trainer.checkpointer.stage = keep  # type: ignore[method-assign]
     trainer.train()
     assert sum(staged) == 12
-    assert shown.counted["sdp_train_bad_rows_total"] == 12
-    assert shown.values["sdp_train_info"] == [1]
+    assert shown.registry.get_sample_value("sdp_train_bad_rows_total", {"run": "run", "rank": "0"}) == 12
+    assert shown.registry.get_sample_value("sdp_train_info", {"run": "run", "data_mode": "offline"}) == 1
 
 
 def test_a_run_that_goes_on_tells_of_the_checkpoint_that_it_goes_on_from(root: Path) -> None:
     """Otherwise the gauge would be missing until the next checkpoint."""
-    first, second = Shown(), Shown()
-    train(config(root, max_steps=2), callbacks=[SaveCheckpoints(100), EmitMetrics(cast(Any, first))])
-    train(config(root, max_steps=3), callbacks=[EmitMetrics(cast(Any, second))])
-    assert second.values["sdp_train_checkpoint_step"][0] == 2
-    created = second.values["sdp_train_checkpoint_time_seconds"][0]
-    assert abs(created - first.values["sdp_train_checkpoint_time_seconds"][-1]) < 60
+    train(config(root, max_steps=2), callbacks=[SaveCheckpoints(100)])
+    shown, seen = RegistryBackend(), list[float | None]()
+    names = ("sdp_train_checkpoint_step", "sdp_train_checkpoint_time_seconds")
+    first = Callback()
+    first.on_start = lambda _: seen.extend(  # type: ignore[method-assign]
+        shown.registry.get_sample_value(name, {"run": "run"}) for name in names
+    )
+    train(config(root, max_steps=3), callbacks=[EmitMetrics(Telemetry(shown, "run")), first])
+    step, created = seen
+    assert step == 2
+    assert abs(time.time() - (created or 0)) < 60

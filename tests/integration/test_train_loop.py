@@ -190,15 +190,6 @@ def test_a_step_that_was_begun_before_a_stop_request_is_not_taken(root: Path) ->
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(resumed).items())
 
 
-def test_accumulation_is_a_bigger_batch(root: Path) -> None:
-    at_once = train(config(root, "big", data__batch_size=16, max_steps=3))
-    in_turns = train(config(root, "small", data__batch_size=5, data__global_batch_size=16, max_steps=3))
-    expected = weights(at_once)
-    for name, tensor in weights(in_turns).items():
-        assert torch.allclose(tensor, expected[name], atol=2e-4), name
-    assert at_once.state.loss == pytest.approx(in_turns.state.loss, abs=1e-5)
-
-
 def test_padding_and_weightless_rows_change_nothing(root: Path) -> None:
     # 60 rows in steps of 45: the second step has 15 rows and 30 of padding.
     padded, watch = config(root, data__batch_size=45, max_steps=2), Watch()
@@ -209,17 +200,18 @@ def test_padding_and_weightless_rows_change_nothing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "state"),
+    ("limits", "state", "reason"),
     [
-        ({"max_epochs": 2}, (16, 2, 0, 120)),
-        ({"max_steps": 9}, (9, 1, 8, 68)),
-        ({"max_steps": 9, "max_epochs": 1}, (8, 1, 0, 60)),
+        ({"max_epochs": 2}, (16, 2, 0, 120), "max_epochs: 2 passes over the data"),
+        ({"max_steps": 9}, (9, 1, 8, 68), "max_steps: 9 steps"),
+        ({"max_steps": 9, "max_epochs": 1}, (8, 1, 0, 60), "max_epochs: 1 pass over the data"),
     ],
 )
-def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state: tuple[int, ...]) -> None:
-    how = config(root, **{"max_steps": None, **limits})
-    done = train(how).state
+def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state: tuple[int, ...], reason: str) -> None:
+    trainer = train(config(root, **{"max_steps": None, **limits}))
+    done = trainer.state
     assert (done.step, done.epoch, done.position, done.samples) == state
+    assert trainer.reason == reason
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) -> None:
@@ -380,6 +372,7 @@ def test_a_dropped_caption_is_the_encoded_empty_string(root: Path) -> None:
     assert torch.allclose(states, expected.expand(8, -1, -1), atol=1e-6)
 
 
+@pytest.mark.own_process
 def test_garbage_is_collected_at_the_same_steps_on_all_workers_and_at_no_other_time(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +390,7 @@ def test_garbage_is_collected_at_the_same_steps_on_all_workers_and_at_no_other_t
             if phase == "start" and not gc.isenabled():
                 steps.append(self.trainer.state.step)
 
+    gc.unfreeze()
     notice = Notice()
     gc.callbacks.append(notice.collected)
     try:
@@ -405,14 +399,7 @@ def test_garbage_is_collected_at_the_same_steps_on_all_workers_and_at_no_other_t
         gc.callbacks.remove(notice.collected)
     assert steps == [0, 2]
     assert gc.isenabled()
-
-
-@pytest.mark.own_process
-def test_what_was_frozen_before_a_training_stays_frozen_and_nothing_else(root: Path) -> None:
-    gc.unfreeze()
-    train(config(root, max_steps=1))
     assert gc.get_freeze_count() == 0
-    gc.freeze()
+    gc.freeze()  # by a caller
     train(config(root, "another", max_steps=1))
     assert gc.get_freeze_count() > 0
-    assert gc.isenabled()

@@ -101,12 +101,6 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(root: Path, trained: dic
     assert all(not torch.equal(trained[f"model.text_encoder.{name}"], value) for name, value in own.items())
 
 
-def test_recomputing_activations_changes_nothing(root: Path, trained: dict[str, Tensor]) -> None:
-    result = weights(train(how(root, "recomputing", strategy__activation_checkpointing=True)))
-    for name, tensor in trained.items():
-        assert torch.allclose(result[name], tensor, atol=5e-4), name
-
-
 @pytest.mark.parametrize(("option", "prefix"), [([], "ema."), (["--raw"], "model.")])
 def test_the_exported_folder_has_the_trained_text_encoder_and_draws(
     root: Path, trained: dict[str, Tensor], tmp_path: Path, option: list[str], prefix: str

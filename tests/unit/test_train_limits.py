@@ -7,29 +7,9 @@ from typing import Any
 import pytest
 
 from sdp.model.checkpoints import TrainState
-from sdp.train.limits import last_step, reached_limit, seconds_left, used_up_budget
+from sdp.train.limits import last_step, seconds_left
 from sdp.train.phases import with_hours
 from tests.training import config
-
-
-@pytest.mark.parametrize(
-    ("limits", "state", "reason"),
-    [
-        ({"max_steps": 5}, TrainState(step=4), None),
-        ({"max_steps": 5}, TrainState(step=5), "max_steps: 5 steps"),
-        ({"max_steps": 9, "max_epochs": 2}, TrainState(0, epoch=2), "max_epochs: 2 passes over the data"),
-    ],
-)
-def test_the_limit_that_is_reached_is_named(
-    tmp_path: Path, limits: dict[str, Any], state: TrainState, reason: str | None
-) -> None:
-    assert reached_limit(config(tmp_path, **limits), state) == reason
-
-
-def test_a_used_up_budget_is_named_with_its_remedy(tmp_path: Path) -> None:
-    limited = config(tmp_path, max_hours=2.0)
-    assert used_up_budget(limited, TrainState(0, seconds=7199.0)) is None
-    assert used_up_budget(limited, TrainState(0, seconds=7200.0)) == "max_hours is used up; raise it to continue"
 
 
 def test_money_becomes_hours_of_all_trainers_and_encoders(tmp_path: Path) -> None:
