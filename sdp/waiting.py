@@ -66,24 +66,21 @@ class Place:
         return f"{name} ({', '.join(filter(None, (state, clock)))})"
 
 
-def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gpus: int = 1) -> Place:
+def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str) -> Place:
     """Return the place of a job's workers; refuse more workers than a cluster that cannot grow could ever hold.
 
-    `more` is the error's advice on how to get more; `gpus` is the number per worker, on one node, if they use GPUs.
+    `more` is the error's advice on how to get more.
     """
     kind, resource = workers.gpu_type, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
     labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
-    per_worker = gpus if resource == "GPU" else 1
-    amounts = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
-    count = sum(amount // per_worker for amount in amounts)
+    count = sum(int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels))
     if workers.least > count and not grows:
-        needed = f", {per_worker} for each worker" if per_worker > 1 else ""
         raise UserError(
             f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
-            f"{_amount(sum(amounts), resource, kind)}{needed}; lower it, or {more}"
+            f"{_amount(count, resource, kind)}; lower it, or {more}"
         )
-    return Place(section, {resource: float(per_worker)}, workers.least, workers.most, labels)
+    return Place(section, {resource: 1.0}, workers.least, workers.most, labels)
 
 
 class PlaceRequest:

@@ -38,7 +38,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp channels last": {"kind": "ddp", "channels_last": True},
     "ddp checkpointing": {"kind": "ddp", "activation_checkpointing": True},
     "ddp compiled": {"kind": "ddp", "compile": "aot_eager"},
-    "ddp two gpus": {"kind": "ddp", "train_text_encoder": True, "gpus": 2},
     "fsdp": {"kind": "fsdp"},
     "fsdp both": {"kind": "fsdp", "train_text_encoder": True},
     "fsdp full shard": {"kind": "fsdp", "shard": "full_shard"},
@@ -56,7 +55,6 @@ PLAIN = {
     "channels_last": False,
     "activation_checkpointing": False,
     "train_text_encoder": False,
-    "gpus": 1,
 }
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")
 """Words in the names of operations that use tensor cores."""
@@ -193,8 +191,7 @@ def _trainer(case: dict[str, Any]) -> Any:
         def tolist(self) -> list[float]:
             return [1.0, 1.0, 0.0, 0.0, float(case["batch"] * WORKERS), 0.0]
 
-    second = torch.device("cuda", 1) if case["gpus"] == 2 else None
-    world = Many(0, WORKERS, GPUS_A_NODE, torch.device("cuda", 0), second)
+    world = Many(0, WORKERS, GPUS_A_NODE, torch.device("cuda", 0))
     trainer = make_trainer(case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"]), world)
     trainer._figures = Figures()
     return trainer

@@ -65,18 +65,6 @@ class WorkersConfig(Section):
         return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
 
 
-class TrainersConfig(WorkersConfig):
-    """Workers that train, which may have two GPUs each."""
-
-    gpus_per_worker: int = key(1, ge=1, le=2)
-    """GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is
-    collocated) on the second."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.gpus_per_worker > 1 and self.accelerator == "cpu":
-            yield self.problem("gpus_per_worker", "1 while accelerator is cpu", "or set accelerator")
-
-
 class SourceConfig(Section):
     """A job's input."""
 

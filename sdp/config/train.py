@@ -8,7 +8,7 @@ from pydantic import Field
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
 from sdp.config.process import CaptionedSource, CompiledEncoderConfig, ModelConfig, TransformConfig
-from sdp.config.shared import Filters, JobConfig, OutputConfig, TrainersConfig, Workers
+from sdp.config.shared import Filters, JobConfig, OutputConfig, Workers, WorkersConfig
 from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
@@ -163,7 +163,7 @@ class GuardConfig(Section):
     """Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it."""
 
 
-class ScalingConfig(TrainersConfig):
+class ScalingConfig(WorkersConfig):
     """The number of trainers, and where they run."""
 
     in_driver: bool = key(False)
@@ -176,8 +176,6 @@ class ScalingConfig(TrainersConfig):
         yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
             yield self.problem("num_workers", "1 while in_driver is on", "the driver is one process")
-        if self.in_driver and self.gpus_per_worker > 1:
-            yield self.problem("gpus_per_worker", "1 while in_driver is on", "turn in_driver off")
         if self.in_driver and self.accelerator is not None:
             yield self.problem("accelerator", "null while in_driver is on", "the driver uses what its machine has")
 
@@ -480,9 +478,6 @@ class TrainConfig(JobConfig):
         if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
             expected = "adamw while strategy.kind is fsdp"
             yield self.problem("optimizer.kind", expected, "fsdp already shards the moments")
-        if self.scaling.gpus_per_worker > 1 and self.strategy.kind == "fsdp":
-            hint = "fsdp already shards both networks over all GPUs"
-            yield self.problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", hint)
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield self.problem("strategy.kind", "ddp while scaling.in_driver is true", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

@@ -103,8 +103,7 @@ def _gpus_needed(job: JobDraft) -> dict[str, float]:
             continue
         together = section == "scaling" and train
         count = (workers.min if isinstance(workers, Range) else workers or 1) if together else 1
-        gpus = count * (job.value(f"{section}.gpus_per_worker") or 1.0)
-        needed[accelerator] = needed.get(accelerator, 0) + gpus
+        needed[accelerator] = needed.get(accelerator, 0) + count
     return needed
 
 

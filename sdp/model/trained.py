@@ -75,7 +75,6 @@ def load_networks(
     text_encoder: bool,
     pretrained: bool = True,
     device: torch.device | str = "cpu",
-    text_device: torch.device | None = None,
     empty: bool = False,
 ) -> TrainedNetworks:
     """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too.
@@ -88,7 +87,7 @@ def load_networks(
         unet = load.load_unet(path, pretrained=pretrained, device=device)
     encoder = None
     if text_encoder:
-        encoder = load.load_text_encoder(path, device=text_device or device).requires_grad_(True).train()
+        encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train()
     return TrainedNetworks(unet, encoder)
 
 

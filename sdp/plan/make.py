@@ -106,9 +106,7 @@ class PlannedTraining:
     trainer_count: int
     """Instances that train."""
     trainer_gpus: int
-    """Trainers, each with the U-Net on one GPU."""
-    gpus_each: int
-    """GPUs of one trainer."""
+    """Trainers, each with one GPU."""
     encoders: Instance
     encoder_gpus: int | None
     """None stands for as many as the trainers need, or the published number in an offline pass."""
@@ -123,10 +121,10 @@ def training(
     rows: int | None = None,
 ) -> PlannedTraining:
     """Return the work that a training's configuration describes, or the command line where it names something."""
-    gpus, each = config.scaling.most, config.scaling.gpus_per_worker
-    train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus, each)
+    gpus = config.scaling.most
+    train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus)
     encode_on, encoder_count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
-    gpus = count * (train_on.gpus // each) if count else gpus
+    gpus = count * train_on.gpus if count else gpus
     rows = rows or config.limit
     names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
     phases = tuple(
@@ -141,9 +139,8 @@ def training(
         mode=config.data.mode,
         speeds=Speeds(config.strategy.kind + "+compile" * config.strategy.compile),
         trainers=train_on,
-        trainer_count=instances(gpus, each, train_on),
+        trainer_count=instances(gpus, train_on),
         trainer_gpus=gpus,
-        gpus_each=each,
         encoders=encode_on,
         encoder_gpus=encoder_count * encode_on.gpus if encoder_count else configured,
     )
@@ -158,7 +155,7 @@ def _samples(config: TrainConfig, gpus: int, rows: int | None) -> int:
 
 
 def _instance(
-    option: str, text: str | None, accelerator: str, prices: Prices, workers: int | None = None, gpus_each: int = 1
+    option: str, text: str | None, accelerator: str, prices: Prices, workers: int | None = None
 ) -> tuple[Instance, int | None]:
     """Return the instance type that an option names, and its count if it has one.
 
@@ -169,20 +166,13 @@ def _instance(
         if match is None or match[2] not in INSTANCES or not INSTANCES[match[2]].gpus or match[1] == "0":
             known = ", ".join(name for name, instance in INSTANCES.items() if instance.gpus)
             raise UserError(f"plan: {option}: expected TYPE or COUNTxTYPE, got {text!r}; types are {known}")
-        instance = INSTANCES[match[2]]
-        if instance.gpus < gpus_each:
-            raise UserError(
-                f"plan: {option}: expected an instance of {gpus_each} GPUs or more (scaling.gpus_per_worker), got "
-                f"{instance.name}, which has {instance.gpus}"
-            )
-        return instance, int(match[1]) if match[1] else None
+        return INSTANCES[match[2]], int(match[1]) if match[1] else None
     gpus = gpus_by_accelerator(accelerator)
     most = max((gpu.memory_bytes for gpu in gpus), default=0)
     for names in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
-        if (cheapest := prices.best(names, workers, gpus_each)) is not None:
+        if (cheapest := prices.best(names, workers)) is not None:
             return cheapest, None
-    hardware = accelerator if gpus_each == 1 else f"{gpus_each} {accelerator} or more"
-    raise UserError(f"plan: expected an instance with a price for {hardware}, got none; name one with {option}")
+    raise UserError(f"plan: expected an instance with a price for {accelerator}, got none; name one with {option}")
 
 
 # --- from work to plans ----------------------------------------------------------------------------------------------
@@ -233,7 +223,7 @@ def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
     gpu, speeds = str(work.trainers.gpu), work.speeds
     figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
-    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, prices)]
+    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, prices)]
     if work.mode == "online":
         encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
         count = work.encoder_gpus or encoders_needed(rate, encode.value)

@@ -83,8 +83,7 @@ class TrainerGpus:
 def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     """Return the memory of the GPU that holds the U-Net, with the configured strategy."""
     strategy, networks = config.strategy, ["unet"]
-    text_on_second_gpu = config.scaling.gpus_per_worker > 1
-    if config.model.train_text_encoder and not text_on_second_gpu:
+    if config.model.train_text_encoder:
         networks.append("text_encoder")
     count = sum(place.family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
@@ -111,7 +110,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         gathered = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(itemsize * gathered)
     parts["copies for autocast"] = fixed
-    if not (place.embedded or config.model.train_text_encoder or text_on_second_gpu):
+    if not (place.embedded or config.model.train_text_encoder):
         parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
     name += f", LoRA of rank {rank}" * (rank is not None)

@@ -49,19 +49,19 @@ class Prices(Section):
         rows = [row for row in self.instances if row.instance == instance]
         return max(rows, key=lambda row: row.as_of, default=None)
 
-    def best(self, gpus: Iterable[str], workers: int | None = None, gpus_each: int = 1) -> Instance | None:
+    def best(self, gpus: Iterable[str], workers: int | None = None) -> Instance | None:
         """Return the cheapest priced instance with one of these GPUs; of equals, the one with most GPUs.
 
         Compare what all `workers` cost, whose last instance may be partly idle, or without a number what a GPU costs.
         """
         priced = [
             (
-                round(row.per_hour * (instances(workers, gpus_each, instance) if workers else 1 / instance.gpus), 9),
+                round(row.per_hour * (instances(workers, instance) if workers else 1 / instance.gpus), 9),
                 -instance.gpus,
                 instance.name,
             )
             for instance in INSTANCES.values()
-            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus >= _MIN_VCPUS * gpus_each
+            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus > 0
             if (row := self.row(instance.name)) is not None
         ]
         return INSTANCES[min(priced)[2]] if priced else None
@@ -80,9 +80,9 @@ class Prices(Section):
         )
 
 
-def instances(workers: int, gpus_each: int, instance: Instance) -> int:
-    """Return the number of instances for these workers; no worker spans two instances."""
-    return math.ceil(workers / (instance.gpus // gpus_each))
+def instances(workers: int, instance: Instance) -> int:
+    """Return the number of instances for workers with a GPU each."""
+    return math.ceil(workers / instance.gpus)
 
 
 def own_file(name: str) -> Path:

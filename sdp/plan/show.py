@@ -50,7 +50,7 @@ def notes(work: PlannedTraining | None) -> dict[str, str]:
     if work is None:
         return {}
     result = {"encoders": "; ".join(_encoders(work))}
-    paid, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
+    paid, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus
     if paid > used:
         result["idle"] = (
             f"{paid - used} of the {paid} {work.trainers.gpu} that are paid for; "

@@ -120,7 +120,7 @@ def make_reader(
     if collocated:
         from sdp.train.data.collocated import Collocated
 
-        encoder = load_encoder(images, str(world.encoding_device))
+        encoder = load_encoder(images, str(world.device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
         empty = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
     else:
@@ -170,7 +170,6 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         text_encoder=config.model.train_text_encoder,
         pretrained=config.model.unet == "pretrained",
         device=world.device,
-        text_device=world.second,
         empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
     )
     networks = world.together(make)
@@ -210,10 +209,10 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empt
 
     @cache
     def encoder() -> torch.nn.Module:
-        return load.load_text_encoder(model.path, dtype=dtype, device=world.encoding_device)
+        return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
 
     def encode(ids: Tensor) -> Tensor:
-        return encode_text(encoder(), ids.to(world.encoding_device)).to(world.device)
+        return encode_text(encoder(), ids)
 
     with torch.no_grad():
         if empty is not None:

@@ -151,19 +151,16 @@ class FollowLease(Callback):
 def with_prices(config: TrainConfig) -> TrainConfig:
     """Return the configuration with the known hourly prices of the instance types that it names."""
     known: dict[str, float | None] = {}
-    for name, instance, gpus in (
-        ("trainer_hour", config.prices.trainer_hour, config.scaling.gpus_per_worker),
-        ("encoder_hour", config.prices.encoder_hour, 1),
-    ):
+    for name, instance in (("trainer_hour", config.prices.trainer_hour), ("encoder_hour", config.prices.encoder_hour)):
         if not isinstance(instance, str):
             continue
-        of_gpu = load_prices(None).gpu_hour(instance)
-        if of_gpu is None and config.max_cost is not None and name == "trainer_hour":
+        hour = load_prices(None).gpu_hour(instance)
+        if hour is None and config.max_cost is not None and name == "trainer_hour":
             expected = f"null while no price of {instance} is known"
             raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
-        if of_gpu is None:
+        if hour is None:
             say(f"train: prices.{name}: no known price of {instance}, so none counts; set a number")
-        known[name] = None if of_gpu is None else of_gpu * gpus
+        known[name] = hour
     return config.replaced(prices=config.prices.model_copy(update=known))
 
 

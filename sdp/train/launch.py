@@ -67,7 +67,7 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
-    trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE, gpus=scaling.gpus_per_worker)
+    trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE)
 
     def room(*beside: Place) -> int:
         """Wait for places for trainers, and for any others; return how many trainers have places."""
@@ -127,15 +127,14 @@ def train_worker(loop_config: dict[str, Any]) -> None:
     from sdp.train.assemble import assemble
 
     config, board = parse_into(TrainConfig, loop_config["config"]), loop_config["board"]
-    gpus = config.scaling.gpus_per_worker
     context = ray.train.get_context()
     rank = context.get_world_rank()
     report: WorkerReport = ray.get(board.begin.remote(rank))
     if report.fatal is not None:
         return
     # Each trainer sees the GPUs of all trainers on its node.
-    *others, first = (choose_device(context.get_local_rank() * gpus + n) for n in reversed(range(gpus)))
-    world = World(rank, context.get_world_size(), context.get_local_world_size(), first, *others)
+    device = choose_device(context.get_local_rank())
+    world = World(rank, context.get_world_size(), context.get_local_world_size(), device)
     stop = StopRequest()
     try:
         callbacks = [

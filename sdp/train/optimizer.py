@@ -42,12 +42,11 @@ class AdamW:
         self._weights = dict(trained)
         self._means = {name: self._zeros(weights, signed=True) for name, weights in self._weights.items()}
         self._squares = {name: self._zeros(weights, signed=False) for name, weights in self._weights.items()}
-        self._steps = {weights.device: torch.zeros((), device=weights.device) for weights in self._weights.values()}
-        self._passes: dict[tuple[torch.device, str], list[str]] = {}
-        """Parameters updated in one pass: all of a device, but each parameter with packed moments alone."""
-        for name, weights in self._weights.items():
-            alone = name if _is_packed(self._means[name]) else ""
-            self._passes.setdefault((weights.device, alone), []).append(name)
+        self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)
+        self._passes: dict[str, list[str]] = {}
+        """Parameters updated in one pass: all, but each parameter with packed moments alone."""
+        for name in self._weights:
+            self._passes.setdefault(name if _is_packed(self._means[name]) else "", []).append(name)
 
     def _zeros(self, weights: Tensor, *, signed: bool) -> Tensor:
         count = weights.numel()
@@ -65,9 +64,8 @@ class AdamW:
     @torch.no_grad()
     def step(self, rate: float, *, skip: Tensor, divisor: Tensor | None = None) -> None:
         """Take a step with the gradients divided by `divisor`, unless `skip` is 1."""
-        for device, steps in self._steps.items():
-            steps.add_(1 - skip.to(device))
-        for (device, _), names in self._passes.items():
+        self._steps.add_(1 - skip)
+        for names in self._passes.values():
             names = [name for name in names if self._weights[name].grad is not None]
             means, squares = ([_unpacked(state[name]) for name in names] for state in (self._means, self._squares))
             torch._fused_adamw_(
@@ -76,7 +74,7 @@ class AdamW:
                 means,
                 squares,
                 [],
-                [self._steps[device]] * len(names),
+                [self._steps] * len(names),
                 lr=rate,
                 beta1=0.9,
                 beta2=self._config.beta2,
@@ -84,13 +82,13 @@ class AdamW:
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=None if divisor is None else divisor.to(device),
-                found_inf=skip.to(device),
+                grad_scale=divisor,
+                found_inf=skip,
             )
             for name, mean, square in zip(names, means, squares, strict=True):
                 if _is_packed(self._means[name]):
-                    _pack(self._means[name], mean, skip.to(device))
-                    _pack(self._squares[name], square, skip.to(device))
+                    _pack(self._means[name], mean, skip)
+                    _pack(self._squares[name], square, skip)
 
     def zero_grad(self) -> None:
         """Free all gradients."""
@@ -111,8 +109,7 @@ class AdamW:
 
     def set_steps_taken(self, steps: int) -> None:
         """Set the number of steps that the moments have accumulated."""
-        for step_count in self._steps.values():
-            step_count.fill_(steps)
+        self._steps.fill_(steps)
 
 
 def _is_packed(moment: Any) -> bool:

@@ -43,7 +43,7 @@ class Strategy:
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, given this worker's shards of them."""
         norms = torch._foreach_norm(list(gradients))
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
 
 
@@ -59,7 +59,7 @@ class Replicated(Strategy):
         if world.size > 1:
             self.model = DistributedDataParallel(
                 model,
-                device_ids=[world.device] if world.device.type == "cuda" and world.second is None else None,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,  # they are constants
             )

@@ -449,9 +449,8 @@ class Trainer:
 
     def _gpus(self, encoders: int) -> float:
         """Return the GPUs of all trainers and of some encoders."""
-        scaling = self.config.scaling
-        gpus: float = self.world.size * scaling.gpus_per_worker * (self.world.device.type == "cuda")
-        return gpus + encoders * bool(self.config.encode.gpu_each)
+        trainers: float = self.world.size * (self.world.device.type == "cuda")
+        return trainers + encoders * bool(self.config.encode.gpu_each)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""

@@ -24,14 +24,6 @@ class World:
     local_size: int = 1
     """Workers on this node."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """The device of the U-Net and of collectives."""
-    second: torch.device | None = None
-    """A second device for the text encoder and the VAE, if they have one."""
-
-    @property
-    def encoding_device(self) -> torch.device:
-        """The device of the text encoder and the VAE."""
-        return self.second or self.device
 
     @property
     def is_main(self) -> bool:

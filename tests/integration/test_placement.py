@@ -56,33 +56,6 @@ def test_trainers_ask_for_a_gpu_each_though_no_node_has_one_yet(
     assert "train: waiting for 2 A100 GPUs (0 of 2 ready, " in capsys.readouterr().err
 
 
-def test_two_trainers_of_two_gpus_each_take_four(
-    idle: Cluster, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(waiting, "_FIRST_LINE_S", 0.0)
-    how = config(
-        root,
-        max_steps=2,
-        model__train_text_encoder=True,
-        scaling={"accelerator": "A100", "num_workers": 2, "gpus_per_worker": 2, "can_grow": True},
-    )
-    summaries: list[TrainSummary] = []
-    job = threading.Thread(target=lambda: summaries.append(run(how)), daemon=True)
-    job.start()
-    assert [bundle.get("GPU") for bundle in until(bundles, "bundles are asked for", DEADLINE_S)] == [2.0, 2.0]
-    three = idle.add_node(num_cpus=2, num_gpus=3, labels=A100)  # too few for two workers
-    place = waiting.place_of("scaling", how.scaling, grows=True, more="", gpus=2)
-    assert (place.capacity, place.bundle) == (1, {"GPU": 2.0})
-    with pytest.raises(UserError, match=r"^scaling.num_workers: expected at most 1, got 2: .* 3 A100 GPUs, 2 for each"):
-        waiting.place_of("scaling", how.scaling, grows=False, more="set can_grow", gpus=2)
-    two = idle.add_node(num_cpus=2, num_gpus=2, labels=A100)
-    job.join(DEADLINE_S)
-    for node in (three, two):
-        idle.remove_node(node)
-    assert [summary.state.step for summary in summaries] == [2]
-    assert "train: waiting for 4 A100 GPUs (0 of 2 ready, " in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("idle")
 def test_what_does_not_come_is_named_and_nothing_stays_asked_for(root: Path) -> None:
     with pytest.raises(UserError) as refused:

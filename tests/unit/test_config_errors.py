@@ -72,22 +72,6 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         ),
         (
             "train",
-            ["scaling.in_driver=true", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; turn in_driver off",
-        ),
-        (
-            "train",
-            ["scaling.accelerator=cpu", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while accelerator is cpu, got 2; or set accelerator",
-        ),
-        (
-            "train",
-            ["strategy.kind=fsdp", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while strategy.kind is fsdp, got 2; fsdp already shards both networks "
-            "over all GPUs",
-        ),
-        (
-            "train",
             ["scaling.in_driver=true", "scaling.accelerator=A100"],
             "scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine "
             "has",
