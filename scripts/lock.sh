@@ -13,8 +13,8 @@ resolve() { # file requirements-and-options...
         --quiet -o "$out"
 }
 
-resolve requirements.lock pyproject.toml --extra worker --extra 8bit --extra exporter --group dev "$@"
-resolve images/ray/requirements.lock pyproject.toml --extra worker --extra 8bit --constraint requirements.lock --upgrade
+resolve requirements.lock pyproject.toml --extra worker --extra exporter --group dev "$@"
+resolve images/ray/requirements.lock pyproject.toml --extra worker --constraint requirements.lock --upgrade
 resolve scripts/site.lock --group docs "$@"
 # Only the packages that sdp.exporter imports: 12 MB instead of 400.
 printf 'nvidia-ml-py\nprometheus-client\n' |

@@ -68,13 +68,11 @@ class DreamboothConfig(JobConfig):
     """The learning rate; null means 5e-6, or 1e-4 for LoRA."""
     train_text_encoder: bool = key(False, shapes_output=True)
     """Train the text encoder as well: closer to the subject, at the cost of memory."""
-    optimizer: Literal["adamw", "adamw_8bit"] = key("adamw", shapes_output=True)
-    """AdamW, or AdamW with 8-bit averages (adamw_8bit), which saves memory and needs torchao."""
     lora: SubjectLoraConfig = key(SubjectLoraConfig)
     """LoRA, instead of training all weights."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass, to save memory."""
-    precision: Literal["bf16", "fp16", "fp32"] = key("bf16")
+    precision: Literal["bf16", "fp32"] = key("bf16")
     """Number format of the U-Net's arithmetic."""
     seed: int = key(0, shapes_output=True, ge=0)
     """Seed of everything random."""

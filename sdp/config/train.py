@@ -133,8 +133,6 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
-    kind: Literal["adamw", "adamw_8bit"] = key("adamw", shapes_output=True)
-    """AdamW, or AdamW with both moments in 8 bits: 2 bytes a weight instead of 8; needs torchao and ddp."""
     learning_rate: float = key(1e-4, gt=0)
     """The learning rate after the warm-up; it may change between jobs."""
     schedule: Literal["constant", "cosine", "linear"] = key("constant", shapes_output=True)
@@ -380,7 +378,7 @@ class TrainConfig(JobConfig):
     """The moving average of the weights."""
     guard: GuardConfig = key(GuardConfig)
     """Protection against steps that would harm the model."""
-    precision: Literal["bf16", "fp16", "fp32"] = key("bf16", shapes_output=True)
+    precision: Literal["bf16", "fp32"] = key("bf16", shapes_output=True)
     """The arithmetic of the networks; weights, loss and average stay in fp32."""
     scaling: ScalingConfig = key(ScalingConfig)
     """The number of trainers, and where they run."""
@@ -468,16 +466,11 @@ class TrainConfig(JobConfig):
                 yield self.problem("data.holdout", expected, hint)
 
     def _precision_contradictions(self) -> Iterable[Problem]:
-        if self.precision == "fp16" and self.strategy.kind == "fsdp":
-            yield self.problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "take bf16")
         if self.lora.rank is not None and self.model.unet == "new":
             hint = "LoRA needs trained weights to start from"
             yield self.problem("model.unet", "pretrained while lora.rank is set", hint)
 
     def _scaling_contradictions(self) -> Iterable[Problem]:
-        if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
-            expected = "adamw while strategy.kind is fsdp"
-            yield self.problem("optimizer.kind", expected, "fsdp already shards the moments")
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield self.problem("strategy.kind", "ddp while scaling.in_driver is true", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

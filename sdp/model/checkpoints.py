@@ -4,8 +4,7 @@ A checkpoint is a folder with the tensors (`sharded`), under the names
 
     model.<parameter>, ema.<parameter>, exp_avg.<parameter>, exp_avg_sq.<parameter>
 
-(adamw_8bit has exp_avg_codes and exp_avg_scales in place of exp_avg), with ledger.roaring, config.json and the marker
-complete.json. Without the marker it is incomplete.
+with ledger.roaring, config.json and the marker complete.json. Without the marker it is incomplete.
 """
 
 import re
@@ -94,9 +93,6 @@ class TrainState:
     loss: float | None = None
     """The smoothed loss."""
     usual_norm: float = 0.0
-    scale: float | None = None
-    """The loss scaler's scale, in fp16."""
-    scale_growth: Whole = 0
 
     @property
     def skipped(self) -> int:

@@ -4,7 +4,6 @@ Networks that are not trained are frozen and in evaluation mode. A missing weigh
 leave it random with at most a log line.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from transformers import CLIPTextModel, CLIPTokenizer
 
     from sdp.model.schedule import NoiseSchedule
-
-# If torchao is installed (for adamw_8bit), importing diffusers imports it too, and that logs three warnings on which no
-# user can act.
-for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def load_vae(path: Path, device: "torch.device | str" = "cpu") -> "AutoencoderKL":

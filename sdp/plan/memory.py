@@ -17,7 +17,6 @@ from sdp.plan.prices import reference
 MARGIN = 0.1
 """Share of a GPU's memory that is left for what is not counted."""
 _FP32 = 4
-_8_BIT = 1 + 4 / 256
 """Bytes of a value in 8 bits, with the scale of its block of 256."""
 
 
@@ -99,11 +98,10 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     rank = config.lora.rank
     trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
     all_bytes, trained_bytes = (_FP32 * number / (shards if sharded else 1) for number in (count, trained))
-    moment = trained_bytes * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else trained_bytes
     micro_batches, micro_batch = _micro_batches(config, place.workers)
     # Until the last micro-batch, fsdp adds up whole gradients.
     gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)
-    parts = {"weights": all_bytes, "gradients": gradients, "optimizer": 2 * moment}
+    parts = {"weights": all_bytes, "gradients": gradients, "optimizer": 2 * trained_bytes}
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:

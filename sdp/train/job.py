@@ -26,7 +26,6 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.limits import reached_limit
 from sdp.train.messages import progress_line, summary_lines
-from sdp.train.optimizer import require_torchao
 from sdp.train.phases import finished_phases, refuse_other_phases, with_hours
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
@@ -37,7 +36,6 @@ from sdp.train.world import World, choose_device
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or continue."""
     require_wandb(config.log.wandb.project)
-    require_torchao(config.optimizer.kind)
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_phases(config)
     phases = config.phases

@@ -25,7 +25,7 @@ from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint, read_state
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
-from sdp.train.optimizer import AdamW, Ema, Guard, LossScale, Verdict, learning_rate
+from sdp.train.optimizer import AdamW, Ema, Guard, Verdict, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
@@ -153,7 +153,6 @@ class Trainer:
         """The trained parameters, as the strategy has wrapped them, by their names in checkpoints."""
         self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
         self.optimizer = AdamW(self.trained, config.optimizer)
-        self.scale = LossScale(world.device, enabled=config.precision == "fp16")
         self.guard = Guard(config.guard.spike)
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
         """A step's figures on the host."""
@@ -299,7 +298,7 @@ class Trainer:
         `total_weight` is the sum over all workers.
         """
         # Strategies average gradients over workers, and the step needs the mean over samples that count.
-        share = self.world.size * self.scale.factor / total_weight
+        share = self.world.size / total_weight
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
             try:
@@ -329,7 +328,7 @@ class Trainer:
     def _update(self, batch: Batch, loss: Tensor, total: Tensor) -> None:
         """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
         with self.stopwatch.measure("optimizer"):
-            norm = self.strategy.norm(self.optimizer.gradients()) / self.scale.factor
+            norm = self.strategy.norm(self.optimizer.gradients())
             flags = (self.stop.reason is not None, self.checkpointer.is_written())
             stopping, written = (torch.full_like(loss, float(flag)) for flag in flags)
             # All workers judge by the same numbers, to the last bit.
@@ -340,16 +339,13 @@ class Trainer:
             copied = Mark(self.world.device)
             rate = learning_rate(self.state.step + 1, self.config.optimizer, self.config.max_steps)
             self.optimizer.step(rate, skip=skip, divisor=self._divisor(norm))
-            self.scale.update(norm)
             self.optimizer.zero_grad()
         self._unfinished = _Unfinished(batch, rate, copied)
 
     def _divisor(self, norm: Tensor) -> Tensor | None:
-        """Return the divisor of gradients with this norm, for the loss's scale and for clipping."""
+        """Return the divisor that clips gradients with this norm."""
         limit = self.config.optimizer.clip_norm
-        if limit is None:
-            return self.scale.factor if self.scale.enabled else None
-        return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
+        return None if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
 
     def _account(self, batch: Batch, loss: float, samples: int, verdict: Verdict) -> float:
         """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
@@ -410,8 +406,6 @@ class Trainer:
         if self.checkpointer.last_step == self.state.step:
             return
         self.state.usual_norm = self.guard.usual_norm
-        if self.scale.enabled:
-            self.state.scale, self.state.scale_growth = self.scale.state()
         self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
 
@@ -435,8 +429,6 @@ class Trainer:
         self.state = state
         self.optimizer.set_steps_taken(state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
-        if self.scale.enabled and state.scale is not None:
-            self.scale.restore(state.scale, state.scale_growth)
 
     def _begin_with(self, other: Storage) -> None:
         """Load the weights and moving average of another run's checkpoint."""

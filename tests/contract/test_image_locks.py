@@ -52,7 +52,7 @@ def test_the_ray_image_contains_the_requirements_of_sdp_and_its_extras() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {canonicalize_name(Requirement(line).name) for line in
-              [*project["dependencies"], *extras["worker"], *extras["8bit"]]}  # fmt: skip
+              [*project["dependencies"], *extras["worker"]]}  # fmt: skip
     locked = {pin.split("==")[0].split("[")[0] for pin in entries(ROOT / "images" / "ray" / "requirements.lock")}
     assert wanted <= locked
 

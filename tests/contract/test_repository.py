@@ -176,16 +176,14 @@ def test_the_wheel_is_installed_in_three_ways_of_which_the_base_needs_no_torch_a
 ) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = HeaderParser().parsestr(wheel.read(name).decode())
-    assert set(metadata.get_all("Provides-Extra", [])) == {"worker", "8bit", "exporter"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"worker", "exporter"}
     wanted: dict[str, set[str]] = {}
-    for extra in ("", "worker", "8bit", "exporter"):
+    for extra in ("", "worker", "exporter"):
         requirements = map(Requirement, metadata.get_all("Requires-Dist", []))
         wanted[extra] = {r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})}
     assert {"pydantic", "pyarrow", "pyyaml"} <= wanted[""]
     assert not {"torch", "ray", "pillow", "diffusers"} & (wanted[""] | wanted["exporter"])
     assert {"torch", "ray", "pillow", "diffusers", "transformers"} <= wanted["worker"]
-    assert wanted["8bit"] - wanted[""] == {"torchao"}
-    assert "torchao" not in wanted["worker"]
     assert {"nvidia-ml-py", "prometheus-client"} <= wanted["exporter"]
 
 

@@ -114,12 +114,6 @@ def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pict
     assert without[-1] == f"{tmp_path}/evaluation"
 
 
-def test_the_optimizer_is_trainings_alone(root: Path, tmp_path: Path) -> None:
-    parsed = config(root, tmp_path, "optimizer=adamw_8bit")
-    steps = {step.job: step.config for step in job.steps_of(parsed)}
-    assert steps["train"]["optimizer"]["kind"] == "adamw_8bit"
-
-
 def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"

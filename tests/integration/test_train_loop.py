@@ -111,18 +111,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:
     assert states[0] == states[1]
 
 
-def test_a_run_whose_averages_are_in_8_bits_is_resumed_bit_for_bit(root: Path) -> None:
-    packed = {"optimizer__kind": "adamw_8bit", "max_steps": 4}
-    expected = weights(train(config(root, "whole", **packed)))
-    assert any(name.startswith("exp_avg_codes.") for name in expected)
-    train(config(root, "again", **{**packed, "max_steps": 2}))
-    resumed = weights(train(config(root, "again", **packed)))
-    assert resumed.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.items())
-    with pytest.raises(ModelError, match=r"of another architecture: it has no exp_avg\."):
-        train(config(root, "again", max_steps=5))
-
-
 def test_the_checkpoints_ledger_holds_exactly_what_was_trained_on(root: Path) -> None:
     rows: list[list[int]] = []
 
