@@ -89,14 +89,14 @@ def gpus_of(cluster: Object) -> dict[str, int]:
     return gpus
 
 
-def _gpus_needed(job: JobDraft) -> dict[str, float]:
+def _gpus_needed(job: JobDraft) -> dict[str, int]:
     """Return the GPUs of each accelerator without which a job does not start.
 
     Trainers start together or not at all; one encoder or generator is enough. Workers that name no type of GPU do not
     count, since any group may have theirs.
     """
     train = kind_of(job.name) == "train"
-    needed: dict[str, float] = {}
+    needed: dict[str, int] = {}
     for section in ("scaling",) if train and job.value("data.mode") != "online" else ("scaling", "encode"):
         accelerator, workers = job.value(f"{section}.accelerator"), job.value(f"{section}.num_workers")
         if accelerator in (None, "cpu", "gpu"):
