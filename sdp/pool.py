@@ -96,8 +96,7 @@ class Tracker:
         self.figures.elapsed_s = time.monotonic() - self._began
         self.figures.gpu_hours = sum(list(self._pool.gpu_s.values())) / 3600  # another thread may add one
         self._progress.update(str(self.figures))
-        self._telemetry.show("sdp_job_rows", self.figures.total, job=self._pool.job)
-        self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._pool.job)
+        self._telemetry.progress(self._pool.job, self.figures.done, self.figures.total)
 
 
 @dataclass(frozen=True, slots=True)

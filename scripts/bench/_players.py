@@ -68,9 +68,6 @@ class IdleDownload:
     def figures(self) -> DownloadFigures:
         return DownloadFigures()
 
-    def take_hosts(self) -> dict[str, Any]:
-        return {}
-
 
 def download_nothing() -> None:
     """Replace the download workers of a worker process."""

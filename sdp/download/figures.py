@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 from sdp.datasets.outcomes import Counts, Outcome
 from sdp.download.fetch import Request
 from sdp.telemetry.catalogue import BYTES, SECONDS
-
-_KEPT_HOSTS = 1000
-
-
-@dataclass(slots=True)
-class Host:
-    """The figures of one host."""
-
-    images: int = 0
-    failures: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -47,7 +36,6 @@ class DownloadFigures:
     """Fetches by the bucket of their time, the last of which has no bound."""
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BYTES) + 1, np.int64))
     """Images by the bucket of their size."""
-    hosts: dict[str, Host] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -67,33 +55,15 @@ class DownloadFigures:
 
     def note_fetch(self, request: Request[Any]) -> None:
         """Count a fetch and its result."""
-        fetched = request.failure is None
         self.requests += request.attempts
         self.bytes += request.size
         self.seconds += request.seconds
         self.durations[bisect_left(SECONDS, request.seconds)] += 1
-        if fetched:
+        if request.failure is None:
             self.sizes[bisect_left(BYTES, request.size)] += 1
-        if request.attempts:
-            self.merge_hosts({request.host: Host(int(fetched), int(not fetched), request.seconds)})
 
     def merge(self, other: "DownloadFigures") -> None:
-        _add(self, other, "written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests", "seconds")
-        _add(self, other, "durations", "sizes")
-        self.merge_hosts(other.hosts)
-
-    def merge_hosts(self, hosts: Mapping[str, Host]) -> None:
-        for name, host in hosts.items():
-            _add(self.hosts.setdefault(name, Host()), host, "images", "failures", "seconds")
-        if len(self.hosts) > 2 * _KEPT_HOSTS:
-            self.hosts = dict(self.slowest(_KEPT_HOSTS))
-
-    def slowest(self, count: int = 10) -> list[tuple[str, Host]]:
-        """Return the hosts that took most time."""
-        return sorted(self.hosts.items(), key=lambda item: (-item[1].seconds, item[0]))[:count]
-
-
-def _add(figures: object, others: object, *names: str) -> None:
-    """Add the figures of these names."""
-    for name in names:
-        setattr(figures, name, getattr(figures, name) + getattr(others, name))
+        for name in ("written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.durations += other.durations
+        self.sizes += other.sizes

@@ -68,8 +68,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         say(line)
     if before is not None:
         _refuse_unfinished(existing)
-        for line in messages.held_back(files, existing.index, config.limit):
-            say(line)
     if dry_run:
         for line in _intention(planned, before, len(files)):
             say(line)

@@ -8,7 +8,6 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
 from sdp.datasets.units import Work
 from sdp.download.figures import DownloadFigures
-from sdp.storage import SourceFile
 from sdp.telemetry import Telemetry
 
 _MEANINGS = {**FILTER_REASONS, **FAILURE_REASONS}
@@ -33,8 +32,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
 
 def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     """Emit the figures as metrics."""
-    telemetry.show("sdp_job_rows", total, job="download")
-    telemetry.show("sdp_job_rows_done", min(figures.done, total), job="download")
+    telemetry.progress("download", min(figures.done, total), total)
     telemetry.reach("sdp_download_rows_total", figures.written, outcome=WRITTEN, reason="")
     for reason, count in figures.reasons.items():
         outcome = FILTERED if reason in FILTER_REASONS else FAILED
@@ -69,15 +67,6 @@ def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
         )
 
 
-def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> Iterator[str]:
-    """Yield a line about new rows of the source, which a retry leaves alone."""
-    known = set(index.files["path"].to_pylist())
-    new = sum(file.uri not in known for file in files)
-    if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
-        rows = f"{counted(new, 'new file')} of the source" if new else "the rows up to the limit"
-        yield f"left for a run without --only-failed: {rows}"
-
-
 def retry_intention(dataset: Dataset) -> Iterator[str]:
     """Yield the lines of a retry's dry run."""
     failed, units = dataset.manifest.counts.failed, len(dataset.units_with_failures())
@@ -101,17 +90,5 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
             f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.written:,} of them written, "
             f"{counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
-    if figures.hosts:
-        hosts = [
-            (
-                name,
-                f"{h.images:,}",
-                f"{h.failures:,}",
-                f"{h.seconds / (h.images + h.failures):.2f} s",
-                duration(h.seconds),
-            )
-            for name, h in figures.slowest(8)
-        ]
-        yield table(hosts, ("slowest hosts", "images", "failures", "mean", "total"))
     if counts.failed:
         yield f"to retry failures: sdp download … --only-failed; to see them: sdp inspect {dataset.storage.uri}"

@@ -26,7 +26,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.download import messages, survey
 from sdp.download.budgets import Answer, Ask, SharedBudgets
-from sdp.download.figures import DownloadFigures, Host
+from sdp.download.figures import DownloadFigures
 from sdp.download.spans import read_span, spans
 from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
@@ -160,13 +160,13 @@ class Download:
             result = task if isinstance(task, SdpError) else self._worker.make(task)
         except SdpError as error:  # passed on as a value, as above
             result = error
-        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
+        ray.get(self._hub.report.remote(self._name, self._worker.figures()))
         return {"info": pickle.dumps(result)}
 
     def _report(self) -> None:
         pause = threading.Event()
         while not pause.wait(_REPORT_S):
-            self._hub.report.remote(self._name, self._worker.figures(), {})
+            self._hub.report.remote(self._name, self._worker.figures())
 
 
 class Hub:
@@ -175,20 +175,18 @@ class Hub:
     def __init__(self, limits: HostsConfig) -> None:
         self._budgets = SharedBudgets(limits)
         self._figures: dict[str, DownloadFigures] = {}
-        self._hosts = DownloadFigures()
 
     def exchange(self, ask: Ask) -> Answer:
         return self._budgets.exchange(ask, time.monotonic())
 
-    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
-        """Take a worker's figures so far, which outlast a restart of the hub, and add those of the hosts."""
+    def report(self, worker: str, figures: DownloadFigures) -> None:
+        """Take a worker's figures so far, which outlast a restart of the hub."""
         self._figures[worker] = figures
-        self._hosts.merge_hosts(hosts)
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
         total = DownloadFigures(workers=len(self._figures))
-        for figures in (*self._figures.values(), self._hosts):
+        for figures in self._figures.values():
             total.merge(figures)
         return total
 

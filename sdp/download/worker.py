@@ -15,7 +15,7 @@ from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info
 from sdp.download.fetch import Fetcher, Request
-from sdp.download.figures import DownloadFigures, Host
+from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
@@ -88,17 +88,11 @@ class DownloadWorker:
         return info
 
     def figures(self) -> DownloadFigures:
-        """Return the figures so far, without the hosts."""
+        """Return the figures so far."""
         with self._lock:
             total = DownloadFigures()
-            total.merge(replace(self._figures, hosts={}))
+            total.merge(self._figures)
             return total
-
-    def take_hosts(self) -> dict[str, Host]:
-        """Return the hosts' figures since the last call."""
-        with self._lock:
-            hosts, self._figures.hosts = self._figures.hosts, {}
-            return hosts
 
     def close(self) -> None:
         self._closing.set()

@@ -14,7 +14,6 @@ from sdp.encode.desk import State
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
-from sdp.model.family import SD2, caption_bytes
 from sdp.process.prepare import Config, Prepared, Spec
 from sdp.telemetry import Telemetry
 
@@ -115,8 +114,7 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
 
 def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     """Emit the figures as metrics."""
-    telemetry.show("sdp_job_rows", figures.rows_total, job=figures.job)
-    telemetry.show("sdp_job_rows_done", figures.rows_done, job=figures.job)
+    telemetry.progress(figures.job, figures.rows_done, figures.rows_total)
     for outcome in OUTCOMES:
         telemetry.reach("sdp_process_rows_total", getattr(figures.counts, outcome), outcome=outcome)
     telemetry.reach("sdp_process_transformed_total", figures.transformed.items)
@@ -132,17 +130,13 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_process_ready", figures.pipeline.ready)
 
 
-def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
-    """Return the closing table: the dataset's counts, this run's figures, the next command."""
-    captions = _captions(config, dataset.manifest.counts.written)
-    return [*outcome_lines(config, dataset), ("captions", captions), *run_lines(dataset, figures)]
-
-
-def outcome_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset) -> list[tuple[str, str]]:
-    """Return the lines on the dataset's counts."""
+def summary(
+    config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[tuple[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """Return the closing table: the dataset's counts, `more` on its content, this run's figures, the next command."""
     counts = dataset.manifest.counts
     without = dataset.rows - counts.input
-    return [
+    lines = [
         (
             "written",
             f"{counts.written:,} of {counted(counts.input, 'row')}, {size(dataset.manifest.size)} in "
@@ -150,12 +144,8 @@ def outcome_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset) -> list
         ),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
         *([("no image", f"{without:,} of the source's {dataset.rows:,} rows")] if without > 0 else []),
+        *more,
     ]
-
-
-def run_lines(dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
-    """Return the lines on this run's figures, and on a retry of failures."""
-    lines: list[tuple[str, str]] = []
     if figures.parts_written:
         rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
@@ -166,7 +156,7 @@ def run_lines(dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
-            ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
+            ("transforms", f"up to {figures.transforms_most}{_per_core(figures)}"),
             ("bottleneck", suggestion(figures)),
         ]
         for side, count in sorted(figures.fitting.items()):
@@ -177,28 +167,15 @@ def run_lines(dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]
             lines.append(("replaced", f"{counted(figures.deaths, 'worker')} that died"))
     else:
         lines.append(("this run", "nothing to do: all parts existed"))
-    if dataset.manifest.counts.failed:
+    if counts.failed:
         lines.append(("next", f"sdp {figures.job} --only-failed retries the failed rows"))
     return lines
-
-
-def _captions(config: ProcessConfig, rows: int) -> str:
-    """Return the cost of captions as stored and of the alternative; that of computing is Stable Diffusion 2's."""
-    ids, embeddings = (
-        f"{a_row:,} bytes each, {size(rows * a_row)}"
-        for a_row in map(caption_bytes, (None, SD2.text_encoder["hidden_size"]))
-    )
-    # 45 of 45 + 539 GFLOP; the best A100 rate without the text encoder was 184.6 images/s.
-    work = "in SD2 45 of 584 GFLOP a sample at 256 px, 0.13 A100-hours a million samples"
-    if config.encode.text == "text_embedding":
-        return f"as embeddings, {embeddings}: training runs no text encoder, {work}; token ids take {ids}"
-    return f"as token ids, {ids}: training runs the text encoder, {work}; embeddings (SD2's) take {embeddings}"
 
 
 def _per_core(figures: ProcessFigures) -> str:
     stats = figures.transformed
     busy = stats.seconds + stats.reading_s
-    return f"{stats.items / busy:.0f} img/s each" if busy else "idle"
+    return f", {stats.items / busy:.0f} img/s each" if busy else ""
 
 
 def forecast(
@@ -234,6 +211,5 @@ def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) ->
     config, model = prepared.config, prepared.spec.model
     return [
         ("to write", f"about {size(images * bytes_per_row(prepared.spec.shape))}"),
-        ("captions", _captions(config, images)),
         ("model", f"{config.model.source} (sha256 {str(model.sha256)[:16]}…)"),
     ]

@@ -3,7 +3,8 @@
 from sdp.config import ScoreConfig
 from sdp.console import counted, size
 from sdp.datasets.manifest import Dataset
-from sdp.process.messages import ProcessFigures, outcome_lines, run_lines
+from sdp.process import messages
+from sdp.process.messages import ProcessFigures
 from sdp.process.prepare import Prepared
 from sdp.score.stages import ScoreSpec
 
@@ -33,14 +34,14 @@ def summary(
     for name, bound in _BOUNDS.items():
         if name in dataset.manifest.schema:
             bounds[name] = bound
-    lines = outcome_lines(config, dataset)
+    more = []
     if duplicates is not None:
         share = duplicates / max(1, dataset.manifest.counts.written)
-        lines.append(("near-duplicates", f"{duplicates:,} of a lower row, {share * 100:.1f} %"))
+        more.append(("near-duplicates", f"{duplicates:,} of a lower row, {share * 100:.1f} %"))
         if duplicates:
             tables.append(f"{{uri: {uri}/duplicates}}")
             bounds["duplicate"] = "{max: 0, keep_unknown: true}"
-    lines += run_lines(dataset, figures)
+    lines = messages.summary(config, dataset, figures, more)
     if not bounds:
         return lines
     if list(bounds) == ["duplicate"]:

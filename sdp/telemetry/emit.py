@@ -72,6 +72,11 @@ class Telemetry:
             for _ in range(count - earlier):
                 self._emit(HISTOGRAM, name, middle, {})
 
+    def progress(self, job: str, done: int, total: int) -> None:
+        """Show how many of its rows a job has done."""
+        self.show("sdp_job_rows", total, job=job)
+        self.show("sdp_job_rows_done", done, job=job)
+
     def process(self, role: str, rank: int | str = "") -> None:
         """Announce this process's role."""
         self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank, job_name=self.job)

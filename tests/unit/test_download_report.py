@@ -1,12 +1,10 @@
 """The download's report on rows that it leaves out."""
 
-import pytest
-
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.units import Extent, Unit, Work
 from sdp.download.figures import DownloadFigures
-from sdp.download.messages import held_back, lowered_limit, rows_to_do
+from sdp.download.messages import lowered_limit, rows_to_do
 from sdp.storage import SourceFile
 
 KNOWN = SourceFile("in/a.parquet", 10, "e")
@@ -34,21 +32,3 @@ def test_a_lowered_limit_is_spoken_of() -> None:
         "them stay"
     ]
     assert [*lowered_limit(40, INDEX), *lowered_limit(None, INDEX)] == []
-
-
-@pytest.mark.parametrize(
-    ("files", "limit", "reasons"),
-    [
-        ([KNOWN], 40, []),
-        ([KNOWN], 50, ["the rows up to the limit"]),
-        ([KNOWN], None, ["the rows up to the limit"]),
-        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], None, ["1 new file of the source"]),
-        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], 40, []),
-    ],
-)
-def test_rows_that_a_retry_leaves_for_later_are_reported(
-    files: list[SourceFile], limit: int | None, reasons: list[str]
-) -> None:
-    assert list(held_back(files, INDEX, limit)) == [
-        f"left for a run without --only-failed: {reason}" for reason in reasons
-    ]
