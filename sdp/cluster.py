@@ -39,10 +39,6 @@ TASK_RETRIES = 30
 """Limit on Ray's retries of a call, and on restarts of the hub and of a pool's actors, so that one that always fails
 ends. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
 meanwhile counts; and higher than the desk's, for workers that die before they reach it."""
-_NOISY_LOGGERS = ("ray._private.authentication", "ray.data._internal.progress")
-"""Loggers of Ray whose warnings are false alarms here."""
-
-
 _SETTINGS = {
     # Train allows one minute, which is too short for a cluster that adds nodes.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
@@ -71,8 +67,7 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        for name in _NOISY_LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        ray_private.quieten()
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
@@ -271,27 +266,9 @@ def _selects(wanted: str, value: str | None) -> bool:
     return (value in [item.strip() for item in values]) != wanted.startswith("!")
 
 
-def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:
-    """Refuse labels that no node has, since work would wait for them for ever."""
-    if can_grow or nodes_with(labels):
-        return
-    values_of = {
-        name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels
-    }
-    actual = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in values_of.items())
-    raise UserError(f"{key}: no node has {format_labels(labels)} ({actual}); use those of a node, or {{}}")
-
-
 def format_labels(labels: Mapping[str, str]) -> str:
     """Return labels as YAML."""
     return "{" + ", ".join(f"{name}: {value}" for name, value in labels.items()) + "}"
-
-
-def accelerators() -> set[str]:
-    """Return the accelerator types of the connected cluster's nodes, by their label or resource."""
-    nodes, prefix = nodes_with({}), "accelerator_type:"
-    labels = {node.get("Labels", {}).get(ACCELERATOR_LABEL) for node in nodes} - {None}
-    return labels | {n.removeprefix(prefix) for node in nodes for n in node["Resources"] if n.startswith(prefix)}
 
 
 def this_node() -> Any:
@@ -354,13 +331,24 @@ def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
     return options
 
 
+def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:
+    """Refuse labels that no node has, since work would wait for them for ever."""
+    if can_grow or nodes_with(labels):
+        return
+    actual = ", ".join(f"{name} is {' or '.join(_values_of(name)) or 'nowhere'}" for name in labels)
+    raise UserError(f"{key}: no node has {format_labels(labels)} ({actual}); use those of a node, or {{}}")
+
+
 def require_accelerator(key: str, accelerator: str | None, *, can_grow: bool = False) -> None:
     """Refuse an accelerator type that no node offers, since work would wait for it for ever."""
-    if accelerator is None or can_grow:
+    if accelerator is None or can_grow or accelerator in (offered := _values_of(ACCELERATOR_LABEL)):
         return
-    offered = accelerators()
-    if accelerator not in offered:
-        have = ", ".join(sorted(offered)) or "no accelerators"
-        raise UserError(
-            f"{key}: expected an accelerator type that a node offers, got {accelerator!r}; the cluster has {have}"
-        )
+    have = ", ".join(offered) or "no accelerators"
+    raise UserError(
+        f"{key}: expected an accelerator type that a node offers, got {accelerator!r}; the cluster has {have}"
+    )
+
+
+def _values_of(label: str) -> list[str]:
+    """Return the values of a label on the cluster's nodes."""
+    return sorted({node["Labels"][label] for node in nodes_with({}) if label in node.get("Labels", {})})

@@ -53,22 +53,6 @@ def placement_groups() -> dict[str, str]:
     return {number: group["state"] for number, group in placement_group_table().items()}
 
 
-def autoscaler_activity() -> list[str]:
-    """Return what the autoscaler does, for an error about missing nodes; nothing public does. If it goes: drop it."""
-    words: list[str] = []
-    with _comfort("the autoscaler's status"):
-        import ray
-        from ray.autoscaler.v2.sdk import get_cluster_status
-
-        status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
-        failed = status.failed_launches
-        words += [f"{one.count} {one.ray_node_type_name} failed to start ({one.details})" for one in failed]
-        starting = [node.ray_node_type_name for node in status.pending_nodes]
-        starting += [one.ray_node_type_name for one in status.pending_launches for _ in range(one.count)]
-        words += [f"{starting.count(kind)} {kind} starting" for kind in sorted(set(starting))]
-    return words
-
-
 def live_workers() -> set[str]:
     """Return the ids of the living processes; the public `list_workers` needs the dashboard. If it goes: use that."""
     from ray._private.state import workers
@@ -77,7 +61,10 @@ def live_workers() -> set[str]:
 
 
 def job_name() -> str:
-    """Return the name of this process's submitted job, or ""; nothing public does. If it goes: use a variable."""
+    """Return the name of this process's submitted job, or ""; nothing public does. If it goes: use a variable.
+
+    KubeRay's names begin with the RayJob's. Every process of the job has it.
+    """
     name = ""
     with _comfort("the job's configuration"):
         from ray._private.worker import global_worker
@@ -87,6 +74,12 @@ def job_name() -> str:
             metadata = worker.core_worker.get_job_config().metadata
             name = str(metadata.get("job_name") or metadata.get("job_submission_id") or "")
     return name
+
+
+def quieten() -> None:
+    """Raise the level of Ray's loggers whose warnings are false alarms here. If they are renamed: see what Ray says."""
+    for name in ("ray._private.authentication", "ray.data._internal.progress"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 # --- a local Ray ------------------------------------------------------------------------------------------------------

@@ -238,11 +238,9 @@ def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
 
 def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
     """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
-    activity = "; ".join(ray_private.autoscaler_activity())
-    cluster_has = _offer() + (f" (autoscaler: {activity})" if activity else "")
     return UserError(
         f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has "
-        f"{cluster_has}; let the cluster grow, request fewer, or raise {section}.wait_s"
+        f"{_offer()}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )
 
 

@@ -104,7 +104,6 @@ _METRICS = (
     ),
     Metric("sdp_train_gradient_norm", "1", "The gradient's norm before clipping."),
     Metric("sdp_train_learning_rate", "1", "The learning rate."),
-    Metric("sdp_train_samples_per_second", "samples/s", "Throughput since the last logged line."),
     Metric(
         "sdp_train_mfu",
         "ratio",

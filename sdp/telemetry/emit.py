@@ -18,10 +18,6 @@ from sdp.console import say
 from sdp.errors import one_line
 from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, HISTOGRAM, Metric
 
-_MOST_SERIES = 500
-"""Limit on the series of a metric in one process; further label values become OTHER."""
-OTHER = "other"
-
 
 class Backend(Protocol):
     """A store of series."""
@@ -39,7 +35,6 @@ class Telemetry:
     job: str = ""
     """The submitted job's name in Ray."""
     _reached: dict[tuple[str, tuple[tuple[str, object], ...]], float] = field(default_factory=dict)
-    _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
     _failed: bool = False
 
@@ -97,25 +92,20 @@ class Telemetry:
     def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
         if set(labels) != set(metric.labels):
             raise ValueError(f"{metric.name}: expected the labels {metric.labels}, got {tuple(labels)}")
-        values = tuple(str(labels[name]) for name in metric.labels)
-        seen = self._seen.setdefault(metric.name, set())
-        if values not in seen:
-            if len(seen) >= _MOST_SERIES:
-                values = (OTHER,) * len(values)
-            seen.add(values)
-        return {"run": self.run, **dict(zip(metric.labels, values, strict=True))}
+        return {"run": self.run, **{name: str(labels[name]) for name in metric.labels}}
 
 
 def begin(uri: str) -> Telemetry:
     """Return this process's metrics of the run that writes to a URI."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        from sdp.telemetry.ray_metrics import RayBackend, ascii_tag, job_name
+        from sdp import ray_private
+        from sdp.telemetry.ray_metrics import RayBackend, ascii_tag
 
         run = run_name(uri)
         if run != (tag := ascii_tag(run)):
             say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray accepts only ASCII")
-        return Telemetry(RayBackend(), tag, job_name())
+        return Telemetry(RayBackend(), tag, ray_private.job_name()[:100])
     from sdp.telemetry import registry
 
     return Telemetry(registry.default(), run_name(uri))

@@ -11,19 +11,10 @@ import ray
 from sdp import ray_private
 from sdp.telemetry.catalogue import ACTIONS, GAUGE, Metric
 
-_LONGEST_NAME = 100
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 _REFRESH_S = 2.0
 """Ray exports every 10 s only those gauges that were set since, and the node's agent drops the others 20 s later. So
 each gauge is set again at this interval, which takes 10 µs."""
-
-
-def job_name() -> str:
-    """Return the name of the submitted job that this process belongs to; empty if there is none.
-
-    KubeRay's names begin with the RayJob's. Every process of the job has it.
-    """
-    return ray_private.job_name()[:_LONGEST_NAME]
 
 
 @dataclass

@@ -84,7 +84,6 @@ number = ray.get(here.number.remote())
 print("alive", number in ray_private.live_workers())
 ray.kill(here)
 until(lambda: number not in ray_private.live_workers(), "Ray has noticed the death")
-print("autoscaler", ray_private.autoscaler_activity())
 class Twice:
     def __call__(self, row):
         return {"n": 2 * row["n"]}
@@ -103,7 +102,6 @@ processes gcs_server raylet
 job a-rayjob-x2
 nodes 1 True 2.0
 alive True
-autoscaler []
 rows 56
 actors ActorLocationTracker Here MapWorker
 spilled True

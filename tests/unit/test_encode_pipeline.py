@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sdp import cluster, ray_private
+from sdp import cluster
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import Desk, State, WorkerId, check_state
@@ -247,7 +247,6 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, state: State, placement: Placement, patience_s: float, says: str
 ) -> None:
     monkeypatch.setattr(cluster, "nodes_with", lambda _: [])
-    monkeypatch.setattr(ray_private, "autoscaler_activity", list)
     check_state(state, placement, 0, patience_s - 1)
     with pytest.raises(UserError) as refused:
         check_state(state, placement, 0, patience_s + 1)

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sdp.telemetry import Telemetry, emit, run_name
+from sdp.telemetry import Telemetry, run_name
 from sdp.telemetry.catalogue import CATALOGUE, SECONDS
 from sdp.telemetry.registry import RegistryBackend
 
@@ -86,17 +86,6 @@ def test_metrics_outside_the_catalogue_are_refused(telemetry: Telemetry, name: s
         telemetry.count(name, 1, **labels)
     with pytest.raises(KeyError):
         telemetry.count("sdp_train_sample_total", 1)
-
-
-def test_labels_beyond_a_bound_are_one_series(
-    telemetry: Telemetry, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(emit, "_MOST_SERIES", 3)
-    for _ in range(2):
-        for rank in range(10):
-            telemetry.count("sdp_train_bad_rows_total", 1, rank=rank)
-    counts = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
-    assert counts == {"0": 2, "1": 2, "2": 2, "other": 14}
 
 
 class Broken:

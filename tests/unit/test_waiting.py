@@ -23,7 +23,6 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     kinds = {"gpu", "cpu"}
     node = {"Resources": {"GPU": 1, "CPU": 1}}
     monkeypatch.setattr(cluster, "nodes_with", lambda labels: [node] if labels.get("kind") in kinds else [])
-    monkeypatch.setattr(ray_private, "autoscaler_activity", list)
     return kinds
 
 

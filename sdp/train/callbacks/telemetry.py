@@ -21,7 +21,6 @@ _LINE = {
     "loss_smoothed": "sdp_train_loss_smoothed",
     "gradient_norm": "sdp_train_gradient_norm",
     "learning_rate": "sdp_train_learning_rate",
-    "samples_per_s": "sdp_train_samples_per_second",
     "workers": "sdp_train_workers",
     "skipped": "sdp_train_skipped_steps",
     "mfu": "sdp_train_mfu",
