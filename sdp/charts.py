@@ -1,15 +1,10 @@
 """Charts as SVG, and jinja2 templates. The page that shows a chart defines its colours: --a, --b, ..."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from typing import Any
 
 _LEFT, _RIGHT, _WIDTH = 64, 988, 1000
 _TOP, _HEIGHT, _BOTTOM = 26, 280, 38
@@ -21,7 +16,7 @@ Tick = tuple[float, str]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve, with a gap where a value is missing."""
+    """A curve; points without a finite value are left out."""
 
     name: str
     x: Sequence[float]
@@ -31,16 +26,19 @@ class Line:
 
 def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False) -> str:
     """Return a chart of curves. `zero` starts the vertical axis at 0."""
-    points = [point for curve in curves for piece in _pieces(curve) for point in piece]
+    finite = [
+        [(a, b) for a, b in zip(curve.x, curve.y, strict=True) if b is not None and math.isfinite(b)]
+        for curve in curves
+    ]
+    points = [point for points in finite for point in points]
     if not points:
         return f'<svg viewBox="0 0 {_WIDTH} 40" role="img"><text x="0" y="24">no data yet</text></svg>'
     x, columns = _axis([a for a, _ in points], _LEFT, _RIGHT, 8)
     y, rows = _axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
     drawn = []
-    for number, curve in enumerate(curves):
-        pieces = _pieces(curve, stride=max(1, len(curve.x) // _MOST_POINTS))
-        polylines = [" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece) for piece in pieces]
-        drawn.append((curve, "abcdef"[number % 6], polylines))
+    for number, (curve, points) in enumerate(zip(curves, finite, strict=True)):
+        some = points[:: max(1, len(points) // _MOST_POINTS)] + points[-1:]
+        drawn.append((curve, "abcdef"[number % 6], " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in some)))
     return render(
         Path(__file__).with_suffix(".svg"),
         {"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
@@ -69,28 +67,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _pieces(curve: Line, stride: int = 1) -> Iterator[list[tuple[float, float]]]:
-    """Yield the curve's pieces between its gaps, with every stride-th point and the last."""
-    points = enumerate(zip(curve.x, curve.y, strict=True))
-    for has_values, piece in groupby(points, lambda point: point[1][1] is not None and math.isfinite(point[1][1])):
-        shown = [(a, b or 0.0) for n, (a, b) in piece if n % stride == 0 or n == len(curve.x) - 1]
-        if has_values and shown:
-            yield shown
-
-
 def render(file: Path, values: dict[str, Any]) -> str:
-    """Fill in a template file, escaping values for HTML; raise ValueError if one is missing."""
-    from jinja2 import UndefinedError
-
-    try:
-        return _template(file).render(values)
-    except UndefinedError as error:
-        raise ValueError(str(error)) from error
-
-
-@cache
-def _template(file: Path) -> "Template":
+    """Fill in a template file, escaping values for HTML; a missing one is an error."""
     from jinja2 import Environment, StrictUndefined
 
     settings = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    return settings.from_string(file.read_text(encoding="utf-8"))
+    return settings.from_string(file.read_text(encoding="utf-8")).render(values)

@@ -12,9 +12,8 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import Layout, PartInfo, iter_rows, read_account, write_part
 from sdp.datasets.source import freeze_source, freeze_upstream
 from sdp.datasets.units import Work
-from sdp.report.inspect import describe
 from sdp.report.page import text_of
-from sdp.report.sections import sections_of
+from sdp.report.sections import describe
 from sdp.storage import Storage, list_source, open_storage
 
 LAYOUT = Layout(row_group_rows=8)
@@ -22,8 +21,7 @@ LAYOUT = Layout(row_group_rows=8)
 
 def text_at(uri: Path | str) -> str:
     """Return the text of `sdp inspect`."""
-    storage = open_storage(str(uri))
-    return "\n\n".join(map(text_of, sections_of(describe(storage), storage)))
+    return "\n\n".join(map(text_of, describe(open_storage(str(uri)))))
 
 
 def write_source(folder: Path, files: Iterable[tuple[str, int]], first: int = 0) -> None:

@@ -101,27 +101,26 @@ def inspect(args: Arguments) -> int:
 
     if args.account and not Path(args.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
-    from sdp.datasets.inspect import Description, with_problems, write_account
-    from sdp.report.inspect import describe
+    from sdp.datasets.inspect import write_account
     from sdp.report.page import text_of
-    from sdp.report.sections import sections_of
+    from sdp.report.sections import describe, identify
     from sdp.storage import open_storage
 
-    storage = open_storage(args.uri)
-    description = describe(storage, verify=args.verify)
-    for option in ("account", "verify"):
-        if getattr(args, option) and not isinstance(description, Description):
-            kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
-            raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
-    if args.account and isinstance(description, Description):
+    kind, storage = identify(open_storage(args.uri))
+    problems: list[str] = []
+    if (args.account or args.verify) and kind != "dataset":
+        option = "account" if args.account else "verify"
+        raise UsageError(f"inspect: --{option}: expected a dataset, got the {kind} {storage.uri}; leave it out")
+    if args.account:
         rows, problems = write_account(storage, Path(args.account))
-        description = with_problems(description, problems)
         say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
+    sections = describe(storage, verify=args.verify, problems=problems)
     if args.json:
-        print(json.dumps(description.to_json(), indent=2, default=str))
+        plain = [section.to_json() for section in sections]
+        print(json.dumps(plain if len(plain) > 1 else plain[0], indent=2, default=str))
     else:
-        print("\n\n".join(map(text_of, sections_of(description, storage))))
-    return 1 if description.problems else 0
+        print("\n\n".join(map(text_of, sections)))
+    return 1 if any(section.problems for section in sections) else 0
 
 
 @command(LOOK, "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg")

@@ -1,6 +1,9 @@
-"""The audit of one image: its outcome in every dataset of a lineage, and every checkpoint that was trained on it."""
+"""The audit of one image: its outcome in every dataset of a lineage, and every checkpoint whose run has consumed it.
 
-from collections.abc import Mapping, Sequence
+A run has also consumed the rows of the few steps that it skipped, which its folder `bad_steps/` lists.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +21,7 @@ from sdp.datasets.lookup import in_parts, in_source
 from sdp.datasets.manifest import part_infos, repeated_rows
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.parts import read_account, resolve
-from sdp.datasets.records import BadRecord, Whole, parse
+from sdp.datasets.records import BadRecord, parse
 from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError
@@ -27,7 +30,6 @@ from sdp.storage.uri import resolved
 
 RUN = "_run.json"
 CHECKPOINTS = "checkpoints/"
-BAD_STEPS = "bad_steps/"
 _HASHED = ("tombstone", "blocked_content")
 """Reasons whose detail is the hash of the content."""
 
@@ -41,9 +43,7 @@ class Trace:
     """For each dataset of the lineage: uri, kind, outcome, reason, detail, attempts."""
     taken_down: bool = False
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    """For each checkpoint that was trained on it: run, checkpoint, epochs; in a mixture also dataset."""
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-    """For each step that had it but was skipped for a bad loss: run, step, epochs; in a mixture also dataset."""
+    """For each checkpoint whose run has consumed it: run, checkpoint, epochs; in a mixture also dataset."""
     checkpoints_searched: int = 0
     notes: list[str] = field(default_factory=list)
     """One line for each place that could not be searched."""
@@ -57,9 +57,7 @@ def audit(uris: Sequence[str], *, row: int | None = None, value: Takedown | None
     if value is not None:
         hint = "write it as in the source" if value.kind == "url" else "give the hash of the downloaded bytes"
         value = tombstones.takedown(value.kind, value.value, f"audit: --{value.kind}", hint)
-    elif row is None:
-        raise UserError("audit: expected --row, --url or --sha256, got none; say which image")
-    elif row < 0:
+    elif row is not None and row < 0:
         raise UserError(f"audit: --row: expected an address, 0 or more, got {row}")
     return _Audit(uris, row, value).traces()
 
@@ -73,28 +71,12 @@ def summary(trace: Trace) -> str:
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for use in trace.checkpoints:
-        lines.append(f"  {use['run']}: trained on by {use['checkpoint']}, in {_epochs(use)}")
-    for use in trace.skipped:
-        lines.append(
-            f"  {use['run']}: consumed, but not trained on, by the skipped step {use['step']:,}, in {_epochs(use)}"
-        )
+        epochs, dataset = ", ".join(map(str, use["epochs"])), f" of {use['dataset']}" if "dataset" in use else ""
+        lines.append(f"  {use['run']}: consumed before {use['checkpoint']}, in epoch {epochs}{dataset}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {counted(trace.checkpoints_searched, 'checkpoint')}")
     lines += [f"  {note}" for note in trace.notes]
     return "\n".join(lines)
-
-
-def _epochs(use: Mapping[str, Any]) -> str:
-    """Return `epoch 3` or `epochs 0-4, 7`, with the dataset where the run mixes several."""
-    spans: list[list[int]] = []
-    for number in sorted(use["epochs"]):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    words = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
-    dataset = f" (of {use['dataset']})" if "dataset" in use else ""
-    return f"epoch{'s' if len(use['epochs']) > 1 else ''} {', '.join(words)}{dataset}"
 
 
 class _Audit:
@@ -142,20 +124,15 @@ class _Audit:
             for dataset in datasets
         )
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]
-        checkpoints, skipped, searched = list[dict[str, Any]](), list[dict[str, Any]](), 0
+        checkpoints, searched = list[dict[str, Any]](), 0
         for run in self._runs:
-            steps, addresses = bad_steps(run), self._addresses_in(run, row, uris)
-            for address, mixed in addresses:
-                for step, rows_by_epoch in steps.items():
-                    if epochs := sorted(epoch for epoch, rows in rows_by_epoch.items() if address in rows):
-                        skipped.append({"run": run.uri, "step": step, "epochs": epochs, **mixed})
+            addresses = self._addresses_in(run, row, uris)
             for name, ledger in checkpoint_ledgers(run):
                 searched += 1
                 for address, mixed in addresses:
-                    left_out = _skipped_before(steps, step_of(name), address)
-                    if epochs := [epoch for epoch in ledger.epochs_of(address) if epoch not in left_out]:
+                    if epochs := ledger.epochs_of(address):
                         checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **mixed})
-        return Trace(row, outcomes, taken_down, checkpoints, skipped, searched, self._notes)
+        return Trace(row, outcomes, taken_down, checkpoints, searched, self._notes)
 
     def _addresses_in(self, run: Storage, row: int, uris: set[str]) -> list[tuple[int, dict[str, str]]]:
         """Return the addresses that a run uses for a row, each with its dataset if the run mixes several."""
@@ -177,11 +154,11 @@ class _Audit:
             raise DatasetError(
                 f"audit: no images dataset in this lineage, so no {value.kind} is known; give --row instead"
             )
-        urls, hashes = (frozenset({value.value} if value.kind == kind else ()) for kind in ("url", "sha256"))
         matches = list[tuple[int, str]]()
         for dataset in images:
             parts = sorted(parts_in(dataset) & read_output(dataset).index.works_by_part().keys())
-            rows = {row for _, _, row in in_parts(dataset, [part_name(*part) for part in parts], urls, hashes)}
+            hits = in_parts(dataset, [part_name(*part) for part in parts], {value.kind: {value.value}})
+            rows = {row for _, _, row in hits}
             if value.kind == "sha256":
                 rows |= set(_refused_content(dataset, value.value))
             else:
@@ -202,7 +179,7 @@ class _Audit:
         column = output.head.identity.get("source.url_column")
         if not isinstance(column, str):
             raise DatasetError("its identity does not name the column of URLs")
-        return {row for _, _, row in in_source(output.index, column, frozenset({url}))}
+        return {row for _, _, row in in_source(output.index, column, {url})}
 
 
 def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
@@ -242,13 +219,6 @@ class _RunHead:
     datasets: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _BadStep:
-    """The rows of a step that was skipped, by epoch."""
-
-    epochs: Mapping[int, frozenset[Whole]] = field(default_factory=dict)
-
-
 def datasets_of(run: Storage) -> list[str]:
     """Return the URIs of a run's datasets, in the order of their address ranges."""
     try:
@@ -266,28 +236,3 @@ def checkpoint_ledgers(run: Storage) -> list[tuple[str, Ledger]]:
     """Read the ledger of every checkpoint of a run; return them with the checkpoints' names."""
     names = [name for name in run.names(CHECKPOINTS) if name.endswith("/" + ledgers.NAME)]
     return [(name.split("/")[1], Ledger.from_bytes(run.read(name), run.uri_of(name))) for name in names]
-
-
-def bad_steps(run: Storage) -> dict[int, Mapping[int, frozenset[int]]]:
-    """Read the rows of each skipped step, by epoch."""
-    names = [name for name in run.names(BAD_STEPS) if name.endswith(".json")]
-    return dict(ordered_map(lambda name: (step_of(name), _bad_step(run, name)), names, workers=8))
-
-
-def _bad_step(run: Storage, name: str) -> Mapping[int, frozenset[int]]:
-    try:
-        return parse(_BadStep, read_json(run, name)).epochs
-    except BadRecord as error:
-        hint = "restore it from a backup, or delete it so that its rows count as trained on"
-        raise DatasetError(f"{run.uri_of(name)}: damaged ({error}); {hint}") from error
-
-
-def _skipped_before(steps: Mapping[int, Mapping[int, frozenset[int]]], step: int, address: int) -> set[int]:
-    """Return the epochs in which a step up to this one had an address but was skipped."""
-    return {epoch for at, epochs in steps.items() if at <= step for epoch, rows in epochs.items() if address in rows}
-
-
-def step_of(name: str) -> int:
-    """Return the step in a file's or checkpoint's name; -1 if there is none."""
-    digits = name.removesuffix(".json").rpartition("step-")[2]
-    return int(digits) if digits.isdigit() else -1

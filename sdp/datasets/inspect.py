@@ -1,9 +1,9 @@
 """The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from sdp.console import counted
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, refuse_foreign, repeated_rows, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, REPEATED, TAKEN_DOWN, Counts, relabelled
 from sdp.datasets.output import Output, read_output
-from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
+from sdp.datasets.parts import PartInfo, read_footer, read_info, resolve, verify_part
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import DatasetError, NotFound, SdpError
@@ -24,8 +25,6 @@ from sdp.storage import FileInfo, Storage
 from sdp.storage.named import written_for
 
 T = TypeVar("T")
-_SHOWN = 5
-_SAMPLES, _SAMPLE_BATCH = 3, 16
 _UPSTREAM_S = 10.0
 """Time for one operation on an ancestor."""
 
@@ -34,87 +33,88 @@ _UPSTREAM_S = 10.0
 class Description:
     """The description of a dataset."""
 
-    uri: str
-    kind: str
-    complete: bool
-    rows: int
-    """Addresses in the index."""
-    counts: Counts
-    parts: int
-    parts_ordered: int
-    bytes: int
-    schema: dict[str, str]
-    missing: list[dict[str, int]] = field(default_factory=list)
-    """The first units without a part: unit, start, stop, attempt."""
-    problems: list[str] = field(default_factory=list)
-    """One line for each part that is corrupt, truncated, changed or gone."""
-    notes: list[str] = field(default_factory=list)
-    """One line for each foreign file, and for each ancestor that cannot be read."""
-    lineage: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
-    tombstones: int = 0
-    manifest_version: int | None = None
-    created: str | None = None
-    sdp: str | None = None
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    verified: bool = False
+    output: Output
+    files: Sequence[FileInfo]
+    """The files of all parts."""
+    parts: Sequence[PartInfo]
+    """The parts that can be read."""
+    dataset: Dataset | None
+    """The dataset by its manifest; None if this is missing or damaged."""
+    taken_down: Tombstones | None
+    """The takedowns that apply; None if some cannot be read."""
+    lineage: Sequence[str]
+    """The URIs of the datasets and the files that it was made from."""
+    problems: list[str]
+    """One line for each thing that is corrupt, truncated, changed or gone."""
+    notes: list[str]
+    """One line for each ancestor that cannot be read."""
+
+    @property
+    def missing(self) -> list[Work]:
+        """The works without a readable part."""
+        done = {part.work for part in self.parts}
+        return [work for work in self.output.index.works() if work not in done]
+
+    @property
+    def complete(self) -> bool:
+        return self.dataset is not None and not self.problems and not self.missing
+
+    @property
+    def counts(self) -> Counts:
+        return repeated.without(total(self.parts), self.dataset.manifest.repeated if self.dataset else 0)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "counts": self.counts.to_json()}
+        manifest = self.dataset.manifest if self.dataset else None
+        return {
+            "kind": self.output.head.kind,
+            "complete": self.complete,
+            "rows": self.output.index.rows,
+            "counts": self.counts.to_json(),
+            "parts": len(self.parts),
+            "missing": [work.name for work in self.missing],
+            "bytes": sum(file.size for file in self.files),
+            "takedowns": len(self.taken_down or ()),
+            "lineage": self.lineage,
+            "notes": self.notes,
+            "columns": dict(manifest.schema) if manifest else {},
+            "config": dict(manifest.config) if manifest else {},
+            "models": dict(manifest.models) if manifest else {},
+            "version": manifest.version if manifest else None,
+        }
 
 
 def describe(storage: Storage, *, verify: bool = False) -> Description:
     """Describe a dataset; `verify` reads every byte of it."""
-    output = read_output(storage)
-    files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
+    output, problems, notes = read_output(storage), list[str](), list[str]()
+    files = [file for file in storage.list(PARTS) if parse_part_name(file.path) is not None]
     works = output.index.works_by_part()
-    problems: list[str] = []
-    infos = _infos(storage, files, works, problems, verify=verify)
-    done = {(p.unit.number, p.attempt) for p in infos}
-    missing = [work for part, work in works.items() if part not in done]
+
+    def look(file: FileInfo) -> PartInfo:
+        info = verify_part(storage, file) if verify else read_info(storage, file)
+        refuse_foreign(storage, info, works)
+        return info
+
+    read = ordered_map(lambda file: _try_read(problems, lambda: look(file)), files)
+    parts = [info for info in read if info is not None]
     dataset = _try_read(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
-    manifest = dataset.manifest if dataset is not None else None
     if dataset is not None:
-        problems += _against_manifest(dataset.parts, files, storage)
-        problems += _against_parts(dataset, output, infos)
-    taken, lineage, notes = _ancestry(storage, problems)
-    samples = _samples(storage, next((p for p in infos if p.counts.written), None), taken, problems)
-    return Description(
-        uri=storage.uri,
-        kind=output.head.kind,
-        complete=manifest is not None and not missing and not problems,
-        rows=output.index.rows,
-        counts=repeated.without(total(infos), manifest.repeated if manifest else 0),
-        parts=len(infos),
-        parts_ordered=len(works),
-        bytes=sum(f.size for f in files),
-        schema=_schema(storage, infos),
-        missing=[
-            {"unit": w.unit.number, "attempt": w.attempt, "start": w.unit.start, "stop": w.unit.stop}
-            for w in missing[:_SHOWN]
-        ],
-        problems=sorted(set(problems)),
-        notes=notes,
-        lineage=lineage + _root(output),
-        config=dict(manifest.config) if manifest else {},
-        models=dict(manifest.models) if manifest else {},
-        tombstones=len(taken),
-        manifest_version=manifest.version if manifest else None,
-        created=manifest.created if manifest else None,
-        sdp=manifest.sdp if manifest else None,
-        samples=samples,
-        verified=verify,
-    )
+        problems += _contradictions(dataset, output, {file.path: file.size for file in files}, parts)
+    taken_down, lineage = _ancestry(storage, problems, notes)
+    sources = output.index.files
+    if not output.head.derived and sources.num_rows:
+        lineage.append(f"{sources['path'][0].as_py()}, {counted(sources.num_rows, 'file')} in all")
+    return Description(output, files, parts, dataset, taken_down, lineage, sorted(set(problems)), notes)
 
 
-def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the outcome of every address, unit by unit in order of address; rows that readers leave out say so.
+def accounts(storage: Storage, problems: list[str], unit: int | None = None) -> Iterator[pa.Table]:
+    """Yield the outcome of every address, by unit or of one unit, in order; rows that readers leave out say so.
 
     A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     works = read_output(storage).index.works_by_part()
-    files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works}
+    files = {
+        part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works and unit in (None, part[0])
+    }
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
     repeats, taken = _try_read(problems, lambda: repeated_rows(storage)), tombstones.load(storage)
 
@@ -153,12 +153,6 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     return rows, problems
 
 
-def with_problems(description: Description, problems: Iterable[str]) -> Description:
-    """Return the description with further problems."""
-    all_problems = sorted({*description.problems, *problems})
-    return replace(description, problems=all_problems, complete=description.complete and not all_problems)
-
-
 def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
     """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
@@ -168,123 +162,48 @@ def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
         return None
 
 
-def _infos(
-    storage: Storage,
-    files: Iterable[FileInfo],
-    works: Mapping[tuple[int, int], Work],
-    problems: list[str],
-    *,
-    verify: bool,
-) -> list[PartInfo]:
-    def look(file: FileInfo) -> PartInfo:
-        info = verify_part(storage, file) if verify else read_info(storage, file)
-        refuse_foreign(storage, info, works)
-        return info
-
-    infos = ordered_map(lambda file: _try_read(problems, lambda: look(file)), files)
-    return [info for info in infos if info is not None]
-
-
-def _ancestry(storage: Storage, problems: list[str]) -> tuple[Tombstones, list[str], list[str]]:
-    """Return the takedowns that apply, the URIs of the ancestors, and notes on files that are unreadable or foreign."""
+def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[Tombstones | None, list[str]]:
+    """Return the takedowns that apply, None if some cannot be read, and the URIs of the ancestors."""
     limited = replace(storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
-    chain, notes = list[Storage](), list[str]()
+    taken_down, chain = Tombstones(BitMap64()), list[str]()
     try:
         for dataset in tombstones.follow(storage, limited):
-            chain.append(dataset)
+            chain.append(dataset.uri)
+            taken_down |= tombstones.load_from([dataset])
     except SdpError as error:
-        if len(chain) > 1:
-            notes.append(f"{chain[-1].uri}, which it was made from, cannot be read ({error})")
-        elif not isinstance(error, DatasetError):  # a DatasetError is about the dataset's own manifest, reported above
-            notes.append(f"the dataset that it was made from cannot be read ({error})")
-    taken = Tombstones(BitMap64())
-    for dataset in chain:
-        try:
-            own = tombstones.load_from([dataset])
-        except SdpError as error:
-            (problems if dataset is storage else notes).append(f"its takedowns cannot be read: {error}")
-            continue
-        taken |= own
-    foreign = tombstones.foreign_files(storage)[:_SHOWN]
-    notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
-    return taken, [dataset.uri for dataset in chain[1:]], notes
+        is_own = chain == [storage.uri] and isinstance(error, DatasetError)
+        (problems if is_own else notes).append(f"its takedowns or its origin cannot be read: {error}")
+        return None, chain[1:]
+    return taken_down, chain[1:]
 
 
-def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:
-    """Return a line for each part that is gone or changed since the manifest was written."""
-    by_path = {f.path: f for f in files}
-    problems = []
-    for path, size in zip(listed["path"].to_pylist(), listed["size"].to_pylist(), strict=True):
-        file = by_path.get(path)
-        if file is None:
-            problems.append(f"{storage.uri_of(path)}: gone since the manifest was written; run the job again")
-        elif file.size != size:
-            problems.append(
-                f"{storage.uri_of(path)}: {file.size} bytes, the manifest says {size}; if `sdp audit --rewrite` was "
-                "interrupted, run it again, otherwise delete the file and run the job again"
+def _contradictions(
+    dataset: Dataset, output: Output, sizes: Mapping[str, int], parts: Sequence[PartInfo]
+) -> Iterator[str]:
+    """Yield a line for each part that is gone or changed since the manifest, and for each figure that is wrong."""
+    manifest, listed, uri_of = dataset.manifest, dataset.parts, dataset.storage.uri_of
+    paths = listed["path"].to_pylist()
+    for path, size in zip(paths, listed["size"].to_pylist(), strict=True):
+        if sizes.get(path) != size:
+            state = f"{sizes[path]} bytes" if path in sizes else "gone"
+            yield (
+                f"{uri_of(path)}: {state}, but the manifest says {size} bytes; if `sdp audit --rewrite` was "
+                "interrupted, run it again, otherwise run the job again without this file"
             )
-    return problems
-
-
-def _against_parts(dataset: Dataset, output: Output, infos: Sequence[PartInfo]) -> list[str]:
-    """Return a line for each figure of the manifest that its parts contradict."""
-    manifest, listed = dataset.manifest, dataset.parts
-    paths = set(listed["path"].to_pylist())
-    own = [info for info in infos if info.path in paths]
     figures: list[tuple[str, object, object]] = [
         ("kind", manifest.kind, output.head.kind),
         ("parts", manifest.parts, listed.num_rows),
         ("size", manifest.size, sum(listed["size"].to_pylist())),
         ("rows", manifest.rows, max(listed["stop"].to_pylist(), default=0)),
     ]
+    known = set(paths)
+    own = [part for part in parts if part.path in known]
     if len(own) == len(paths):  # missing and broken parts are reported on their own
         actual = repeated.without(total(own), manifest.repeated).to_json()
-        listed_counts = manifest.counts.to_json()
-        figures += [(f"counts.{name}", listed_counts[name], actual[name]) for name in actual]
-    where = dataset.storage.uri_of(MANIFEST)
-    return [
-        f"{where}: {name} is {in_manifest}, but {in_parts} in its parts; run the job again to rewrite it"
-        for name, in_manifest, in_parts in figures
-        if in_manifest != in_parts
-    ]
-
-
-def _schema(storage: Storage, infos: list[PartInfo]) -> dict[str, str]:
-    if not infos:
-        return {}
-    schema = pq.read_schema(storage.open(infos[0].path))
-    return {f.name: _type(f) for f in schema}
-
-
-def _type(column: pa.Field) -> str:
-    metadata = {k.decode(): v.decode() for k, v in (column.metadata or {}).items() if not k.startswith(b"PARQUET:")}
-    return f"{column.type} {metadata}" if metadata else str(column.type)
-
-
-def _samples(storage: Storage, part: PartInfo | None, taken: Tombstones, problems: list[str]) -> list[dict[str, Any]]:
-    """Return a few rows of a part that are not taken down; none if the part is damaged."""
-
-    def read(part: PartInfo) -> list[dict[str, Any]]:
-        batches = iter_rows(storage, part.path, None, _SAMPLE_BATCH)
-        rows = (row for batch in batches for row in batch.to_pylist() if row.get("row") not in taken.rows)
-        return [{name: _short(value) for name, value in row.items()} for row in islice(rows, _SAMPLES)]
-
-    return (part and _try_read(problems, lambda: read(part))) or []
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, str) and len(value) > 100:
-        return value[:99] + "…"
-    return value
-
-
-def _root(output: Output) -> list[str]:
-    """Return the source of a dataset that was made from plain files."""
-    index = output.index
-    if output.head.derived or not index.files.num_rows:
-        return []
-    first = index.files["path"][0].as_py()
-    more = index.files.num_rows - 1
-    return [f"{first} and {more} more" if more else str(first)]
+        figures += [(f"counts.{name}", count, actual[name]) for name, count in manifest.counts.to_json().items()]
+    for name, in_manifest, in_parts in figures:
+        if in_manifest != in_parts:
+            yield (
+                f"{uri_of(MANIFEST)}: {name} is {in_manifest}, but {in_parts} in its parts; run the job again to "
+                "rewrite it"
+            )

@@ -4,7 +4,7 @@ A part stores URLs as the source has them, so both sides are compared in the nor
 a regular expression over whole columns excludes other hosts first.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
 import pyarrow as pa
@@ -25,20 +25,20 @@ _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?
 """The host of a plain URL; every other URL is parsed."""
 
 
-def in_parts(storage: Storage, paths: Iterable[str], urls: frozenset[str], hashes: frozenset[str]) -> list[Hit]:
-    """Find the written rows of some parts that have one of these URLs, in normal form, or hashes."""
-    by_part = ordered_map(lambda path: _in_part(storage, path, urls, hashes), paths, workers=8)
+def in_parts(storage: Storage, paths: Iterable[str], wanted: Mapping[str, Set[str]]) -> list[Hit]:
+    """Find the written rows of some parts that have one of the wanted URLs, in normal form, or hashes."""
+    by_part = ordered_map(lambda path: _in_part(storage, path, wanted), paths, workers=8)
     return [hit for hits in by_part for hit in hits]
 
 
-def in_source(index: Index, column: str, urls: frozenset[str]) -> list[Hit]:
+def in_source(index: Index, column: str, urls: Set[str]) -> list[Hit]:
     """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
     by_file = ordered_map(lambda file: list(_in_file(file, column, urls)), files, workers=4)
     return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
-def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[int, str]]:
+def positions(column: pa.ChunkedArray, urls: Set[str]) -> Iterator[tuple[int, str]]:
     """Yield the positions in a column whose cells hold one of these URLs, with the URL in normal form."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -74,22 +74,22 @@ def _text(cell: bytes | None) -> str | None:
         return None
 
 
-def _in_part(storage: Storage, path: str, urls: frozenset[str], hashes: frozenset[str]) -> list[Hit]:
-    columns = ["row", *["url"] * bool(urls), *["sha256"] * bool(hashes)]
-    table = read_rows(storage, path, columns)
-    hits: list[Hit] = []
-    if "url" in table.column_names:
-        matches = list(positions(table["url"], urls))
-        rows = table["row"].take(pa.array([at for at, _ in matches], pa.int64())).to_pylist()
-        hits += [("url", url, row) for row, (_, url) in zip(rows, matches, strict=True)]
-    if "sha256" in table.column_names:
-        selected = table.filter(pc.is_in(table["sha256"], pa.array(sorted(hashes), pa.string())))
-        pairs = zip(selected["sha256"].to_pylist(), selected["row"].to_pylist(), strict=True)
-        hits += [("sha256", digest, row) for digest, row in pairs]
+def _in_part(storage: Storage, path: str, wanted: Mapping[str, Set[str]]) -> list[Hit]:
+    table = read_rows(storage, path, ["row", *(column for column, values in wanted.items() if values)])
+    rows, hits = table["row"].to_numpy(), list[Hit]()
+    for column in table.column_names[1:]:  # a part may lack the others
+        matches = (positions if column == "url" else _equal)(table[column], wanted[column])
+        hits += [(column, value, int(rows[at])) for at, value in matches]
     return hits
 
 
-def _in_file(file: dict[str, object], column: str, urls: frozenset[str]) -> Iterator[Hit]:
+def _equal(column: pa.ChunkedArray, values: Set[str]) -> Iterator[tuple[int, str]]:
+    """Yield the positions in a column whose cells are one of these values, with the value."""
+    at = np.flatnonzero(pc.is_in(column, pa.array(sorted(values), pa.string())).to_numpy())
+    yield from zip(at.tolist(), column.take(pa.array(at, pa.int64())).to_pylist(), strict=True)
+
+
+def _in_file(file: dict[str, object], column: str, urls: Set[str]) -> Iterator[Hit]:
     uri, first = str(file["path"]), int(str(file["first_row"]))
     try:
         source = open_source(uri)

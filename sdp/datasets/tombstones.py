@@ -213,11 +213,6 @@ def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[
         storage = open_storage(upstream["uri"], options or storage.options)
 
 
-def foreign_files(storage: Storage) -> list[str]:
-    """Return the files in the takedowns' folder that sdp has not written, and so does not read."""
-    return [n for n in storage.names(FOLDER) if not _LIST.fullmatch(n) and not _LOOKED.fullmatch(n)]
-
-
 # --- stored lists and lookups ----------------------------------------------------------------------------------------
 
 
@@ -312,11 +307,11 @@ class _Book:
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
         if not parts and digest is None:
             return None
-        urls, hashes = (frozenset(self.values(kind).to_pylist()) for kind in ("url", "sha256"))
+        wanted = {kind: frozenset(self.values(kind).to_pylist()) for kind in ("url", "sha256")}
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
-        hits = in_parts(self.storage, [part_name(*part) for part in parts], urls, hashes)
+        hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
         return _Lookup(max(self.lists) + 1, digest, units, _table(hits))
 
 

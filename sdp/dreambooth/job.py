@@ -152,7 +152,7 @@ def _side_by_side(config: DreamboothConfig) -> "PageSection":
     """Return a section with the subject's own pictures above the drawn ones."""
     from sdp.generate.job import drawn
     from sdp.report.data import small
-    from sdp.report.page import PageSection, Strips, Tile
+    from sdp.report.page import Gallery, PageSection, Tile
 
     options, folder = config.storage.options(), f"{config.output.uri.rstrip('/')}/{PICTURES}"
     own = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
@@ -162,8 +162,8 @@ def _side_by_side(config: DreamboothConfig) -> "PageSection":
     }
     for picture in drawn(open_dataset(open_storage(folder, options), "samples")):
         rows.setdefault(picture["prompt"], []).append(Tile(picture["image"], picture["prompt"]))
-    strips = Strips("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
-    return PageSection("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
+    pictures = Gallery("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
+    return PageSection("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[pictures])
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
-from sdp.model.tensor_index import DamagedCheckpoint, TensorIndex, read_tensor_index
+from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -250,17 +250,6 @@ def read_ledger(folder: Storage) -> Ledger:
 def kind_of(name: str) -> str:
     """Return what a checkpoint's tensor belongs to: the weights, the average or the optimizer."""
     return "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-
-
-def tensor_sizes(index: TensorIndex) -> dict[str, dict[str, int]]:
-    """Return the number of tensors, values and bytes of the weights, the average and the optimizer."""
-    sizes: dict[str, dict[str, int]] = {}
-    for name, tensor in index.tensors.items():
-        total = sizes.setdefault(kind_of(name), {"tensors": 0, "values": 0, "bytes": 0})
-        total["tensors"] += 1
-        total["values"] += tensor.bytes // tensor.itemsize
-        total["bytes"] += tensor.bytes
-    return sizes
 
 
 def way_out(folder: Storage) -> str:

@@ -2,201 +2,158 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sdp.console import counted, duration, size, spent
-from sdp.datasets import runs, tombstones
-from sdp.datasets.inspect import Description, with_problems
+from sdp.datasets import runs
+from sdp.datasets.inspect import Description, describe
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
-from sdp.datasets.parts import read_account, reading
+from sdp.datasets.parts import PartInfo, iter_rows, read_account
 from sdp.datasets.runs import JobRun
-from sdp.datasets.units import PARTS, parse_part_name, part_name
-from sdp.errors import DatasetError, SdpError
-from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Share, Strips, Table, Tile, listing
+from sdp.errors import DatasetError
+from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
 _PARTS_READ = 12
-_RUNS = 20
+_RUNS, _MISSING = 20, 5
+"""Runs and missing parts shown."""
 _EXAMPLES = 3
 """Rows shown for each reason."""
+_BATCH = 16
 _EDGE = 256
 """Longest side of a picture on the page, in pixels, if Pillow is installed."""
 _LARGE = 40_000
 """Size in bytes from which pictures are scaled down."""
 
 
-def dataset_section(dataset: Description, storage: Storage, pictures: int) -> PageSection:
-    """Return the section of a dataset, with at most this many pictures."""
-    counts, names = dataset.counts, _sample_parts(storage)
+def dataset_section(
+    storage: Storage, *, verify: bool = False, pictures: int = 0, problems: Iterable[str] = ()
+) -> PageSection:
+    """Describe a dataset, with at most this many pictures and further `problems`; `verify` reads every byte."""
+    dataset = describe(storage, verify=verify)
+    counts, facts, manifest = dataset.counts, dataset.to_json(), dataset.dataset and dataset.dataset.manifest
+    columns, kind, taken_down, stored = (facts[name] for name in ("columns", "kind", "takedowns", "bytes"))
+    parts = random.Random(0).sample(dataset.parts, min(len(dataset.parts), _PARTS_READ))
+    parts.sort(key=lambda part: part.path)
     records, notes = runs.read(storage)
-    work = runs.total(records)
-    unrecorded = counts.input - work.counts.input if work is not None else 0
-    if unrecorded > 0:
-        notes.append(f"{unrecorded:,} of the rows are from runs that were killed and left no record of their time")
-    galleries: list[Block] = []
-    if pictures and "image" in dataset.schema:
-        galleries, damaged = _galleries(storage, names, pictures, dataset)
-        dataset = with_problems(dataset, damaged)
-    outcomes = [(name, n := getattr(counts, name), f"{n:,}") for name in OUTCOMES]
-    missing = [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in dataset.missing]
-    example = dataset.samples[0] if dataset.samples else {}
-    columns = [(name, kind, str(example.get(name, ""))) for name, kind in dataset.schema.items()]
+    problems = [*dataset.problems, *problems]
+    gallery = [_pictures(storage, dataset, parts, pictures, problems)] if pictures and "image" in columns else []
+    problems = sorted(set(problems))
+    missing = [(work.name, work.unit.start, work.unit.stop) for work in dataset.missing[:_MISSING]]
     blocks = [
-        listing("Problems", dataset.problems),
-        Bar("Outcomes of the rows", outcomes, "cbf"),
-        *_times(work),
-        _reasons(dataset, storage, names),
-        *galleries,
+        Bar("Outcomes of the rows", [(name, n := getattr(counts, name), f"{n:,}") for name in OUTCOMES], "cbf"),
+        *_times(records[-1:]),
+        _reasons(dataset, parts),
+        *gallery,
         Table("The first missing parts", ("part", "from row", "to"), missing),
-        _runs(records),
+        _runs(records[-_RUNS:]),
         listing("Notes", [*dataset.notes, *notes]),
         listing("Made from", dataset.lineage, "source"),
-        Table("Columns", ("column", "type", "example"), columns),
-        Folded("Configuration", json.dumps(dataset.config, indent=1)),
+        Table("Columns", ("column", "type"), [*columns.items()]),
+        Folded("Configuration", json.dumps(facts["config"], indent=1)),
     ]
-    title = _TITLES.get(dataset.kind, dataset.kind)
-    return PageSection(title, dataset.uri, _verdict(dataset), dataset.complete, _figures(dataset, work), blocks)
+    facts["complete"] = complete = dataset.complete and not problems
+    if problems:
+        verdict = f"Damaged: {counted(len(problems), 'problem')}, listed below."
+    elif not complete:
+        ordered = counted(len(dataset.parts) + len(dataset.missing), "part")
+        verdict = f"Incomplete: {len(dataset.parts):,} of {ordered} written; run the job again to write the rest."
+    else:
+        others = [f", {n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
+        written = f"{counts.written:,} of {counted(counts.input, 'row')} written{''.join(others)}"
+        verdict = f"Complete: {written}{'; every byte verified' * verify}."
+    seconds, gpu_hours = sum(run.seconds for run in records), sum(run.gpu_hours for run in records)
+    figures = [
+        ("rows" if complete else "rows done so far", f"{counts.input:,}"),
+        ("written", f"{counts.written:,}"),
+        ("takedowns", f"{taken_down:,}" * bool(taken_down)),
+        ("took", spent(seconds, gpu_hours) if records else ""),
+        ("bytes per row", f"{stored / counts.written:,.0f}" if counts.written else ""),
+        ("size", size(stored)),
+        ("parts", f"{len(dataset.parts):,}"),
+        ("version", f"{manifest.version}, {manifest.created[:10]}, sdp {manifest.sdp}" if manifest else ""),
+    ]
+    return PageSection(_TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, problems, facts)
 
 
-def _verdict(dataset: Description) -> str:
-    counts = dataset.counts
-    if dataset.problems:
-        return f"Damaged: {counted(len(dataset.problems), 'problem')}, listed below."
-    if not dataset.complete:
-        parts = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
-        return f"Incomplete: {parts} written; run the job again to write the rest."
-    outcomes = [f"{counts.written:,} of {counted(counts.input, 'row')} written"]
-    outcomes += [f"{n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
-    return f"Complete: {', '.join(outcomes)}{'; every byte verified' if dataset.verified else ''}."
-
-
-def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]:
-    counts = dataset.counts
-    figures = [("rows" if dataset.complete else "rows done so far", f"{counts.input:,}")]
-    figures += [("written", f"{counts.written:,}"), ("takedowns", f"{dataset.tombstones:,}" * bool(dataset.tombstones))]
-    if work is not None and work.seconds:
-        figures += [("took", spent(work.seconds, work.gpu_hours)), ("rows/s", _rate(work))]
-        figures += [(f"{name}/s", size(count / work.seconds)) for name, count in work.moved.items() if count]
-        figures += [(role, f"{count:,}") for role, count in work.workers.items() if count]
-        figures += [("workers replaced", f"{work.replaced:,}" * bool(work.replaced))]
-    if counts.written:
-        figures.append(("bytes per row", f"{dataset.bytes / counts.written:,.0f}"))
-    figures += [("size", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
-    if dataset.created:
-        figures.append(("version", f"{dataset.manifest_version}, {dataset.created[:10]}, sdp {dataset.sdp}"))
-    return figures
-
-
-def _rate(run: JobRun) -> str:
-    rate = run.counts.input / run.seconds if run.seconds else 0.0
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
-def _times(work: JobRun | None) -> list[Block]:
+def _times(records: Sequence[JobRun]) -> list[Block]:
     """Return a bar for each kind of worker that spent time on more than one activity."""
     return [
-        Bar(f"Time of {role}", [(activity, s, duration(s)) for activity, s in seconds.items()])
-        for role, seconds in (work.work.items() if work is not None else ())
+        Bar(f"Time of {role} in the last run", [(activity, s, duration(s)) for activity, s in seconds.items()])
+        for run in records
+        for role, seconds in run.work.items()
         if len(seconds) > 1 and sum(seconds.values()) > 0
     ]
 
 
 def _runs(records: Sequence[JobRun]) -> Block:
-    """Return a table of the newest runs."""
     rows = [
         (
             run.job,
             run.began.replace("T", " ").removesuffix("+00:00"),
             spent(run.seconds, run.gpu_hours),
             run.counts.input,
-            _rate(run),
+            run.counts.input / run.seconds if run.seconds else 0.0,
             run.counts.written,
             run.counts.failed,
+            ", ".join(f"{what} {size(count)}" for what, count in run.moved.items()),
             ", ".join(counted(count, role.removesuffix("s"), role) for role, count in run.workers.items()),
         )
-        for run in records[-_RUNS:]
+        for run in records
     ]
-    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", "workers")
-    return Table("Runs" if len(records) <= _RUNS else f"The last {_RUNS} of {len(records):,} runs", header, rows)
+    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", "bytes", "workers")
+    return Table("Runs", header, rows)
 
 
-def _reasons(dataset: Description, storage: Storage, names: Sequence[str]) -> Block:
+def _reasons(dataset: Description, parts: Iterable[PartInfo]) -> Block:
     """Return the number of rows by reason, with a few rows as examples from some of the parts."""
     examples: dict[str, list[str]] = {}
-    for name in names:
+    for part in parts:
         with suppress(DatasetError):  # a damaged part, which is among the problems
-            account = read_account(storage, name)
+            account = read_account(dataset.output.storage, part.path)
             for row in account.filter(pc.is_valid(account["reason"])).slice(0, 1000).to_pylist():
                 examples.setdefault(row["reason"], []).append(f"row {row['row']} {row['detail'] or ''}".strip())
-    counts, total = sorted(dataset.counts.reasons.items(), key=lambda item: -item[1]), dataset.counts.input
-    meaning = {**FILTER_REASONS, **FAILURE_REASONS}
+    counts, meaning = dataset.counts, {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
-        (reason, count, Share(count / total, counts[0][1] / total), meaning.get(rule_of(reason), ""),
+        (reason, count, f"{count / counts.input:.2%}", meaning.get(rule_of(reason), ""),
          "; ".join(examples.get(reason, [])[:_EXAMPLES]))
-        for reason, count in counts
+        for reason, count in sorted(counts.reasons.items(), key=lambda item: -item[1])
     ]  # fmt: skip
     return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning", "examples"), rows)
 
 
-def _sample_parts(storage: Storage) -> list[str]:
-    """Return the names of some randomly chosen parts."""
-    names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
-    return sorted(random.Random(0).sample(names, min(len(names), _PARTS_READ)))
-
-
-def _galleries(
-    storage: Storage, names: list[str], pictures: int, dataset: Description
-) -> tuple[list[Block], list[str]]:
-    """Return pictures, except those taken down, and the problems with the parts that hold them."""
-    try:
-        taken_down = tombstones.load(storage).rows
-    except SdpError as error:
-        return [listing("Pictures", [f"not shown, since the takedown list cannot be read: {error}"])], []
-    is_drawn, rng = dataset.kind == "samples", random.Random(0)
-
-    def sample(name: str, count: int) -> list[dict[str, Any]]:
-        """Return at most `count` rows from one row group of a part."""
-        with reading(storage, name):
-            file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
-            if not count or not file.metadata.num_row_groups:
-                return []
-            table = file.read_row_group(rng.randrange(file.metadata.num_row_groups))
-            table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
-            count = min(count, table.num_rows)
-            # The pictures drawn for one prompt are neighbours, so consecutive rows are taken.
-            chosen = list(range(count)) if is_drawn else sorted(rng.sample(range(table.num_rows), count))
-            rows: list[dict[str, Any]] = table.take(pa.array(chosen, pa.int64())).to_pylist()
-            return rows
-
-    problems, rows = list[str](), list[dict[str, Any]]()
-    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in dataset.problems)]
-    for number, name in enumerate(names, 1):
+def _pictures(
+    storage: Storage, dataset: Description, parts: Sequence[PartInfo], pictures: int, problems: list[str]
+) -> Block:
+    """Return pictures from some parts, by prompt if they have any, except those taken down."""
+    if dataset.taken_down is None:
+        return listing("Pictures", ["not shown, since the takedowns cannot be read"])
+    gone, rows = dataset.taken_down.rows, list[dict[str, Any]]()
+    for number, part in enumerate(parts, 1):
         try:
-            rows += sample(name, pictures * number // len(names) - len(rows))
+            batches = iter_rows(storage, part.path, None, _BATCH)
+            usable = (row for batch in batches for row in batch.to_pylist() if row["row"] not in gone)
+            rows += islice(usable, pictures * number // len(parts) - len(rows))
         except DatasetError as error:
             problems.append(str(error))
-    omitted = sum(row < dataset.rows for row in taken_down)
+    by_prompt: dict[str, list[Tile]] = {}
+    for row in rows:
+        prompt, seed = str(row.get("prompt", "")), f", seed {row['seed']}" if "seed" in row else ""
+        original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
+        pixels = f": {row['width']} × {row['height']}{original}" if "width" in row else ""
+        by_prompt.setdefault(prompt, []).append(
+            Tile(small(row["image"]), str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
+        )
+    omitted = gone.rank(dataset.output.index.rows - 1)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
-    if not is_drawn:
-        tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
-        return [Gallery(f"{counted(len(tiles), 'picture')} from the whole dataset{remark}", tiles)], problems
-    prompts: dict[str, list[Tile]] = {}
-    for row in sorted(rows, key=lambda row: int(row["row"])):
-        tile = Tile(small(row["image"]), str(row["prompt"]), f"row {row['row']}, seed {row.get('seed', '?')}")
-        prompts.setdefault(tile.caption, []).append(tile)
-    return [Strips(f"Pictures by prompt{remark}", sorted(prompts.items()))], problems
-
-
-def _note(row: dict[str, Any]) -> str:
-    original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
-    return f"row {row['row']}: {row.get('width')} × {row.get('height')}{original}"
+    title = "Pictures by prompt" if any(by_prompt) else f"{counted(len(rows), 'picture')} from the whole dataset"
+    return Gallery(title + remark, [*by_prompt.items()])
 
 
 def small(data: bytes) -> bytes:

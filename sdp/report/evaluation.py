@@ -5,26 +5,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdp.console import counted
+from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
 from sdp.report.page import Block, Folded, PageSection, Table, listing
+from sdp.storage import Storage
 
 
-def evaluation_section(uri: str, result: Mapping[str, Any]) -> PageSection:
-    """Return the section of an evaluation."""
-    with reading(f"{uri}/{RESULT}", "evaluate again"):
+def evaluation_section(storage: Storage) -> PageSection:
+    """Describe an evaluation."""
+    result = read_json(storage, RESULT)
+    with reading(storage.uri_of(RESULT), "evaluate again"):
+        losses = [(name, float(value)) for name, value in result.get("loss", {}).get("by_timestep", {}).items()]
+        blocks: list[Block] = [
+            Table("Loss by timestep", ("timesteps", "loss"), losses),
+            listing("Before comparing", result.get("notes", []), "note"),
+            Table("Inputs", ("input", "source"), _sources(result)),
+            Folded("Configuration", json.dumps(result["config"], indent=1)),
+        ]
         figures = [(name, value) for name, value, _ in headlines(result)]
-        return PageSection("Evaluation", uri, _verdict(result), True, figures, _blocks(result))
-
-
-def _blocks(result: Mapping[str, Any]) -> list[Block]:
-    losses = [(name, float(value)) for name, value in result.get("loss", {}).get("by_timestep", {}).items()]
-    return [
-        Table("Loss by timestep", ("timesteps", "loss"), losses),
-        listing("Before comparing", result.get("notes", []), "note"),
-        Table("Inputs", ("input", "source"), _sources(result)),
-        Folded("Configuration", json.dumps(result["config"], indent=1)),
-    ]
+        facts = {"kind": "evaluation", **result}
+        return PageSection("Evaluation", storage.uri, _verdict(result), True, figures, blocks, facts=facts)
 
 
 def _verdict(result: Mapping[str, Any]) -> str:

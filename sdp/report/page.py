@@ -1,28 +1,20 @@
-"""Descriptions in sections of blocks, printed as text or as one HTML page (page.html).
+"""Descriptions in sections of blocks, printed as text, as JSON or as one HTML page (page.html).
 
 The page has no scripts, and needs no style sheets and no network access.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import sdp
 from sdp import console
 from sdp.charts import render
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A number from 0 to 1, with a bar relative to the largest in its column."""
-
-    of_whole: float
-    largest: float = 1.0
-
-
-Cell = str | int | float | Share
+Cell = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +38,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """Pictures side by side."""
+    """Rows of pictures, each with its name; a row without a name fills the page, with a caption to each picture."""
 
     title: str
-    tiles: Sequence[Tile]
+    rows: Sequence[tuple[str, Sequence[Tile]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +57,14 @@ class Bar:
     """A bar divided into parts: name, size, the size in words."""
 
     title: str
-    parts: Sequence[tuple[str, float, str]]
+    rows: Sequence[tuple[str, float, str]]
     colours: str = "abcdef"
 
     @property
-    def whole(self) -> float:
-        return sum(size for _, size, _ in self.parts) or 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Strips:
-    """Named rows of pictures."""
-
-    title: str
-    rows: Sequence[tuple[str, Sequence[Tile]]]
+    def shares(self) -> list[tuple[str, float, str]]:
+        """Name, share of the whole and words of each part."""
+        whole = sum(size for _, size, _ in self.rows) or 1.0
+        return [(name, size / whole, f"{size / whole:.1%} ({words})") for name, size, words in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +75,7 @@ class Folded:
     text: str
 
 
-Block = Table | Gallery | Strips | Svg | Bar | Folded
+Block = Table | Gallery | Svg | Bar | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +90,18 @@ class PageSection:
     figures: Sequence[tuple[str, str]] = ()
     """The most important numbers: name and value; an empty one is not shown."""
     blocks: Sequence[Block] = ()
+    problems: Sequence[str] = ()
+    """One line for each thing that is damaged or missing."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The description for programs."""
 
     @property
     def shown(self) -> list[Block]:
-        """The blocks that have rows or parts."""
-        return [block for block in self.blocks if getattr(block, "rows", True) and getattr(block, "parts", True)]
+        """The problems, and the blocks that have rows."""
+        return [block for block in (listing("Problems", self.problems), *self.blocks) if getattr(block, "rows", True)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"uri": self.uri, **self.facts, "verdict": self.verdict, "problems": list(self.problems)}
 
 
 def listing(title: str, lines: Sequence[str], header: str = "message") -> Table:
@@ -125,29 +118,19 @@ def page_of(title: str, sections: Sequence[PageSection]) -> bytes:
 
 def text_of(section: PageSection) -> str:
     """Return a section as text: its figures, tables and bars."""
-    figures = console.table((name, value) for name, value in section.figures if value)
-    texts = [f"{section.title}: {section.uri}\n{section.verdict}", figures, *_texts(section.shown)]
+    texts = [f"{section.title}: {section.uri}\n{section.verdict}"]
+    texts += [console.table((name, value) for name, value in section.figures if value)]
+    for block in section.shown:
+        if isinstance(block, Table):
+            rows = [[_plain(cell) for cell in row] for row in block.rows]
+            texts.append(f"{block.title}\n{console.table(rows, block.header)}")
+        elif isinstance(block, Bar):
+            texts.append(f"{block.title}\n{console.table((name, share) for name, _, share in block.shares)}")
     return "\n\n".join(filter(None, texts))
 
 
-def _texts(blocks: Sequence[Block]) -> Iterator[str]:
-    for block in blocks:
-        match block:
-            case Table():
-                rows = [[_plain(cell) for cell in row] for row in block.rows]
-                yield f"{block.title}\n{console.table(rows, block.header)}"
-            case Bar():
-                shares = [(name, f"{size / block.whole:.1%}", words) for name, size, words in block.parts]
-                yield f"{block.title}\n{console.table(shares)}"
-
-
 def _plain(cell: Cell) -> str:
-    match cell:
-        case Share():
-            return f"{cell.of_whole:.2%}"
-        case int() | float():
-            return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-    return cell
+    return cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
 
 
 def _data_uri(picture: bytes) -> str:

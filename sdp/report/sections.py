@@ -1,24 +1,28 @@
 """`sdp inspect` and `sdp report`: sections on datasets, runs and evaluations, and on what they were made from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Literal
 
-from sdp.datasets.audit import datasets_of
-from sdp.datasets.inspect import Description
+from sdp.config.train import PHASES
+from sdp.datasets.audit import RUN, datasets_of
 from sdp.datasets.manifest import MANIFEST, read_manifest
+from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError, UserError
-from sdp.evaluate.layout import evaluated
-from sdp.model.checkpoints import run_of
+from sdp.evaluate.layout import RESULT, evaluated
+from sdp.model.checkpoints import COMPLETE, NAMED, NEWEST, find_checkpoint, run_of
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
-from sdp.report.inspect import Checkpoint, Described, Run, SubjectKind, describe, identify, kind_of, phases_of
 from sdp.report.page import PageSection, page_of
 from sdp.report.run import checkpoint_section, run_section
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.named import written_for
 
+SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset"]
+
+_MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
 _LONGEST_LINEAGE = 9
 _ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
 
@@ -57,7 +61,7 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
     sections, errors = dict[str, PageSection](), list[SdpError]()
     for storage in subjects.values():
         try:
-            sections |= {section.uri: section for section in sections_of(describe(storage), storage, pictures)}
+            sections |= {section.uri: section for section in describe(storage, pictures=pictures)}
         except DatasetError as error:
             errors.append(error)
             sections[storage.uri] = PageSection("Damaged", storage.uri, f"Cannot be read: {error}", False)
@@ -66,17 +70,45 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
     return sorted(sections.values(), key=_rank)
 
 
-def sections_of(described: Described, storage: Storage, pictures: int = 0) -> list[PageSection]:
-    """Return the section of something described, or those of a run's phases."""
-    match described:
-        case Description():
-            return [dataset_section(described, storage, pictures)]
-        case Checkpoint():
-            return [checkpoint_section(described)]
-        case Run():
-            runs = [(phase, open_storage(phase.uri, storage.options)) for phase in described.phases]
-            return [run_section(*run, pictures) for run in runs or [(described, storage)]]
-    return [evaluation_section(described.uri, described.result)]
+def describe(
+    storage: Storage, *, verify: bool = False, pictures: int = 0, problems: Iterable[str] = ()
+) -> list[PageSection]:
+    """Describe what is at a URI; a run has a section for each phase.
+
+    Of a dataset, `verify` reads every byte, and `problems` are listed with its own.
+    """
+    kind, storage = identify(storage)
+    match kind:
+        case "checkpoint":
+            return [checkpoint_section(storage)]
+        case "run":
+            return [run_section(phase, pictures) for phase in phases_of(storage) or [storage]]
+        case "evaluation":
+            return [evaluation_section(storage)]
+    return [dataset_section(storage, verify=verify, pictures=pictures, problems=problems)]
+
+
+def kind_of(storage: Storage) -> SubjectKind | None:
+    """Return the kind of a folder by its marker file, or None."""
+    return next(
+        (kind for name, kind in _MARKERS.items() if storage.exists(name)), "run" if phases_of(storage) else None
+    )
+
+
+def phases_of(storage: Storage) -> list[Storage]:
+    """Return the phases of a two-phase run."""
+    return [phase for phase in map(storage.child, PHASES) if phase.exists(RUN)]
+
+
+def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
+    """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder."""
+    if kind := kind_of(storage):
+        return kind, storage
+    if NEWEST.search(storage.uri):
+        return "checkpoint", find_checkpoint(storage.uri, storage.options)
+    if NAMED.search(storage.uri) and storage.names(limit=1):
+        raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
+    raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
 
 
 def _rank(section: PageSection) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sdp.config import TrainConfig
 from sdp.console import counted
-from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
@@ -36,6 +35,8 @@ COLLECT_STEPS = 100
 """Steps between garbage collections."""
 
 
+BAD_STEPS = "bad_steps/"
+"""The folder in a run of the rows of skipped steps."""
 MOST_BAD_STEPS = 20
 """Skipped steps in a row after which a run has diverged; a bad row or a spike costs one."""
 

@@ -53,7 +53,7 @@ def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
 
 def saved_early(kube: Kube, run: str) -> bool:
     """Return true if a run has a checkpoint that was not due yet."""
-    return any(one["step"] < DUE for one in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
+    return any(step < DUE for step in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
 
 
 def check_latents(kube: Kube, latents: str, images: str) -> None:

@@ -11,7 +11,7 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.source import freeze_source
 from sdp.errors import DatasetError, UserError
 from sdp.generate import job as generate
-from sdp.report.inspect import describe
+from sdp.report.sections import describe
 from sdp.storage import list_source, open_storage
 from sdp.train.job import run
 from tests.generate_kit import generate_config
@@ -91,5 +91,5 @@ def test_a_folder_goes_on_in_a_bucket_and_then_in_another_bucket(s3_env: Gateway
         assert finish(begun, input={"uri": f"{root}/metadata"}).digest == images.digest
         assert train(root, steps) == steps
         for folder in ("images", "latents", "run"):
-            assert describe(open_storage(f"{root}/{folder}")).problems == []
+            assert [section.problems for section in describe(open_storage(f"{root}/{folder}"))] == [[]]
         before = root

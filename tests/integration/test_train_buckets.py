@@ -8,7 +8,7 @@ import torch
 
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError
-from sdp.report.inspect import describe_checkpoint
+from sdp.report.run import checkpoint_section
 from sdp.storage import open_storage
 from sdp.train.job import run
 from sdp.train.plan import make_plan
@@ -47,7 +47,7 @@ def test_crops_of_several_shapes_are_each_trained_on_once_an_epoch_also_after_a_
     assert (done.state.epoch, done.state.samples) == (1, ROWS)
     assert list(ledger(done).rows(0)) == list(range(ROWS))
     assert done.checkpoint is not None
-    assert describe_checkpoint(open_storage(done.checkpoint)).epoch_rows == ROWS
+    assert checkpoint_section(open_storage(done.checkpoint)).facts["epoch_rows"] == ROWS
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert any(line.get("validation", {}).get("all", 0) > 0 for line in lines)
 

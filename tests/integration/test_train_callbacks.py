@@ -13,7 +13,6 @@ import pytest
 
 from sdp.console import size
 from sdp.errors import UserError
-from sdp.report.inspect import describe_run
 from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
@@ -51,7 +50,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
     storage = open_storage(str(root / "run"))
-    section = run_section(describe_run(storage), storage, 0)
+    section = run_section(storage)
     assert "Where a step's time and memory go" in [block.title for block in section.blocks]
 
 

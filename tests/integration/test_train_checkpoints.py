@@ -12,7 +12,7 @@ import torch
 from sdp.datasets.ledger import Ledger
 from sdp.model import sharded
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
-from sdp.report.inspect import describe
+from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
@@ -191,9 +191,7 @@ def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(
     assert heard == lines  # what TensorBoard, Prometheus and the like are told
     run = RunFolder(open_storage(str(root / "run")))
     run.claim({"identity": {}})  # as the job does
-    description = describe(run.storage)
-    assert description is not None
-    assert description.problems == []
+    assert run_section(run.storage).problems == []
 
 
 def metrics_of(root: Path) -> str:

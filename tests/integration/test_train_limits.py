@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sdp.config import TrainConfig
-from sdp.datasets.audit import audit, summary
+from sdp.datasets.audit import audit
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.model import sources
 from sdp.model.family import SD2
-from sdp.report.inspect import describe_checkpoint
+from sdp.report.run import checkpoint_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
 from sdp.telemetry.registry import RegistryBackend
@@ -107,7 +107,7 @@ def test_an_epoch_that_has_shrunk_below_its_position_is_told_in_a_line(root: Pat
 # --- bad steps -------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_skipped_step_are_consumed_and_not_trained_on(root: Path) -> None:
+def test_rows_of_a_skipped_step_are_recorded_and_count_as_consumed(root: Path) -> None:
     how_ = config(root, max_steps=5)
     folder(root).claim({"datasets": [how_.source.uri], "identity": {}})
     emit = EmitMetrics(Telemetry(RegistryBackend(), "run"))
@@ -118,16 +118,11 @@ def test_rows_of_a_skipped_step_are_consumed_and_not_trained_on(root: Path) -> N
     newest = folder(root).checkpoint(5)
     ledger = Ledger.from_bytes(newest.read("ledger.roaring"))
     assert ledger.consumed(0) == 40
-    assert describe_checkpoint(newest).problems == []
+    assert checkpoint_section(newest).problems == []
     skipped = json.loads((root / "run/bad_steps/step-000000003.json").read_text())["epochs"]["0"]
     assert len(skipped) == 8
     (trace,) = audit([str(root / "run")], row=skipped[0])
-    assert trace.checkpoints == []
-    assert trace.skipped == [{"run": str(root / "run"), "step": 3, "epochs": [0]}]
-    assert "consumed, but not trained on, by the skipped step 3, in epoch 0" in summary(trace)
-    (trace,) = audit([str(root / "run")], row=min(set(ledger.rows(0)) - set(skipped)))
-    assert trace.checkpoints
-    assert trace.skipped == []
+    assert [use["checkpoint"] for use in trace.checkpoints] == ["step-000000004", "step-000000005"]
 
 
 def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:

@@ -250,17 +250,6 @@ def test_a_damaged_result_of_an_evaluation_is_one_line(tmp_path: Path) -> None:
         gather([evaluation.uri])
 
 
-def test_a_damaged_page_among_the_samples_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
-    images = make_images(tmp_path).storage
-    part = tmp_path / "images/parts/000000000.parquet"
-    data = bytearray(part.read_bytes())
-    data[data.index(b"image 1") + 2] ^= 4
-    part.write_bytes(data)
-    described = describe(images)
-    assert described.counts.input == 42
-    assert any("000000000.parquet: corrupt part" in problem for problem in described.problems)
-
-
 # --- what it was made from -------------------------------------------------------------------------------------------
 
 

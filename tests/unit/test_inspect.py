@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.datasets import tombstones
-from sdp.datasets.audit import Trace, audit
-from sdp.datasets.audit import summary as audit_summary
+from sdp.datasets.audit import audit, summary
 from sdp.datasets.inspect import describe, write_account
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.tombstones import Takedown, parse_list
@@ -25,23 +24,20 @@ def test_a_complete_dataset_is_described(tmp_path: Path) -> None:
     make_images(tmp_path)
     latents = make_latents(tmp_path)
     described = describe(latents.storage)
-    assert described.complete
-    assert described.counts.input == 33
-    assert described.lineage[0] == open_storage(str(tmp_path / "images")).uri
-    assert described.samples[0]["row"] == 0
-    assert described.to_json()["counts"]["input"] == 33
+    assert (described.complete, described.counts.input) == (True, 33)
+    assert described.lineage == [open_storage(str(tmp_path / "images")).uri]
     text = text_at(latents.storage.uri)
     assert f"Latents: {latents.storage.uri}\nComplete: 33 of 33 rows written." in text
-    assert re.search(r"^row +int64 +0$", text, re.MULTILINE)
+    assert re.search(r"^row +int64$", text, re.MULTILINE)
 
 
-def test_a_missing_subject_is_reported(tmp_path: Path) -> None:
+def test_a_missing_part_is_reported(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     for work in output.pending()[:3]:
         write_images_part(output.storage, work)
     described = describe(output.storage)
     assert not described.complete
-    assert [m["unit"] for m in described.missing] == [3, 4]
+    assert [work.unit.number for work in described.missing] == [3, 4]
     text = text_at(output.storage.uri)
     assert "Incomplete: 3 of 5 parts written" in text
     assert "rows done so far" in text
@@ -52,7 +48,7 @@ def test_without_any_results_all_shares_are_zero(tmp_path: Path) -> None:
     storage = begin_images(tmp_path).storage
     text = text_at(storage.uri)
     assert "Incomplete: 0 of 5 parts written" in text
-    assert "written   0.0%  0\n" in text
+    assert "written   0.0% (0)\n" in text
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -116,6 +112,7 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     (trace,) = audit([run.uri], row=2)
     assert [(d["kind"], d["outcome"]) for d in trace.datasets] == [("latents", "written"), ("images", "written")]
     assert trace.checkpoints == [{"run": run.uri, "checkpoint": "step-000000020", "epochs": [0]}]
+    assert f"  {run.uri}: consumed before step-000000020, in epoch 0\n  in 1 of 2 checkpoints" in summary(trace)
     (trace,) = audit([run.uri], row=3)
     assert [(d["kind"], d["outcome"], d["reason"]) for d in trace.datasets] == [("images", "failed", "http_status")]
     assert (trace.checkpoints, trace.checkpoints_searched) == ([], 2)
@@ -152,15 +149,6 @@ def test_in_a_run_that_mixes_datasets_an_address_is_one_datasets_alone(tmp_path:
     assert matches(sources[1], row=1) == []
 
 
-def test_consecutive_epochs_are_printed_as_a_range() -> None:
-    trace = Trace(
-        5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [0, 1, 2, 4, 6, 7]}], checkpoints_searched=1
-    )
-    assert "trained on by c, in epochs 0-2, 4, 6-7" in audit_summary(trace)
-    one = Trace(5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [3]}], checkpoints_searched=1)
-    assert "in epoch 3\n" in audit_summary(one)
-
-
 def test_an_address_below_nought_is_refused(tmp_path: Path) -> None:
     make_images(tmp_path)
     with pytest.raises(UserError, match="--row: expected an address, 0 or more, got -5"):
@@ -179,7 +167,9 @@ def test_a_takedown_is_honoured_by_every_dataset_downstream(tmp_path: Path) -> N
     assert held.mask([3, 4, 12, 13]) == [False, True, True, True]
     assert "http://host/unknown" in held.urls
     assert audit([latents.storage.uri], row=12)[0].taken_down
-    assert describe(latents.storage).tombstones == 4
+    taken_down = describe(latents.storage).taken_down
+    assert taken_down is not None
+    assert len(taken_down) == 4
 
 
 def test_a_takedown_added_twice_is_kept_once(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from sdp.cli import main
 from sdp.config import parse
-from sdp.datasets.inspect import Description
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.lease import Lease
-from sdp.report.inspect import Checkpoint, Run, describe
+from sdp.report.page import PageSection
+from sdp.report.sections import describe
 from sdp.storage import Storage, open_storage
 from tests.kit import make_images, make_latents, text_at
 
@@ -117,59 +117,44 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
     return folder
 
 
+def described(uri: Path) -> PageSection:
+    (section,) = describe(open_storage(str(uri)))
+    return section
+
+
 def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: Path) -> None:
     make_images(tmp_path)
-    make_latents(tmp_path)
+    latents = make_latents(tmp_path)
     make_run(tmp_path)
-    description = describe(open_storage(str(tmp_path / "run/checkpoints/step-000000007")))
-    assert isinstance(description, Checkpoint)
-    assert (description.step, description.samples, description.skipped, description.epoch) == (7, 56, 1, 1)
-    assert description.epoch_done == 16 / 40
-    assert description.consumed == {0: 40, 1: 16}
-    assert description.sizes == {
-        "weights": {"tensors": 1, "values": 6, "bytes": 24},
-        "average": {"tensors": 1, "values": 6, "bytes": 24},
-        "optimizer": {"tensors": 2, "values": 12, "bytes": 48},
-    }
-    assert description.changed["data.batch_size"] == 8
-    assert description.changed.keys() == {
-        "source.uri",
-        "output.uri",
-        "model.source",
-        "data.batch_size",
-        "prices.trainer_hour",
-    }
-    assert description.lineage == [str(tmp_path / "latents"), str(tmp_path / "images")]
-    assert description.problems == []
+    facts = described(tmp_path / "run/checkpoints/step-000000007").facts
+    assert [facts[name] for name in ("step", "samples", "skipped", "epoch")] == [7, 56, 1, 1]
+    assert facts["consumed"] == {0: 40, 1: 16}
+    keys = {"source.uri", "output.uri", "model.source", "data.batch_size", "prices.trainer_hour"}
+    assert facts["changed"].keys() == keys
     text = text_at(tmp_path / "run/checkpoints/step-000000007")
     assert "1, 40.0% of 40 rows consumed" in text
     assert "Written 2026-01-01T00:12:00+00:00 by 2 workers" in text
     assert "in the ledger  56 rows of 2 epochs" in text
+    assert "Problems" not in text
     assert re.search(r"^data.batch_size +8$", text, re.MULTILINE)
+    assert re.search(rf"^trained on +{latents.storage.uri} +{latents.digest}$", text, re.MULTILINE)
 
 
 def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
     make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
     (tmp_path / "run/checkpoints/step-000000009/worker-00000.000.bin").write_bytes(b"half")
-    description = describe(open_storage(str(tmp_path / "run")))
-    assert isinstance(description, Run)
-    assert (description.state, description.step) == ("ended: max_steps: 8 steps", 8)
-    assert [checkpoint["step"] for checkpoint in description.checkpoints] == [7, 4]
-    assert description.incomplete == [9]
-    assert description.bad_rows == {"undecodable": 2}
-    assert description.history["bad_step"] == 1
-    assert [event["event"] for event in description.trouble] == ["recovered", "bad_step"]
-    assert description.newest is not None
-    assert description.newest.step == 7
+    facts = described(tmp_path / "run").facts
+    assert (facts["state"], facts["step"], facts["checkpoints"]) == ("ended: max_steps: 8 steps", 8, [4, 7])
+    assert facts["bad_rows"] == {"undecodable": 2}
+    assert (facts["history"]["bad_step"], facts["newest"]["step"]) == (1, 7)
     text = text_at(tmp_path / "run")
     for part in (
         "At step 8, after 1 recovery; ended: max_steps: 8 steps.",
-        "Incomplete checkpoints\nstep\nstep 9",
-        "⚠ recovered  from_step 4 · failures worker 1: killed",
+        "9  incomplete\n   7  complete\n",
+        "⚠ recovered  from_step 4 · failures ['worker 1: killed']",
         "undecodable     2",
         "cost 1.75",
-        "(no longer there)",
     ):
         assert part in text
 
@@ -177,14 +162,11 @@ def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path
 def test_the_headline_is_the_newest_step_even_without_metrics_for_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     make_checkpoint(tmp_path, "run", 9)
-    description = describe(run)
-    assert isinstance(description, Run)
-    assert (description.step, description.last["step"]) == (9, 8)
-    assert "step         9\n" in text_at(tmp_path / "run")
-    publish_lines(run, "metrics/000001-000000008.jsonl", [{**description.last, "step": 9}])
-    description = describe(run)
-    assert isinstance(description, Run)
-    assert (description.step, description.last["step"]) == (9, 9)
+    facts = described(tmp_path / "run").facts
+    assert (facts["step"], facts["last"]["step"]) == (9, 8)
+    publish_lines(run, "metrics/000001-000000008.jsonl", [{**facts["last"], "step": 10}])
+    facts = described(tmp_path / "run").facts
+    assert (facts["step"], facts["last"]["step"]) == (10, 10)
 
 
 def test_a_skipped_step_of_an_older_version_is_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,30 +179,24 @@ def test_a_skipped_step_of_an_older_version_is_no_damage(tmp_path: Path, capsys:
 @pytest.mark.parametrize("which", ["run/checkpoints/latest", "run/checkpoints"])
 def test_the_newest_checkpoint_can_be_named_by_its_run(tmp_path: Path, which: str) -> None:
     make_run(tmp_path)
-    description = describe(open_storage(str(tmp_path / which)))
-    assert isinstance(description, Checkpoint)
-    assert description.step == 7
+    assert described(tmp_path / which).facts["step"] == 7
 
 
-def test_two_phases_are_described_one_after_the_other(tmp_path: Path) -> None:
+def test_two_phases_are_described_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "both/phase-1", last={"event": "end", "reason": "max_steps: 8 steps"})
     make_run(tmp_path, "both/phase-2", last={"event": "gave_up", "failures": ["worker 0: out of memory"]})
-    description = describe(open_storage(str(tmp_path / "both")))
-    assert isinstance(description, Run)
-    assert [phase.uri.rpartition("/")[2] for phase in description.phases] == ["phase-1", "phase-2"]
-    assert description.state == "given up: worker 0: out of memory"
-    assert text_at(tmp_path / "both").count("\nTensors\n") == 2
+    first, second = describe(open_storage(str(tmp_path / "both")))
+    assert (first.title, second.title) == ("Training, phase 1", "Training, phase 2")
+    assert second.facts["state"] == "given up: worker 0: out of memory"
+    assert main(["inspect", str(tmp_path / "both"), "--json"]) == 0
+    assert [phase["kind"] for phase in json.loads(capsys.readouterr().out)] == ["run", "run"]
 
 
 def test_the_holder_of_a_run_is_read_from_its_lease(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with Lease.acquire(run, "sdp train"):
-        description = describe(run)
-        assert isinstance(description, Run)
-        assert description.state.startswith("not ended; under way: ")
-    description = describe(run)
-    assert isinstance(description, Run)
-    assert description.state == "not ended; its lease is free: run its job again to continue"
+        assert described(tmp_path / "run").facts["state"].startswith("not ended; under way: ")
+    assert described(tmp_path / "run").facts["state"] == "not ended; its lease is free: run its job again to continue"
 
 
 def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(
@@ -242,11 +218,8 @@ def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path
     ledger = Ledger()
     ledger.add(0, np.arange(40))
     folder.publish("ledger.roaring", ledger.to_bytes())
-    description = describe(folder)
-    assert isinstance(description, Checkpoint)
-    assert description.problems == [
-        f"{folder.uri}: 56 samples counted, but 40 rows in its ledger; use another checkpoint"
-    ]
+    message = f"{folder.uri}: 56 samples counted, but 40 rows in its ledger; use another checkpoint"
+    assert described(tmp_path / "run").problems == [message]
 
 
 def test_a_checkpoint_that_is_not_complete_is_refused_in_one_line(
@@ -265,7 +238,7 @@ def test_json_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     make_run(tmp_path)
     assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    assert (output["kind"], output["newest"]["kind"], output["newest"]["epoch_done"]) == ("run", "checkpoint", 0.4)
+    assert (output["kind"], output["newest"]["kind"], output["newest"]["position"]) == ("run", "checkpoint", 16)
     assert output["newest"]["config"]["data"]["batch_size"] == 8
 
 
@@ -275,20 +248,15 @@ def test_options_for_datasets_are_refused(
 ) -> None:
     make_run(tmp_path)
     assert main(["inspect", str(tmp_path / "run"), *option]) == 2
-    assert "expected a dataset, got a training run" in capsys.readouterr().err
+    assert "expected a dataset, got the run" in capsys.readouterr().err
 
 
 def test_a_dataset_is_described_as_one_and_nothing_is_refused(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
-    description = describe(open_storage(str(tmp_path / "latents")))
-    assert isinstance(description, Description)
-    assert description.kind == "latents"
+    assert described(tmp_path / "latents").facts["kind"] == "latents"
     with pytest.raises(DatasetError, match="neither a dataset of sdp"):
         describe(open_storage(str(tmp_path / "nothing")))
-    (tmp_path / "urls.csv").write_text("url\n")
-    with pytest.raises(DatasetError, match=r"urls.csv: a file; pass the folder that contains it"):
-        describe(open_storage(str(tmp_path / "urls.csv")))
 
 
 def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
@@ -299,17 +267,6 @@ def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
     )
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
     assert not {"torch", "ray", "diffusers"} & loaded
-
-
-def test_a_folder_of_several_things_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_images(tmp_path)
-    make_latents(tmp_path)
-    make_run(tmp_path)
-    make_run(tmp_path, "both/phase-1")
-    for command in ("inspect", "report"):
-        assert main([command, str(tmp_path)]) == 2
-        message = f"{tmp_path}: no dataset here, but in both, images, latents, run; pass one of these"
-        assert capsys.readouterr().err.splitlines() == [f"sdp: {message}"]
 
 
 def test_an_evaluation_is_described_by_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,4 +282,4 @@ def test_an_evaluation_is_described_by_its_result(tmp_path: Path, capsys: pytest
     assert main(["inspect", str(tmp_path / "e")]) == 0
     assert "FID  1.500" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "e"), "--verify"]) == 2
-    assert "--verify: expected a dataset, got an evaluation" in capsys.readouterr().err
+    assert f"--verify: expected a dataset, got the evaluation {tmp_path}/e" in capsys.readouterr().err

@@ -233,8 +233,6 @@ def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path
     assert rows_of(images.storage) == [12]
     described = describe(images.storage)
     assert described.complete
-    assert any("notes.txt: not a takedown list of sdp" in note for note in described.notes)
-    assert "notes.txt" in text_at(images.storage.uri)
     (tmp_path / "images/_tombstones/000000.pq").write_bytes(b"PAR1 and no more")
     with pytest.raises(DatasetError, match=r"000000\.pq: corrupt takedown list .*add its takedowns again"):
         tombstones.load(images.storage)
@@ -277,8 +275,6 @@ def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
     latents = make_latents(tmp_path)
     tombstones.add(images.storage, [url(12), Takedown("row", "4"), Takedown("row", "99999")])
     tombstones.add(latents.storage, [Takedown("row", "4")])
-    described = describe(latents.storage)
-    assert described.tombstones == 3
     assert "takedowns      3\n" in text_at(latents.storage.uri)
 
 
@@ -286,12 +282,6 @@ def test_an_address_beyond_the_dataset_is_reported_as_missing(tmp_path: Path) ->
     added = tombstones.add(make_images(tmp_path).storage, [Takedown("row", "99999"), Takedown("row", "41")])
     assert added.rows == {Takedown("row", "41"): [41]}
     assert added.unmatched == [Takedown("row", "99999")]
-
-
-def test_rows_taken_down_are_not_shown_as_samples(tmp_path: Path) -> None:
-    images = make_images(tmp_path)
-    tombstones.add(images.storage, [Takedown("row", "0"), url(2)])
-    assert [sample["row"] for sample in describe(images.storage).samples] == [1, 4, 6]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -403,7 +393,8 @@ def test_rewritten_parts_hold_no_content_of_taken_down_rows_and_the_same_account
         assert now == (row | {"image": bytes(8)} if row["row"] == 12 else row)
     assert read_account(images, "parts/000000001.parquet").equals(account)
     described = describe(images, verify=True)
-    assert (described.complete, described.problems, described.manifest_version) == (True, [], 2)
+    assert described.complete
+    assert open_dataset(images).manifest.version == 2
     assert described.counts == open_dataset(images, version=1).manifest.counts
     rewrite(images, tmp_path, "url http://host/12")
     assert open_dataset(images).manifest.version == 2, "nothing was left to do"
