@@ -11,9 +11,8 @@ them. A run that was interrupted or had nothing to do leaves none. Damaged and f
 import logging
 import re
 import time
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -54,8 +53,6 @@ class JobRun:
     """Seconds by kind of worker and activity, over all workers: `{"encoders": {"at work": 61.2, "waiting": 3.1}}`."""
     workers: Mapping[str, Whole] = field(default_factory=dict)
     """The greatest number of workers at a time, by kind."""
-    replaced: Whole = 0
-    """Workers that died and were replaced."""
     gpu_hours: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """GPU-hours of the workers, at work or waiting."""
     sdp: Annotated[str, Field(min_length=1, max_length=60)] = sdp.__version__
@@ -77,7 +74,6 @@ class Begun:
         moved: Mapping[str, int] | None = None,
         work: Mapping[str, Mapping[str, float]] | None = None,
         workers: Mapping[str, int] | None = None,
-        replaced: int = 0,
         gpu_hours: float = 0.0,
     ) -> JobRun:
         """Return the record of this run, which ends now, from its parts and the caller's figures."""
@@ -86,7 +82,7 @@ class Begun:
         counts = sum((info.counts for info in infos), Counts())
         all_moved = {**(moved or {}), STORED: sum(info.size for info in infos)}
         return JobRun(
-            self.job, self.at, _now(), seconds, counts, all_moved, rounded, workers or {}, replaced, round(gpu_hours, 4)
+            self.job, self.at, _now(), seconds, counts, all_moved, rounded, workers or {}, round(gpu_hours, 4)
         )
 
 
@@ -121,30 +117,6 @@ def _read(storage: Storage, name: str) -> JobRun | str:
         return f"{storage.uri_of(name)}: damaged record of a run ({one_line(error, 120)}); delete it"
     except SdpError as error:
         return str(error)
-
-
-def total(runs: Sequence[JobRun]) -> JobRun | None:
-    """Add up runs; of the workers, take the greatest number in any run."""
-    if not runs:
-        return None
-    work: dict[str, Counter[str]] = defaultdict(Counter)
-    moved, workers = Counter[str](), Counter[str]()
-    for run in runs:
-        for kind, seconds in run.work.items():
-            work[kind].update(seconds)
-        moved.update(run.moved)
-        workers |= Counter(run.workers)
-    return replace(
-        runs[-1],
-        began=runs[0].began,
-        seconds=sum(run.seconds for run in runs),
-        counts=sum((run.counts for run in runs), Counts()),
-        moved=moved,
-        work=work,
-        workers=workers,
-        replaced=sum(run.replaced for run in runs),
-        gpu_hours=sum(run.gpu_hours for run in runs),
-    )
 
 
 def _now() -> str:

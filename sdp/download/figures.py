@@ -28,8 +28,6 @@ class DownloadFigures:
     requests: int = 0
     workers: int = 0
     """Number of workers in all."""
-    replaced: int = 0
-    """Workers that died and were replaced."""
     seconds: float = 0.0
     """Time spent on requests."""
     durations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SECONDS) + 1, np.int64))

@@ -92,7 +92,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         )
         work = {"fetches": {"under way": figures.seconds}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
-        runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers, replaced=figures.replaced))
+        runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")

@@ -95,7 +95,7 @@ def write_parts(
                 raise result
             infos.append(result)
     figures: DownloadFigures = ray.get(hub.total.remote())
-    figures.workers, figures.replaced = shape.workers, max(0, figures.workers - shape.workers)
+    figures.workers = shape.workers
     figures.count_parts(info.counts for info in infos)
     messages.emit(emit, figures, rows)
     return infos, figures

@@ -114,7 +114,6 @@ def write_dataset(
                 "transforms": {"reading": figures.transformed.reading_s, "transforming": figures.transformed.seconds},
             },
             workers={"encoders": figures.encoders_most, "transforms": figures.transforms_most},
-            replaced=figures.deaths,
         )
         runs.keep(output.storage, ended)
     return dataset, figures

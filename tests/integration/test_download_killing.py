@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from sdp.datasets import runs
 from sdp.download import job
 from sdp.errors import UserError
 from sdp.storage import open_storage
@@ -104,9 +103,6 @@ def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServe
     summary = run_beside(kill, lambda: job.run(config))
     assert len(killed) == 2
     assert summary.dataset is not None
-    (run,), problems = runs.read(summary.dataset.storage)
-    assert problems == []
-    assert run.replaced == 2
     rows = check_exactly_once(summary.dataset, range(ROWS))
     assert sorted(rows) == [row for row in range(ROWS) if row % 9 != 4]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sdp.datasets import runs
-from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.records import dump
 from sdp.errors import Unavailable
@@ -30,7 +29,6 @@ def test_the_record_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
         moved={"fetched": 12345},
         work={"encoders": {"at work": 1.25, "waiting": 0.0}},
         workers={"encoders": 2},
-        replaced=1,
     )
     runs.keep(storage, run)
     assert runs.read(storage) == ([run], [])
@@ -47,25 +45,6 @@ def test_each_run_has_a_record_of_its_own_and_one_that_did_nothing_has_none(tmp_
         runs.keep(storage, runs.begin("download").ended(parts))
     assert storage.names(runs.FOLDER) == ["_runs/000001.json", "_runs/000002.json"]
     assert [run.counts.input for run in runs.read(storage)[0]] == [20, 22]
-
-
-def test_runs_add_up_and_of_workers_the_most_count(tmp_path: Path) -> None:
-    _, infos = made(tmp_path)
-    first = runs.begin("process").ended(
-        infos[:3], work={"encoders": {"at work": 2.0}}, workers={"encoders": 4}, moved={"fetched": 1}
-    )
-    second = runs.begin("process").ended(
-        infos[3:], work={"encoders": {"at work": 0.5, "waiting": 1.0}}, workers={"encoders": 2}, replaced=3
-    )
-    both = runs.total([first, second])
-    assert both is not None
-    assert both.work == {"encoders": {"at work": 2.5, "waiting": 1.0}}
-    assert both.workers == {"encoders": 4}
-    assert both.replaced == 3
-    assert both.counts == first.counts + second.counts
-    assert both.seconds == first.seconds + second.seconds
-    assert both.moved["stored"] == sum(info.size for info in infos)
-    assert runs.total([]) is None
 
 
 @pytest.mark.parametrize(
@@ -113,9 +92,3 @@ def test_a_record_that_cannot_be_written_spoils_nothing(
     with caplog.at_level(logging.WARNING):
         runs.keep(storage, runs.begin("download").ended(infos))
     assert "could not be stored, so reports lack it: _runs/000001.json: no space left" in caplog.text
-
-
-def test_counts_of_a_run_are_those_of_its_parts_alone(tmp_path: Path) -> None:
-    _, infos = made(tmp_path)
-    assert runs.begin("download").ended([]).counts == Counts()
-    assert runs.begin("download").ended(infos[:1]).counts == infos[0].counts
