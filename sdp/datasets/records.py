@@ -20,20 +20,6 @@ Identifier = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
 """The name of a kind of dataset or of a job."""
 
 
-_EXPECTED = {
-    "bool_type": "true or false",
-    "dataclass_type": "a mapping",
-    "dict_type": "a mapping",
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "list_type": "a list",
-    "mapping_type": "a mapping",
-    "string_type": "some text",
-    "tuple_type": "a list",
-}
-"""Phrases for pydantic's error types."""
-
-
 class BadRecord(ValueError):
     """A malformed record; the message names the field, what was expected and what was read."""
 
@@ -51,7 +37,7 @@ def parse(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
         raise BadRecord(f"{path}: missing")
     if problem["type"] == "value_error":  # raised by a validator of sdp's, which names the field
         raise BadRecord(problem["msg"].removeprefix("Value error, "))
-    expected = _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Input should be ")
+    expected = problem["msg"].removeprefix("Input should be ")
     raise BadRecord(f"{path}: expected {expected}, got {got(problem['input'])}")
 
 

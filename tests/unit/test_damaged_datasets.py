@@ -272,7 +272,7 @@ def test_an_upstream_that_cannot_be_read_does_not_hide_the_dataset(
 def test_a_damaged_list_of_a_run_s_datasets_is_one_line(tmp_path: Path) -> None:
     run = open_storage(str(tmp_path / "run"))
     run.publish("_run.json", b'{"datasets": [3]}')
-    with pytest.raises(DatasetError, match=r"_run\.json: datasets\.0: expected some text, got 3"):
+    with pytest.raises(DatasetError, match=r"_run\.json: datasets\.0: expected a valid string, got 3"):
         audit([run.uri], row=1)
 
 
