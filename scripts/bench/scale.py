@@ -330,6 +330,7 @@ def process_plan(folder: Path, units: int) -> dict[str, float]:
 def make_takedowns(folder: Path, units: int) -> None:
     """Record a list of takedowns beside an output without parts."""
     from sdp.datasets import tombstones
+    from sdp.datasets.columns import table_of
     from sdp.datasets.output import Head, open_output
 
     storage = _open(folder)
@@ -343,7 +344,7 @@ def make_takedowns(folder: Path, units: int) -> None:
     entries = [
         (kind := kinds[i % 3], values[kind](i), i if kind == "row" else None) for i in range(units * TAKEDOWNS_A_UNIT)
     ]
-    tombstones._create(storage, tombstones.FOLDER, 0, tombstones._table(entries))
+    tombstones._create(storage, tombstones.FOLDER, 0, table_of(entries, tombstones.SCHEMA))
 
 
 def takedowns(folder: Path, units: int) -> dict[str, float]:

@@ -175,14 +175,17 @@ def _take_down(args: Arguments) -> None:
         with Lease.acquire(storage, "sdp audit --rewrite") as lease:
             parts, blanked = blank(storage, lease.confirm)
         say(f"{counted(blanked, 'row')} blank now, in {counted(parts, 'part')} that were written again")
-    rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:
         unmatched = [asdict(takedown) for takedown in added.unmatched]
-        print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
+        print(
+            json.dumps(
+                {"recorded": len(added.recorded), "known": added.known, "rows": added.rows, "unmatched": unmatched}
+            )
+        )
         return
     known = f" ({added.known:,} already listed)" if added.known else ""
     say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
-    addresses = counted(len(rows), "address", "addresses")
+    addresses = counted(len(added.rows), "address", "addresses")
     say(f"they match {addresses} here, which every stage and epoch leaves out from now on")
     for takedown in added.unmatched[:20]:
         say(f"not in this dataset, and left out if it is added: {takedown.kind} {takedown.value}")

@@ -5,7 +5,7 @@ function accepts all of them, and files of one source may differ: whole numbers 
 value is missing. The columns that parts carry have one type in all of them.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ LARGEST_CELL = 1 << 16
 _MOST_ROWS_A_BYTE, _MOST_BYTES_A_BYTE = 1024, 32
 """Rows that a Parquet file may claim for each of its bytes, and bytes that a larger row group may become for each."""
 _BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
+
+
+def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.table([list(column) for column in columns], schema=schema)
 
 
 def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:

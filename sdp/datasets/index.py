@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.datasets.columns import table_of
 from sdp.datasets.records import Whole, dump, parse
 from sdp.datasets.units import Addresses, Extent, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError, one_line
@@ -255,8 +256,7 @@ def append(storage: Storage, index: Index, version: Version) -> Index:
 
 def files_table(files: Iterable[tuple[str, int, str | None, int, int, int, int]]) -> pa.Table:
     """Return rows of (path, size, etag, first_row, rows, written, attempt) as a table."""
-    columns = list(zip(*files, strict=True)) or [()] * len(FILES_SCHEMA)
-    return pa.table([list(c) for c in columns], schema=FILES_SCHEMA)
+    return table_of(files, FILES_SCHEMA)
 
 
 def _read_version(storage: Storage, name: str, number: int) -> Version:

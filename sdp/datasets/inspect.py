@@ -167,7 +167,7 @@ def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[
     limited = replace(storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     taken_down, chain = Tombstones(BitMap64()), list[str]()
     try:
-        for dataset in tombstones.follow(storage, limited):
+        for dataset in tombstones.lineage(storage, limited):
             chain.append(dataset.uri)
             taken_down |= tombstones.load_from([dataset])
     except SdpError as error:

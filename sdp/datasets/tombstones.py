@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, PlainSerializer, PlainValidator
 from pyroaring import BitMap64
 
+from sdp.datasets.columns import table_of
 from sdp.datasets.lookup import in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
@@ -92,8 +93,8 @@ class Added:
     """Entries that are new."""
     known: int
     """Number of entries that were recorded before."""
-    rows: dict[Takedown, list[int]]
-    """The addresses in this dataset that each entry matches."""
+    rows: list[int]
+    """The addresses in this dataset that they match."""
     unmatched: list[Takedown]
     """Entries that match nothing in this dataset yet. They apply to rows that are written later."""
 
@@ -115,22 +116,18 @@ def parse_list(text: str, where: str) -> list[Takedown]:
 
 def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
     """Return a takedown in normal form; raise UserError for an invalid one."""
-    value = value.strip()
+    value, cause = value.strip(), ""
     if kind == "row" and re.fullmatch(r"[0-9]{1,18}", value):
         return Takedown(kind, str(int(value)))
     if kind == "sha256" and re.fullmatch(r"[0-9a-fA-F]{64}", value):
         return Takedown(kind, value.lower())
-    cause = ""
     if kind == "url":
         try:
             return Takedown(kind, parse(value).text)
         except BadUrl as error:
             cause = f" ({error})"
-    expected = {"row": "a whole number", "url": "a URL", "sha256": "64 hexadecimal digits"}.get(kind)
-    if expected is None:
-        got = f"{kind} {value}".strip()[:80]
-        raise UserError(f"{where}: expected `row NUMBER`, `url URL` or `sha256 HEX`, got {got!r}; {hint}")
-    raise UserError(f"{where}: expected {expected} after `{kind}`, got {value[:80]!r}{cause}; {hint}")
+    got = f"{kind} {value}".strip()[:80]
+    raise UserError(f"{where}: expected `row NUMBER`, `url URL` or `sha256 HEX`, got {got!r}{cause}; {hint}")
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
@@ -142,23 +139,28 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
     A takedown that matches nothing is recorded too, and applies to rows that are written later.
     """
     head = read_head(storage)
-    wanted = sorted({takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns})
+    asked = {takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns}
+    wanted = sorted(asked)
     if head.kind != "images" and (unknown := [t for t in wanted if t.kind != "row"]):
         raise DatasetError(
             f"{storage.uri}: a dataset of {head.kind} has no URLs or hashes; add {unknown[0].kind} takedowns to the "
             "images dataset that it was made from"
         )
     before = _Book.read(storage)
-    before_known = before.known()
-    fresh = [t for t in wanted if t not in before_known]
+    listed = {takedown for table in before.lists.values() for takedown, _ in _entries(table)}
+    fresh = [t for t in wanted if t not in listed]
     if fresh:
         # Before the lookup: a download that ends meanwhile either sees the list, or has its parts searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
-        _create(storage, FOLDER, before.next_list, _table(entries))
+        _create(storage, FOLDER, before.next_list, table_of(entries, SCHEMA))
     settle(storage)
-    stop, known = read_output(storage).index.rows, _Book.read(storage).known()
-    rows = {t: matches for t in wanted if (matches := sorted({row for row in known.get(t, ()) if row < stop}))}
-    return Added(fresh, len(wanted) - len(fresh), rows, [t for t in wanted if t not in rows])
+    book, stop = _Book.read(storage), read_output(storage).index.rows
+    rows, unmatched = set[int](), set(wanted)
+    for match, row in (entry for table in book.tables(book.lookups) for entry in _entries(table)):
+        if row is not None and row < stop and match in asked:
+            rows.add(row)
+            unmatched.discard(match)
+    return Added(fresh, len(wanted) - len(fresh), sorted(rows), sorted(unmatched))
 
 
 def settle(storage: Storage) -> int:
@@ -185,21 +187,15 @@ def load_from(chain: Iterable[Storage]) -> Tombstones:
     """Load the takedowns beside some datasets."""
     taken = Tombstones(BitMap64())
     for book in map(_Book.read, chain):
-        lists, rows = tuple(book.lists.values()), BitMap64()
-        searched = [] if (lookup := book.search()) is None else [lookup]
-        for table in (*lists, *(book.current(lookup.hits) for lookup in (*book.lookups, *searched))):
+        rows, searched = BitMap64(), book.search()
+        for table in book.tables([*book.lookups, *([searched] if searched else [])]):
             rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
-        taken |= Tombstones(rows, lists)
+        taken |= Tombstones(rows, tuple(book.lists.values()))
     return taken
 
 
-def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
-    """Return a dataset and its ancestors, nearest first; a deleted one ends the chain."""
-    return list(follow(storage, options))
-
-
-def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
-    """Yield a dataset and its ancestors, nearest first; the error for an unreadable one comes after the nearer ones."""
+def lineage(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
+    """Yield a dataset and its ancestors, nearest first; a deleted one ends the chain, an unreadable one is an error."""
     seen = set[str]()
     while storage.uri not in seen:
         seen.add(storage.uri)
@@ -259,21 +255,13 @@ class _Book:
         """A number that no list has had, not even a deleted one that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
-    def known(self) -> dict[Takedown, list[int]]:
-        """Return the addresses that each listed takedown is known to match."""
-        known: dict[Takedown, list[int]] = {}
-        for table in (*self.lists.values(), *(self.current(lookup.hits) for lookup in self.lookups)):
-            for kind, value, row in _entries(table):
-                known.setdefault(Takedown(kind, value), []).extend([] if row is None else [row])
-        return known
-
-    def current(self, hits: pa.Table) -> pa.Table:
-        """Return the hits of takedowns that are still listed: a list may have been deleted."""
-        kept = [
-            hits.filter(pc.and_(pc.equal(hits["kind"], kind), pc.is_in(hits["value"], self.values(kind))))
-            for kind in KINDS
-        ]
-        return pa.concat_tables(kept)
+    def tables(self, lookups: Iterable[_Lookup]) -> Iterator[pa.Table]:
+        """Yield the lists, and the hits of lookups for what is still listed: a list may have been deleted."""
+        yield from self.lists.values()
+        for hits in (lookup.hits for lookup in lookups):
+            for kind in KINDS:
+                is_listed = pc.and_(pc.equal(hits["kind"], kind), pc.is_in(hits["value"], self.values(kind)))
+                yield hits.filter(is_listed)
 
     def values(self, kind: str) -> pa.ChunkedArray:
         """Return the listed values of a kind."""
@@ -312,7 +300,7 @@ class _Book:
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
         hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
-        return _Lookup(max(self.lists) + 1, digest, units, _table(hits))
+        return _Lookup(max(self.lists) + 1, digest, units, table_of(hits, SCHEMA))
 
 
 def _files_digest(storage: Storage) -> str | None:
@@ -361,13 +349,9 @@ def _read(data: bytes) -> pa.Table:
     return table.cast(SCHEMA.with_metadata(table.schema.metadata))
 
 
-def _entries(table: pa.Table) -> Iterator[tuple[str, str, Any]]:
-    return zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True)
-
-
-def _table(entries: Sequence[tuple[str, str, int | None]]) -> pa.Table:
-    columns = list(zip(*entries, strict=True)) or [()] * len(SCHEMA)
-    return pa.table([list(column) for column in columns], schema=SCHEMA)
+def _entries(table: pa.Table) -> Iterator[tuple[Takedown, int | None]]:
+    for kind, value, row in zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True):
+        yield Takedown(kind, value), row
 
 
 def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:

@@ -14,6 +14,7 @@ from sdp.cli import main
 from sdp.datasets import blanking, lookup, repeated, tombstones
 from sdp.datasets.audit import audit
 from sdp.datasets.audit import summary as audit_summary
+from sdp.datasets.columns import table_of
 from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
@@ -55,7 +56,7 @@ def test_two_spellings_of_one_address_are_one_takedown(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     for value in ("http://host/12", "HTTP://HOST:80/12"):  # as another program may have written it
         entries = [("url", value, None), ("row", "7", 7)]
-        tombstones._create(images.storage, tombstones.FOLDER, 0, tombstones._table(entries))
+        tombstones._create(images.storage, tombstones.FOLDER, 0, table_of(entries, tombstones.SCHEMA))
     assert len(tombstones.load(images.storage)) == 2
 
 
@@ -77,7 +78,7 @@ def test_two_spellings_of_one_address_are_one_takedown(tmp_path: Path) -> None:
 def test_a_url_is_meant_however_it_is_written(tmp_path: Path, line: str) -> None:
     images = make_images(tmp_path)
     added = tombstones.add(images.storage, parse_list(f"{line}\n", "list.txt"))
-    assert added.rows == {url(12): [12]}
+    assert added.rows == [12]
     assert rows_of(images.storage) == [12]
 
 
@@ -96,7 +97,7 @@ def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) ->
     write_part(storage, "images", work, table, account_table([Outcome(r, WRITTEN) for r in range(6)]), layout=LAYOUT)
     names = ["a", "b", "c", "d%20e", "f"]
     added = tombstones.add(storage, [Takedown("url", f"http://host/{name}") for name in names])
-    assert added.rows == {Takedown("url", f"http://host/{name}"): [row] for row, name in enumerate(names)}
+    assert added.rows == list(range(len(names)))
 
 
 @pytest.mark.parametrize(
@@ -115,12 +116,12 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
     [
         (
             "url host/12",
-            r"list\.txt:3: expected a URL after `url`, got 'host/12' \(no scheme, http or https is needed\); c",
+            r"list\.txt:3: expected .*, got 'url host/12' \(no scheme, http or https is needed\); c",
         ),
-        ("url", r"list\.txt:3: expected a URL after `url`, got '' \(no URL\); correct the line"),
-        ("row 5 6", r"list\.txt:3: expected a whole number after `row`, got '5 6'; correct the line"),
-        ("row ٣", r"list\.txt:3: expected a whole number"),
-        ("sha256 abc", r"list\.txt:3: expected 64 hexadecimal digits after `sha256`, got 'abc'; correct the line"),
+        ("url", r"list\.txt:3: expected .*, got 'url' \(no URL\); correct the line"),
+        ("row 5 6", r"list\.txt:3: expected .*, got 'row 5 6'; correct the line"),
+        ("row ٣", r"list\.txt:3: expected .*, got 'row ٣'; correct the line"),
+        ("sha256 abc", r"list\.txt:3: expected .*, got 'sha256 abc'; correct the line"),
         (
             "http://host/12",
             r"list\.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'http://host/12'; correct",
@@ -147,7 +148,7 @@ def test_a_takedown_applies_to_rows_that_a_running_download_has_yet_to_write(
     write_images_part(output.storage, first)
     wanted = [url(36), Takedown("sha256", f"{29:064x}"), url(4)]
     added = tombstones.add(output.storage, wanted)
-    assert added.rows == {url(4): [4]}
+    assert added.rows == [4]
     assert added.unmatched == [Takedown("sha256", f"{29:064x}"), url(36)]
     for work in later:  # by a job that began before the list was there
         write_images_part(output.storage, work)
@@ -169,7 +170,7 @@ def test_adding_a_list_again_finds_new_rows(tmp_path: Path) -> None:
         write_images_part(output.storage, work)
     finish(output)
     added = tombstones.add(output.storage, [url(36)])
-    assert (added.recorded, added.known, added.rows, added.unmatched) == ([], 1, {url(36): [36]}, [])
+    assert (added.recorded, added.known, added.rows, added.unmatched) == ([], 1, [36], [])
 
 
 def test_a_list_whose_looking_up_was_cut_short_holds_all_the_same(
@@ -189,7 +190,7 @@ def test_a_list_whose_looking_up_was_cut_short_holds_all_the_same(
 
 def test_a_source_that_grows_brings_nothing_back(tmp_path: Path) -> None:
     images = make_images(tmp_path)
-    assert tombstones.add(images.storage, [url(46), url(12)]).rows == {url(12): [12]}
+    assert tombstones.add(images.storage, [url(46), url(12)]).rows == [12]
     write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
     make_images(tmp_path)
     assert rows_of(images.storage) == [12, 46]
@@ -213,7 +214,7 @@ def test_a_list_that_takes_the_place_of_a_deleted_one_is_looked_up(tmp_path: Pat
     images = make_images(tmp_path)
     tombstones.add(images.storage, [url(12)])
     (tmp_path / "images/_tombstones/000000.pq").unlink()
-    assert tombstones.add(images.storage, [url(13)]).rows == {url(13): [13]}
+    assert tombstones.add(images.storage, [url(13)]).rows == [13]
 
 
 def test_a_list_that_is_deleted_holds_no_more(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_a_list_that_is_deleted_holds_no_more(tmp_path: Path) -> None:
     tombstones.add(images.storage, [url(13)])
     (tmp_path / "images/_tombstones/000000.pq").unlink()
     assert rows_of(images.storage) == [13]
-    assert tombstones.add(images.storage, [url(12)]).rows == {url(12): [12]}
+    assert tombstones.add(images.storage, [url(12)]).rows == [12]
 
 
 def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
 
 def test_an_address_beyond_the_dataset_is_reported_as_missing(tmp_path: Path) -> None:
     added = tombstones.add(make_images(tmp_path).storage, [Takedown("row", "99999"), Takedown("row", "41")])
-    assert added.rows == {Takedown("row", "41"): [41]}
+    assert added.rows == [41]
     assert added.unmatched == [Takedown("row", "99999")]
 
 
@@ -309,7 +310,9 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
 
 def test_an_empty_url_is_refused_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", make_images(tmp_path).storage.uri, "--url", ""]) == 2
-    assert capsys.readouterr().err.startswith("sdp: audit: --url: expected a URL after `url`, got '' (no URL)")
+    assert capsys.readouterr().err.startswith(
+        "sdp: audit: --url: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'url' (no URL)"
+    )
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------
