@@ -183,14 +183,10 @@ def _take_down(args: Arguments) -> None:
             )
         )
         return
-    known = f" ({added.known:,} already listed)" if added.known else ""
-    say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
-    addresses = counted(len(added.rows), "address", "addresses")
-    say(f"they match {addresses} here, which every stage and epoch leaves out from now on")
+    say(f"{counted(len(added.recorded), 'takedown')} recorded, {added.known:,} already listed")
+    say(f"they match {counted(len(added.rows), 'address', 'addresses')} here, which are left out from now on")
     for takedown in added.unmatched[:20]:
         say(f"not in this dataset, and left out if it is added: {takedown.kind} {takedown.value}")
-    if more := added.unmatched[20:]:
-        say(f"and {len(more):,} more not in this dataset")
 
 
 @command(LOOK, "report s3://bucket/run --out run.html")

@@ -9,18 +9,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from sdp.console import counted
 from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
-from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.inspect import accounts
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.lookup import in_parts, in_source
-from sdp.datasets.manifest import part_infos, repeated_rows
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
-from sdp.datasets.parts import read_account, resolve
 from sdp.datasets.records import BadRecord, parse
 from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
@@ -30,8 +27,6 @@ from sdp.storage.uri import resolved
 
 RUN = "_run.json"
 CHECKPOINTS = "checkpoints/"
-_HASHED = ("tombstone", "blocked_content")
-"""Reasons whose detail is the hash of the content."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,9 @@ class _Audit:
             hits = in_parts(dataset, [part_name(*part) for part in parts], {value.kind: {value.value}})
             rows = {row for _, _, row in hits}
             if value.kind == "sha256":
-                rows |= set(_refused_content(dataset, value.value))
+                # The account of a row that was left out for its content holds the hash.
+                tables = (table.filter(pc.field("detail") == value.value) for table in accounts(dataset, self._notes))
+                rows.update(*(table["row"].to_pylist() for table in tables))
             else:
                 try:
                     rows |= self._rows_of_source(dataset, value.value)
@@ -184,31 +181,14 @@ class _Audit:
 
 def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
     """Return the outcome of an address in a dataset; None if its account has none."""
-    output = read_output(storage)
+    output, problems = read_output(storage), list[str]()
     if not output.index.units.start <= row < output.index.units.stop:
         return None
-    unit, done = int(output.index.units.of_rows(np.array([row]))[0]), output.done()
-    works = [work for work in output.index.works() if work.unit.number == unit and (unit, work.attempt) in done]
-    if not works:
-        return None
-    account = resolve([read_account(storage, work.name) for work in sorted(works)])
-    if (repeated := repeated_rows(storage)) is not None:
-        account = repeated.overlay(account)
-    records = account.filter(pc.field("row") == row).drop_columns(["row"]).to_pylist()
+    tables = accounts(storage, problems, int(output.index.units.of_rows(np.array([row]))[0]))
+    records = [record for table in tables for record in table.filter(pc.field("row") == row).to_pylist()]
+    if problems:
+        raise DatasetError(problems[0])
     return {"uri": storage.uri, "kind": output.head.kind, **records[0]} if records else None
-
-
-def _refused_content(images: Storage, digest: str) -> list[int]:
-    """Find the rows that were left out for their content, whose account holds its hash."""
-    parts = [part.path for part in part_infos(images) if any(reason in part.counts.reasons for reason in _HASHED)]
-
-    def matching_rows(path: str) -> list[int]:
-        account = read_account(images, path)
-        mask = pc.and_(pc.is_in(account["reason"], pa.array(_HASHED)), pc.equal(account["detail"], digest))
-        rows: list[int] = account.filter(mask)["row"].to_pylist()
-        return rows
-
-    return [row for rows in ordered_map(matching_rows, parts, workers=8) for row in rows]
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

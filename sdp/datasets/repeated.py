@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.outcomes import FILTERED, Counts, relabelled
+from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.units import Addresses
@@ -52,10 +52,6 @@ class Repeated:
 
     def mask(self, rows: Addresses) -> NDArray[np.bool_]:
         return address_sets.mask(self.storage, self.folder, rows)
-
-    def overlay(self, account: pa.Table) -> pa.Table:
-        """Return an account with the repeated rows as filtered."""
-        return relabelled(account, self.mask(account["row"].to_numpy()), FILTERED, REASON)
 
 
 def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:

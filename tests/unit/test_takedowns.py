@@ -296,7 +296,7 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     list_file.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
     assert main(["audit", images, "--takedown", str(list_file)]) == 0
     output = capsys.readouterr().err
-    assert "3 takedowns recorded\n" in output
+    assert "3 takedowns recorded, 0 already listed\n" in output
     assert "they match 2 addresses here" in output
     assert "not in this dataset, and left out if it is added: row 99999" in output
     assert main(["audit", images, "--takedown", str(list_file), "--json"]) == 0
