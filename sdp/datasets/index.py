@@ -122,22 +122,13 @@ class Index:
             return 0
         return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
 
-    def resolve(self, rows: Addresses) -> tuple[Addresses, Addresses]:
-        """Return for each address the number of its file and its position in that file's span."""
-        if len(rows) and (rows.min() < 0 or rows.max() >= self.listed_rows):
-            bad = rows[(rows < 0) | (rows >= self.listed_rows)][0]
-            raise DatasetError(f"row {bad}: no such address; the source has rows 0…{self.listed_rows - 1}")
-        file_no = np.searchsorted(self._first, rows, side="right") - 1
-        return file_no, rows - self._first[file_no]
-
     def slices(self, start: int, stop: int) -> list[FileSlice]:
         """Return the slices of files that hold the addresses [start, stop), in order."""
-        if stop <= start:
-            return []
-        (first, last), _ = self.resolve(np.array([start, stop - 1], dtype=np.int64))
+        if stop > self.listed_rows:
+            raise DatasetError(f"row {stop - 1}: no such address; the source has rows 0…{self.listed_rows - 1}")
+        first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1
         slices = []
-        for file_no in range(int(first), int(last) + 1):
-            row = self.files.slice(file_no, 1).to_pylist()[0]
+        for row in self.files.slice(first, last - first + 1).to_pylist():
             begin, end = max(start, row["first_row"]), min(stop, row["first_row"] + row["rows"])
             if begin < end:
                 slices.append(FileSlice(row["path"], begin, begin - row["first_row"], end - begin))

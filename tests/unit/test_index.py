@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -18,23 +17,14 @@ from sdp.storage import list_source, open_storage
 from tests.kit import begin_images, write_source
 
 
-def test_an_address_resolves_to_the_row_of_its_file(tmp_path: Path) -> None:
+def test_addresses_are_read_from_the_rows_of_their_files(tmp_path: Path) -> None:
     index = begin_images(tmp_path).index
-    files, offsets = index.resolve(np.array([0, 24, 25, 41], dtype=np.int64))
-    assert files.tolist() == [0, 0, 1, 1]
-    assert offsets.tolist() == [0, 24, 0, 16]
-    path = index.files["path"][1].as_py()
-    assert pq.read_table(path.removeprefix("file://"))["URL"][16].as_py() == "http://host/41"
-
-
-def test_a_unit_that_crosses_files_is_read_in_pieces(tmp_path: Path) -> None:
-    slices = begin_images(tmp_path).index.slices(20, 30)
+    slices = index.slices(20, 30)
     assert [(s.first_row, s.offset, s.length) for s in slices] == [(20, 20, 5), (25, 0, 5)]
-
-
-def test_a_missing_address_is_named(tmp_path: Path) -> None:
+    (last,) = index.slices(41, 42)
+    assert pq.read_table(last.path.removeprefix("file://"))["URL"][last.offset].as_py() == "http://host/41"
     with pytest.raises(DatasetError, match="row 42: no such address"):
-        begin_images(tmp_path).index.resolve(np.array([1, 42], dtype=np.int64))
+        index.slices(1, 43)
 
 
 def test_files_that_have_come_are_appended_even_if_their_names_sort_first(tmp_path: Path) -> None:
