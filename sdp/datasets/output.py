@@ -15,7 +15,7 @@ from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
 from sdp.datasets.records import BadRecord, Identifier, dump, parse
 from sdp.datasets.units import PARTS, Work, parse_part_name
-from sdp.errors import AlreadyExists, DatasetError, NotFound
+from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
 HEAD = "_dataset.json"
@@ -58,35 +58,25 @@ class Output:
         return [work for work in self.index.works() if (work.unit.number, work.attempt) not in done]
 
 
-def open_output(storage: Storage, head: Head) -> Output:
-    """Open an output for writing, or create it; refuse one with another configuration."""
-    if not storage.exists(HEAD) and parts_in(storage):  # HEAD first: listing 200,000 parts takes many requests
-        raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri")
-    try:
-        storage.create(HEAD, dump(head))
-    except AlreadyExists:
-        _refuse_different(storage, read_head(storage), head)
-    return _with_index(storage, head)
+def open_output(storage: Storage, head: Head, *, writes: bool = True) -> Output:
+    """Open an output for writing, or create it; refuse one with another configuration.
 
-
-def peek_output(storage: Storage, head: Head) -> Output:
-    """Open an output as `open_output` does, but write nothing, now or later, for a dry run."""
+    Without `writes` nothing is written, now or later, for a dry run.
+    """
     try:
         _refuse_different(storage, read_head(storage), head)
     except NotFound:
         if parts_in(storage):
             raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri") from None
-    return replace(_with_index(storage, head), writes=False)
-
-
-def _with_index(storage: Storage, head: Head) -> Output:
+        if writes:
+            storage.create(HEAD, dump(head))
     index = index_files.load(storage, head.unit_rows)
     if not index.versions and parts_in(storage):
         raise DatasetError(
             f"{storage.uri}: has parts but no index (_index/), without which their addresses mean nothing; restore it "
             "from a backup, or choose an empty output.uri"
         )
-    return Output(storage, head, index)
+    return Output(storage, head, index, writes)
 
 
 def read_output(storage: Storage) -> Output:

@@ -19,7 +19,7 @@ from sdp.console import counted, say
 from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, order_retry, publish_plan
 from sdp.datasets.units import PARTS, Work, parse_part_name
@@ -56,7 +56,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     decisive = identity(config)
     decisive["filters.columns"] = decisive["filters.columns"] or None  # as in an output of an sdp that had none
     head = Head(KIND, config.output.rows_per_file, False, decisive)
-    existing = peek_output(storage, head)
+    existing = open_output(storage, head, writes=False)
     _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run

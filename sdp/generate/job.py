@@ -9,7 +9,7 @@ from sdp.config import GenerateConfig, identity
 from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
-from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output, read_head
+from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.generate.layout import IMAGES, KIND, SHEET
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
@@ -41,7 +41,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     model = choose(config, begun)
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, model))
-    planned = freeze(peek_output(storage, head), prompts.texts, config)
+    planned = freeze(open_output(storage, head, writes=False), prompts.texts, config)
     if dry_run:
         say(table(_forecast(config, planned, model, prompts)))
         return GenerateSummary(None, PoolFigures())

@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 from sdp.config import ProcessConfig, ScoreConfig, identity
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import failed_before
 from sdp.datasets.scores import scores_of
 from sdp.datasets.source import order_retry
@@ -109,7 +109,7 @@ def head_of(
 
 def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = True) -> Output:
     """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
-    output = (open_output if write else peek_output)(prepared.spec.output, prepared.head)
+    output = open_output(prepared.spec.output, prepared.head, writes=write)
     if only_failed:
         dataset = open_dataset(prepared.spec.output, prepared.head.kind)
         return order_retry(output, dataset, prepared.pictures.files, prepared.spec.storage)

@@ -7,7 +7,7 @@ import pytest
 
 from sdp.config import identity, parse
 from sdp.datasets.manifest import finish, open_dataset
-from sdp.datasets.output import Head, Output, open_output, peek_output, read_output
+from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.source import freeze_files, freeze_source, publish_plan
 from sdp.datasets.tombstones import lineage
 from sdp.errors import DatasetError
@@ -18,8 +18,7 @@ from tests.kit import begin_latents, make_images, make_latents, write_images_par
 
 def frozen(images: Path, source: Path, *, writes: bool = True) -> Output:
     """Return the frozen source that a download into this folder starts from."""
-    begin = open_output if writes else peek_output
-    output = begin(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
+    output = open_output(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}), writes=writes)
     files = list_source(str(source))
     return freeze_source(output, files, ["URL", "TEXT"], uri=str(source))
 
