@@ -129,10 +129,6 @@ class Dataset:
         """The rows in parts that readers leave out, since lower rows have the same content."""
         return repeated.of_manifest(self.storage, self.manifest.repeated, self.manifest.files_digest)
 
-    def units_with_failures(self) -> list[int]:
-        """Return the units with addresses whose last attempt failed."""
-        return sorted(self.failures())
-
     def failures(self) -> dict[int, int]:
         """Return the number of addresses whose last attempt failed, for each unit that has some."""
         failed: dict[int, int] = {}

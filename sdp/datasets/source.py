@@ -159,7 +159,7 @@ def order_retry(
     listed = set(zip(*(dataset.parts[name].to_pylist() for name in ("unit", "attempt")), strict=True))
     if retries and any((unit, retries[-1].attempt) not in listed for unit in retries[-1].units):
         return _append_attempt(output, repaired, (), retries[-1].attempt)
-    units = dataset.units_with_failures()
+    units = sorted(dataset.failures())
     return _append_attempt(output, repaired, units) if units else output
 
 

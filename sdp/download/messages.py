@@ -69,7 +69,7 @@ def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
 
 def retry_intention(dataset: Dataset) -> Iterator[str]:
     """Yield the lines of a retry's dry run."""
-    failed, units = dataset.manifest.counts.failed, len(dataset.units_with_failures())
+    failed, units = dataset.manifest.counts.failed, len(dataset.failures())
     parts = f"{units:,} of {counted(dataset.manifest.parts, 'part')}"
     yield f"to do: {counted(failed, 'failed row')} in {parts} of {dataset.storage.uri}"
 
