@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted
 from sdp.datasets import index as index_files
-from sdp.datasets.columns import common_type, kind_of, rows_by_group
+from sdp.datasets.columns import common_type, rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
@@ -47,17 +47,15 @@ def freeze_source(
         raise DatasetError("source.uri: no Parquet files; check the URI")
     index, root = _follow_move(output.index, files, uri)
     fresh = _new_files(index, files, options)
-    rows, listed, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
-    begun, types = bool(index.versions), index.columns
-    if not begun:
-        types = pa.schema([(name, pa.null()) for name in dict.fromkeys(carried)])
+    rows, listed, begun = index.listed_rows, [], bool(index.versions)
+    fixed = index.columns.names
+    types = pa.schema([*index.columns, *((name, pa.null()) for name in dict.fromkeys(columns) if name not in fixed)])
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
         if limit is not None and rows >= limit:
             break
         group = fresh[start : start + _GROUP]
         for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
-            _refuse_other_types(file, footer, [name for name in columns if name not in types.names], kinds)
-            types = _widened(file, footer, types, fixed=begun)
+            types = _widened(file, footer, types, fixed)
             if limit is not None and rows >= limit:
                 continue  # its types count already, so that a first run with a limit fits the later ones
             count = footer.num_rows
@@ -67,7 +65,8 @@ def freeze_source(
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved = index is not output.index
-    version = Version(len(index.versions), table, extent, root=root, columns=pa.schema([]) if begun else types)
+    kept = pa.schema([] if begun else [types.field(name) for name in dict.fromkeys(carried)])
+    version = Version(len(index.versions), table, extent, root=root, columns=kept)
     return _append(output.with_index(index), version, moved=moved)
 
 
@@ -279,34 +278,18 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
     return footer
 
 
-def _refuse_other_types(
-    file: SourceFile, footer: pq.FileMetaData, columns: Sequence[str], kinds: dict[str, tuple[str, str]]
-) -> None:
-    """Refuse a file whose columns differ in kind from `kinds`, those of the files before it."""
-    schema = footer.schema.to_arrow_schema()
-    for column in columns:
-        kind = kind_of(schema.field(column).type)
-        if kind == "null":
-            continue
-        known, where = kinds.setdefault(column, (kind, file.uri))
-        if kind != known:
-            raise DatasetError(
-                f"{file.uri}: column {column} holds {kind}, but {known} in {where}; convert one of the files, or leave "
-                "the column out"
-            )
-
-
-def _widened(file: SourceFile, footer: pq.FileMetaData, types: pa.Schema, *, fixed: bool) -> pa.Schema:
+def _widened(file: SourceFile, footer: pq.FileMetaData, types: pa.Schema, fixed: Sequence[str]) -> pa.Schema:
     """Return the types that hold this file's values, too; refuse a file for which there are none, or `fixed` ones."""
     schema = footer.schema.to_arrow_schema()
     for at, column in enumerate(types):
         own = schema.field(column.name).type
         common = common_type(column.type, own)
-        if common is None or (fixed and common != column.type):
+        if common is None or (column.name in fixed and common != column.type):
             held = "no value" if pa.types.is_null(column.type) else column.type
+            way_out = ", or choose a new output.uri" if column.name in fixed else " or leave the column out"
             raise DatasetError(
                 f"{file.uri}: column {column.name} holds {own}, but {held} in this dataset's other files; "
-                f"convert this file{', or choose a new output.uri' if fixed else ' or leave the column out'}"
+                f"convert this file{way_out}"
             )
         types = types.set(at, pa.field(column.name, common))
     return types
