@@ -16,12 +16,12 @@ from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import accounts
 from sdp.datasets.ledger import Ledger, address_offset
-from sdp.datasets.lookup import in_parts, in_source
+from sdp.datasets.lookup import in_parts
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.records import BadRecord, parse
 from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
-from sdp.errors import DatasetError, NotFound, SdpError, UserError
+from sdp.errors import DatasetError, NotFound, UserError
 from sdp.storage import Storage, open_storage
 from sdp.storage.uri import resolved
 
@@ -141,7 +141,7 @@ class _Audit:
         ]
 
     def _rows_with_value(self) -> list[tuple[int, str]]:
-        """Find the addresses with a URL or content hash, whatever their outcome, and their datasets."""
+        """Find the written rows with a URL or content hash, and refused content; return addresses and datasets."""
         value = self._value
         assert value is not None
         images = [dataset for dataset in self._datasets if read_head(dataset).kind == "images"]
@@ -158,25 +158,15 @@ class _Audit:
                 # The account of a row that was left out for its content holds the hash.
                 tables = (table.filter(pc.field("detail") == value.value) for table in accounts(dataset, self._notes))
                 rows.update(*(table["row"].to_pylist() for table in tables))
-            else:
-                try:
-                    rows |= self._rows_of_source(dataset, value.value)
-                except SdpError as error:
-                    self._notes.append(f"only written rows are searched, not the source of {dataset.uri}: {error}")
             matches += [(row, dataset.uri) for row in sorted(rows)]
         if not matches:
             where = ", ".join(dataset.uri for dataset in images)
-            notes = "".join(f"\n{note}" for note in self._notes)
-            raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value{notes}")
+            listed = any(self._takedowns(dataset).lists_value(value) for dataset in images)
+            state = "; it is listed as taken down" if listed else ""
+            raise DatasetError(
+                f"audit: no written row with {value.kind} {value.value} in {where}{state}; check the value"
+            )
         return matches
-
-    def _rows_of_source(self, images: Storage, url: str) -> set[int]:
-        """Find the addresses with a URL in the table that an images dataset was made from."""
-        output = read_output(images)
-        column = output.head.identity.get("source.url_column")
-        if not isinstance(column, str):
-            raise DatasetError("its identity does not name the column of URLs")
-        return {row for _, _, row in in_source(output.index, column, {url})}
 
 
 def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:

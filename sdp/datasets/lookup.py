@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sdp.datasets.columns import iter_tables, kind_of, open_parquet
+from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
-from sdp.errors import DatasetError, one_line
-from sdp.storage import Storage, open_source
+from sdp.storage import Storage
 from sdp.urls import BadUrl, parse
 
 Hit = tuple[str, str, int]
@@ -29,13 +27,6 @@ def in_parts(storage: Storage, paths: Iterable[str], wanted: Mapping[str, Set[st
     """Find the written rows of some parts that have one of the wanted URLs, in normal form, or hashes."""
     by_part = ordered_map(lambda path: _in_part(storage, path, wanted), paths, workers=8)
     return [hit for hits in by_part for hit in hits]
-
-
-def in_source(index: Index, column: str, urls: Set[str]) -> list[Hit]:
-    """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
-    files = index.files.select(["path", "size", "first_row"]).to_pylist()
-    by_file = ordered_map(lambda file: list(_in_file(file, column, urls)), files, workers=4)
-    return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
 def positions(column: pa.ChunkedArray, urls: Set[str]) -> Iterator[tuple[int, str]]:
@@ -87,20 +78,3 @@ def _equal(column: pa.ChunkedArray, values: Set[str]) -> Iterator[tuple[int, str
     """Yield the positions in a column whose cells are one of these values, with the value."""
     at = np.flatnonzero(pc.is_in(column, pa.array(sorted(values), pa.string())).to_numpy())
     yield from zip(at.tolist(), column.take(pa.array(at, pa.int64())).to_pylist(), strict=True)
-
-
-def _in_file(file: dict[str, object], column: str, urls: Set[str]) -> Iterator[Hit]:
-    uri, first = str(file["path"]), int(str(file["first_row"]))
-    try:
-        source = open_source(uri)
-        if source.size() != file["size"]:
-            raise DatasetError(
-                f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; restore it"
-            )
-        at = first
-        for table in iter_tables(open_parquet(source, [column], pre_buffer=True), [column]):
-            for place, url in positions(table[column], urls):
-                yield "url", url, at + place
-            at += table.num_rows
-    except (pa.ArrowException, OSError, IndexError) as error:
-        raise DatasetError(f"{uri}: cannot be read ({one_line(error, 120)}); restore this file") from error

@@ -120,7 +120,7 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     assert trace.row == 12
     (trace,) = audit([images.storage.uri], value=Takedown("sha256", f"{13:064x}"))
     assert trace.row == 13
-    with pytest.raises(DatasetError, match="no image with url http://host/99"):
+    with pytest.raises(DatasetError, match="no written row with url http://host/99"):
         audit([latents.storage.uri], value=Takedown("url", "http://host/99"))
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +12,10 @@ import pytest
 from sdp.cli import main
 from sdp.datasets import blanking, lookup, repeated, tombstones
 from sdp.datasets.audit import audit
-from sdp.datasets.audit import summary as audit_summary
 from sdp.datasets.columns import table_of
 from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import finish, open_dataset
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
+from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
 from sdp.datasets.parts import read_account, read_rows, write_part
 from sdp.datasets.tombstones import Takedown, parse_list
@@ -318,32 +316,17 @@ def test_an_empty_url_is_refused_as_empty(tmp_path: Path, capsys: pytest.Capture
 # --- audit -----------------------------------------------------------------------------------------------------------
 
 
-def tell_url_column(storage: Storage) -> None:
-    head: dict[str, Any] = json.loads(storage.read("_dataset.json"))
-    head["identity"]["source.url_column"] = "URL"
-    storage.publish("_dataset.json", json.dumps(head).encode())
-
-
-def test_audit_by_url_accepts_any_form_and_knows_failed_and_filtered_rows(tmp_path: Path) -> None:
+def test_an_audit_by_url_accepts_any_form_and_finds_written_rows(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
-    tell_url_column(images)
-    results = {}
-    for row in (12, 10, 5):  # written, failed, filtered
-        (trace,) = audit([images.uri], value=Takedown("url", f"HTTP://HOST:80/{row}#x"))
-        results[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
-        assert trace.notes == []
-    assert results == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
-
-
-def test_audit_without_the_source_says_that_it_was_not_searched(tmp_path: Path) -> None:
-    images = make_images(tmp_path).storage
-    tell_url_column(images)
-    (tmp_path / "source").rename(tmp_path / "away")
-    (trace,) = audit([images.uri], value=Takedown("url", "http://host/12"))
-    assert (trace.row, len(trace.notes)) == (12, 1)
-    assert "only written rows are searched" in audit_summary(trace)
-    with pytest.raises(DatasetError, match=r"no image with url http://host/10 in(.|\n)*only written rows are searched"):
-        audit([images.uri], value=Takedown("url", "http://host/10"))
+    (trace,) = audit([images.uri], value=Takedown("url", "HTTP://HOST:80/12#x"))
+    assert (trace.row, trace.datasets[0]["outcome"], trace.notes) == (12, WRITTEN, [])
+    tombstones.add(images, [url(12), url(10)])
+    (trace,) = audit([images.uri], value=url(12))
+    assert (trace.taken_down, trace.datasets[0]["outcome"]) == (True, "taken_down")
+    with pytest.raises(
+        DatasetError, match=r"no written row with url http://host/10 in .*images; it is listed as taken"
+    ):
+        audit([images.uri], value=url(10))
 
 
 def test_audit_by_hash_knows_content_that_was_refused(tmp_path: Path) -> None:
@@ -358,15 +341,6 @@ def test_audit_by_hash_knows_content_that_was_refused(tmp_path: Path) -> None:
     finish(output)
     (trace,) = audit([output.storage.uri], value=Takedown("sha256", digest.upper()))
     assert (trace.row, trace.datasets[0]["reason"]) == (8, "blocked_content")
-
-
-def test_audit_says_of_a_url_that_it_is_taken_down_whatever_became_of_its_row(tmp_path: Path) -> None:
-    images = make_images(tmp_path).storage
-    tell_url_column(images)
-    tombstones.add(images, [url(10)])
-    (trace,) = audit([images.uri], value=url(10))
-    assert trace.taken_down
-    assert trace.datasets[0]["outcome"] == FAILED
 
 
 def test_a_stray_part_has_no_say_in_an_audit(tmp_path: Path) -> None:
