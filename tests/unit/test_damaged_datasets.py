@@ -17,7 +17,6 @@ from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.output import Head, open_output, read_head, read_output
 from sdp.datasets.parts import read_info
 from sdp.errors import DatasetError
-from sdp.evaluate.layout import RESULT
 from sdp.report.sections import gather
 from sdp.storage import open_storage
 from tests.kit import begin_images, make_images, make_latents, write_images_part, write_source
@@ -241,13 +240,6 @@ def test_a_part_of_another_dataset_is_named_and_not_counted(tmp_path: Path) -> N
     rows, problems = write_account(images, tmp_path / "account.parquet")
     assert rows == 22
     assert len(problems) == 2
-
-
-def test_a_damaged_result_of_an_evaluation_is_one_line(tmp_path: Path) -> None:
-    evaluation = open_storage(str(tmp_path / "evaluation"))
-    evaluation.publish(RESULT, b'{"generated": ["x"]}')
-    with pytest.raises(DatasetError, match=rf"{RESULT}: (generated: expected a mapping|malformed)"):
-        gather([evaluation.uri])
 
 
 # --- what it was made from -------------------------------------------------------------------------------------------

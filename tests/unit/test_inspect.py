@@ -185,9 +185,3 @@ def test_a_takedown_by_url_of_latents_says_where_to_add_it(tmp_path: Path) -> No
     latents = make_latents(tmp_path)
     with pytest.raises(DatasetError, match="images dataset that it was made from"):
         tombstones.add(latents.storage, [Takedown("url", "http://host/1")])
-
-
-@pytest.mark.parametrize("line", ["row -1", "row x", "url ftp://x/y", "sha256 abcd", "image 3", "row"])
-def test_a_bad_line_of_a_takedown_list_is_named(line: str) -> None:
-    with pytest.raises(UserError, match=r"list\.txt:2: expected"):
-        parse_list(f"row 1\n{line}\n", "list.txt")

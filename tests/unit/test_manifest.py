@@ -11,7 +11,7 @@ import pytest
 from sdp.datasets import manifest as manifests
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
-from sdp.datasets.output import HEAD, Head, Output, open_output, read_output
+from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import read_account, resolve, write_part
 from sdp.datasets.source import freeze_files, order_retry
 from sdp.errors import DatasetError
@@ -112,13 +112,6 @@ def test_a_look_before_the_start_writes_nothing(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "new"))
     assert open_output(storage, Head("images", 10, False, {}), writes=False).pending() == []
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_with_strange_parts_is_not_written_into(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    dataset.storage.delete(HEAD)
-    with pytest.raises(DatasetError, match=r"has parts but no _dataset\.json"):
-        open_output(dataset.storage, Head("images", 10, False, {"image.size": 256}))
 
 
 def test_a_manifest_records_the_datasets_input(tmp_path: Path) -> None:
@@ -304,12 +297,6 @@ def test_a_manifest_whose_counts_do_not_add_up_is_refused(tmp_path: Path) -> Non
         open_dataset(dataset.storage)
 
 
-def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
-        open_dataset(dataset.storage, "latents")
-
-
 def test_a_manifest_that_is_replaced_while_it_is_read_keeps_its_own_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,16 +316,24 @@ def test_a_manifest_that_is_replaced_while_it_is_read_keeps_its_own_digest(
     assert (second.digest, second.manifest.version) == (hashlib.sha256(newer.encode()).hexdigest(), 7)
 
 
-def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [("_dataset.json", r"has parts but no _dataset\.json"), ("_index/*", r"has parts but no index \(_i")],
+)
+@pytest.mark.parametrize("writes", [True, False])
+def test_parts_without_their_head_or_index_are_not_written_beside(
+    tmp_path: Path, lost: str, message: str, writes: bool
+) -> None:
+    storage = make_images(tmp_path).storage
+    for file in (tmp_path / "images").glob(lost):
+        file.unlink()
+    with pytest.raises(DatasetError, match=message):
+        open_output(storage, Head("images", 10, False, {"image.size": 256}), writes=writes)
+
+
+def test_a_folder_of_another_kind_or_none_says_so(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
+        open_dataset(dataset.storage, "latents")
     with pytest.raises(DatasetError, match="not a dataset of sdp"):
         open_dataset(open_storage(str(tmp_path)))
-
-
-def test_parts_without_their_index_are_refused_rather_than_given_new_addresses(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    for file in (tmp_path / "images" / "_index").iterdir():
-        file.unlink()
-    with pytest.raises(DatasetError, match=r"has parts but no index \(_index/\)"):
-        begin_images(tmp_path)
-    with pytest.raises(DatasetError, match="has parts but no index"):
-        open_output(dataset.storage, Head("images", 10, False, {"image.size": 256}), writes=False)

@@ -97,22 +97,15 @@ def make_run(root: Path, *, ended: bool = True) -> None:
     run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
-def test_a_run_s_report_includes_its_datasets(tmp_path: Path) -> None:
+def test_a_report_has_each_subject_and_what_it_was_made_from_once(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
-    sections = gather([str(tmp_path / "run")], pictures=0)
-    assert [section.title for section in sections] == ["Images", "Latents", "Training"]
+    for names in (["run"], ["latents", "run", "images"]):
+        sections = gather([str(tmp_path / name) for name in names], pictures=0)
+        assert [section.title for section in sections] == ["Images", "Latents", "Training"]
     assert sections[-1].verdict == "At step 70, after 1 recovery; ended: max_steps: 70 steps."
     assert dict(sections[-1].figures)["img/s"] == "104"
-
-
-def test_each_subject_is_shown_once_however_many_were_made_from_it(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    make_latents(tmp_path)
-    make_run(tmp_path)
-    uris = [str(tmp_path / name) for name in ("latents", "run", "images")]
-    assert [section.title for section in gather(uris, pictures=0)] == ["Images", "Latents", "Training"]
 
 
 def test_a_source_that_has_been_moved_away_is_left_out(tmp_path: Path) -> None:
@@ -127,13 +120,6 @@ def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
     (section,) = gather([str(tmp_path / "run")])
     assert not section.good
     assert section.verdict == "At step 70, after 1 recovery; not ended; no job holds its lease."
-
-
-def test_an_incomplete_dataset_shows_its_progress_and_the_remedy(tmp_path: Path) -> None:
-    begin_images(tmp_path)
-    (section,) = gather([str(tmp_path / "images")])
-    assert not section.good
-    assert section.verdict == "Incomplete: 0 of 5 parts written; run the job again to write the rest."
 
 
 def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(tmp_path: Path) -> None:
@@ -201,11 +187,6 @@ def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path:
     links = re.findall(r'(?:src|href)="([^"]{0,20})', text) + re.findall(r"url\(([^)]{0,20})", text)
     assert links
     assert all(link.startswith(("data:", "#")) for link in links)
-
-
-def test_a_folder_that_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"neither a dataset of sdp .* nor a run"):
-        gather([str(tmp_path)])
 
 
 def test_a_report_is_not_written_to_a_missing_folder(tmp_path: Path) -> None:
