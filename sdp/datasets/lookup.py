@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import read_rows
 from sdp.storage import Storage
@@ -30,39 +29,18 @@ def in_parts(storage: Storage, paths: Iterable[str], wanted: Mapping[str, Set[st
 
 
 def positions(column: pa.ChunkedArray, urls: Set[str]) -> Iterator[tuple[int, str]]:
-    """Yield the positions in a column whose cells hold one of these URLs, with the URL in normal form."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    """Yield the positions in a column of text whose cells hold one of these URLs, with the URL in normal form."""
     hosts = pa.array(sorted({parse(url).host for url in urls}), pa.large_string())
-    for at, cell in _candidates(column, hosts):
+    text = column.cast(pa.large_string())
+    host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")
+    candidates = np.flatnonzero(pc.or_(pc.is_null(host), pc.is_in(host, hosts)).to_numpy())
+    for at, cell in zip(candidates.tolist(), text.take(pa.array(candidates, pa.int64())).to_pylist(), strict=True):
         try:
             url = parse(cell).text
         except BadUrl:
             continue
         if url in urls:
             yield at, url
-
-
-def _candidates(column: pa.ChunkedArray, hosts: pa.Array) -> Iterator[tuple[int, object]]:
-    kind = kind_of(column.type)
-    if kind == "bytes":
-        yield from enumerate(map(_text, column.to_pylist()))
-        return
-    if kind != "text":
-        return  # without text there are no URLs
-    text = column.cast(pa.large_string())
-    host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")
-    possible = pc.or_(pc.is_null(host), pc.is_in(host, hosts))
-    at = np.flatnonzero(possible.to_numpy())
-    cells = text.take(pa.array(at, pa.int64())).cast(pa.large_binary()).to_pylist()
-    yield from zip(at.tolist(), map(_text, cells), strict=True)
-
-
-def _text(cell: bytes | None) -> str | None:
-    try:
-        return None if cell is None else cell.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _in_part(storage: Storage, path: str, wanted: Mapping[str, Set[str]]) -> list[Hit]:

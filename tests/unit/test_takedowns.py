@@ -99,17 +99,6 @@ def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
-)
-def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> None:
-    cells = pa.array(["http://other/1", None, "http://HOST/1", "http://host/2"])
-    cells = cells.dictionary_encode() if pa.types.is_dictionary(kind) else cells.cast(kind)
-    column = pa.chunked_array([cells.slice(0, 1), cells.slice(1)])
-    assert list(lookup.positions(column, {"http://host/1"})) == [(2, "http://host/1")]
-    assert list(lookup.positions(pa.chunked_array([[1, 2]]), {"http://host/1"})) == []
-
-
-@pytest.mark.parametrize(
     ("line", "message"),
     [
         (
