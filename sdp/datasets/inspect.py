@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ class Description:
     notes: list[str]
     """One line for each ancestor that cannot be read."""
 
-    @property
+    @cached_property
     def missing(self) -> list[Work]:
         """The works without a readable part."""
         done = {part.work for part in self.parts}
@@ -59,7 +59,7 @@ class Description:
     def complete(self) -> bool:
         return self.dataset is not None and not self.problems and not self.missing
 
-    @property
+    @cached_property
     def counts(self) -> Counts:
         return repeated.without(total(self.parts), self.dataset.manifest.repeated if self.dataset else 0)
 
@@ -112,9 +112,9 @@ def accounts(storage: Storage, problems: list[str], unit: int | None = None) -> 
     A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     works = read_output(storage).index.works_by_part()
-    files = {
-        part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works and unit in (None, part[0])
-    }
+    names = [work.name for (number, _), work in works.items() if number == unit]
+    listed = storage.list(PARTS) if unit is None else (storage.stat(name) for name in names if storage.exists(name))
+    files = {part: file for file in listed if (part := parse_part_name(file.path)) in works}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
     repeats, taken = _try_read(problems, lambda: repeated_rows(storage)), tombstones.load(storage)
 
