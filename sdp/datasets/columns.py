@@ -28,6 +28,7 @@ LARGEST_CELL = 1 << 16
 _MOST_ROWS_A_BYTE, _MOST_BYTES_A_BYTE = 1024, 32
 """Rows that a Parquet file may claim for each of its bytes, and bytes that a larger row group may become for each."""
 _BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
+_NUMBER_BYTES = 8
 
 
 def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
@@ -45,11 +46,13 @@ def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
             f"{uri}: its footer claims {footer.num_rows:,} rows, with {sum(counts):,} in its row groups, in {size:,} "
             "bytes; remove the file or write it again"
         )
+    lengths = _lengths(footer)
     for number, group in enumerate(groups):
-        if group.total_byte_size > _BATCH_BYTES and group.total_byte_size > _MOST_BYTES_A_BYTE * _stored(group):
+        held = _held(group, lengths)
+        if held > _BATCH_BYTES and held > _MOST_BYTES_A_BYTE * (stored := _stored(group)):
             raise DatasetError(
-                f"{uri}: row group {number} has {_stored(group):,} bytes that become {group.total_byte_size:,}; remove "
-                "the file or write it again without long values that repeat"
+                f"{uri}: row group {number} has {stored:,} bytes that become {held:,}; remove the file or write it "
+                "again without long values that repeat"
             )
     return counts
 
@@ -57,6 +60,18 @@ def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
 def row_stops(footer: pq.FileMetaData) -> NDArray[np.int64]:
     """Return for each row group of a file the number of rows up to its end."""
     return np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], dtype=np.int64)
+
+
+def _lengths(footer: pq.FileMetaData) -> list[int]:
+    """Return the bytes of a value of each column; text, which may have any length, is held once where it repeats."""
+    leaves = (footer.schema.column(number) for number in range(footer.num_columns))
+    return [max(_NUMBER_BYTES, leaf.length) for leaf in leaves]
+
+
+def _held(group: pq.RowGroupMetaData, lengths: Sequence[int]) -> int:
+    """Return the bytes that a row group becomes, by its footer."""
+    values = sum(group.column(number).num_values * length for number, length in enumerate(lengths))
+    return int(max(group.total_byte_size, values))
 
 
 def _stored(group: pq.RowGroupMetaData) -> int:
@@ -86,8 +101,9 @@ def iter_tables(
 
 def rows_a_batch(footer: pq.FileMetaData, groups: Sequence[int]) -> int:
     """Return how many rows of some row groups to read at once, so that they have no more than a batch's bytes."""
+    lengths = _lengths(footer)
     chosen = [footer.row_group(number) for number in groups]
-    largest = max((group.total_byte_size // max(1, group.num_rows) for group in chosen), default=0)
+    largest = max((_held(group, lengths) // max(1, group.num_rows) for group in chosen), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
 
 
@@ -105,9 +121,14 @@ def _cut(values: pa.Array) -> pa.Array:
     if pa.types.is_struct(kind):
         inner = [_cut(values.field(number)) for number in range(kind.num_fields)]
         return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        bounds = values.buffers()[:2]
-        return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[_cut(values.values)])
+    if pa.types.is_nested(kind):  # a list or map; Parquet has no unions
+        if pa.types.is_map(kind):
+            pairs = [_cut(values.keys), _cut(values.items)]
+            inner = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
+        else:
+            inner = _cut(values.values)
+        bounds = values.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
+        return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[inner])
     if not pa.types.is_dictionary(kind) or kind_of(kind) not in ("text", "bytes"):
         return values
     held = values.dictionary

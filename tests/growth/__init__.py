@@ -7,6 +7,7 @@ at a size that takes a second.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import pickle
@@ -102,10 +103,14 @@ def cost(case: Case, pieces: int) -> Cost:
 
 
 def _measured(read: Callable[[], object]) -> Cost:
+    import pyarrow as pa
+
     from sdp.errors import SdpError
     from sdp.imaging import RowError
 
     gc.collect()
+    pa.default_memory_pool().release_unused()  # memory that preparing has left would hide what reading takes
+    ctypes.CDLL(None).malloc_trim(0)
     gc.freeze()  # a collection does not walk what the process held before
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT_S, used + LIMIT_S + 1))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -53,11 +54,41 @@ def _strings(length: int, folder: Path) -> Callable[[], object]:
 
 
 def _lists(length: int, folder: Path) -> Callable[[], object]:
-    """Repeat one text of 5 kB for each piece in a row for each piece, each alone in a list."""
+    """Repeat one text of 5 kB for each piece in a row for each piece, each alone in lists and a map."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * length, pa.int32()), pa.array(["x" * 5_000 * length]))
-    lists = pa.ListArray.from_arrays(pa.array(range(length + 1), pa.int32()), texts)
+    bounds = pa.array(range(length + 1), pa.int32())
+    lists = [
+        pa.ListArray.from_arrays(bounds, texts),
+        pa.FixedSizeListArray.from_arrays(texts, 1),
+        pa.MapArray.from_arrays(bounds, pa.array(map(str, range(length))), texts),
+    ]
     plain = dict.fromkeys(("url", "caption"), pa.array(["x"] * length))
-    pq.write_table(pa.table({**plain, "note": lists}), folder / "in.parquet", compression="zstd", store_schema=False)
+    note = pa.StructArray.from_arrays(lists, ["list", "pair", "map"])
+    pq.write_table(pa.table({**plain, "note": note}), folder / "in.parquet", compression="zstd")
+    return _download(folder)
+
+
+def _fixed(length: int, folder: Path) -> Callable[[], object]:
+    """Repeat bytes of one length, 5 kB for each piece, in a row for each piece."""
+    text = b"x" * 5_000 * length
+    values = pa.array([text], pa.binary(len(text))).take(pa.array([0] * length))
+    columns = dict.fromkeys(("url", "caption", "note", "image"), values)
+    pq.write_table(pa.table(columns), folder / "in.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30)
+    download = _download(folder)
+
+    def read() -> None:
+        with suppress(SdpError):
+            _read_whole(folder)
+        download()
+
+    return read
+
+
+def _numbers(length: int, folder: Path) -> Callable[[], object]:
+    """Repeat a number in a list of one row, 200 times the square of the pieces."""
+    values = pa.array(np.zeros(200 * length**2, np.int64))
+    note = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    pq.write_table(pa.table({"url": ["x"], "caption": ["x"], "note": note}), folder / "in.parquet", compression="zstd")
     return _download(folder)
 
 
@@ -161,6 +192,8 @@ CASES: tuple[Case, ...] = (
     Case("Parquet footer", 30_000, _footer, full=1),
     Case("Parquet strings", 100, _strings, full=3),
     Case("Parquet lists", 100, _lists, full=3),
+    Case("Parquet bytes of one length", 100, _fixed, full=3),
+    Case("Parquet numbers", 100, _numbers, full=1),
     Case("Parquet images", 100, _images, full=3),
     Case("Parquet strings that differ", 50, _differing, full=3),
     Case("Parquet row group", 20_000, _one_group),
