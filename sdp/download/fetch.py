@@ -38,6 +38,8 @@ Token = TypeVar("Token")
 Value = TypeVar("Value")
 
 _TICK_S = 0.1
+_QUEUE_S = 0.05
+"""Time for queueing requests between two looks at the transfers."""
 _SERVES_S = 60.0
 """Time after a response for which a host counts as alive, whatever else stalls."""
 _KNOWN_HOSTS = 10_000
@@ -222,6 +224,8 @@ class Fetcher(Generic[Token]):
 
     def _until_next_timer_s(self, now: float) -> float:
         """Return the seconds until the next timer, or until the next tick, which is early enough for retries."""
+        if self._incoming:
+            return 0.0
         times = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at()]
         return max(0.0, min(at for at in times if at is not None) - now)
 
@@ -246,12 +250,16 @@ class Fetcher(Generic[Token]):
             self._timers[multi] = time.monotonic() + timeout_ms / 1000
 
     def _queue_new(self, now: float) -> None:
-        """Queue the submitted requests and the retries that are due."""
+        """Queue the submitted requests and the retries that are due, as many as a short time allows.
+
+        A site's robots.txt may take milliseconds for each URL, and meanwhile no transfer makes progress.
+        """
         if self._gate is not None:
             self._gate.step(self._turnstile, now, self.wake)
-        while self._incoming:
+        until = time.monotonic() + _QUEUE_S
+        while self._incoming and time.monotonic() < until:
             self._queue(self._incoming.popleft(), now)
-        while self._retries and self._retries[0][0] <= now:
+        while self._retries and self._retries[0][0] <= now and time.monotonic() < until:
             self._queue(heapq.heappop(self._retries)[2], now, first=True)
 
     def _queue(self, request: Request[Token], now: float, *, first: bool = False) -> None:
@@ -282,8 +290,7 @@ class Fetcher(Generic[Token]):
         assert self._robots is not None
         now = time.monotonic()
         self._robots.note(site, text, failure, now)
-        for request in self._awaiting_robots.pop(site):
-            self._queue(request, now)
+        self._incoming.extendleft(reversed(self._awaiting_robots.pop(site)))
 
     def _start(self, now: float) -> None:
         while self._free and not self._paused and not self._buffer.full:

@@ -5,7 +5,7 @@ The turnstile lets requests through as its gate allows, and the hosts take turns
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ class Turnstile(Generic[Job]):
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._queues: dict[str, deque[Job]] = {}
-        self._runnable: deque[str] = deque()
+        self._runnable: OrderedDict[str, None] = OrderedDict()
         """Hosts to try, in turn. A host with jobs is either here or parked, and a parked one may have a time."""
         self._parked: set[str] = set()
         self._timed: list[tuple[float, str]] = []
@@ -122,7 +122,7 @@ class Turnstile(Generic[Job]):
         jobs = self._queues.get(host)
         if jobs is None:
             jobs = self._queues[host] = deque()
-            self._runnable.append(host)
+            self._runnable[host] = None
         jobs.appendleft(job) if first else jobs.append(job)
 
     def take(self, now: float) -> tuple[str, Job] | None:
@@ -130,11 +130,11 @@ class Turnstile(Generic[Job]):
         while self._timed and self._timed[0][0] <= now:
             self.unpark(heapq.heappop(self._timed)[1])
         for _ in range(len(self._runnable)):
-            host = self._runnable[0]
+            host = next(iter(self._runnable))
             wait = self._gate.acquire(host, now)
             if wait is None:
                 return None
-            self._runnable.popleft()
+            del self._runnable[host]
             if wait:
                 self._parked.add(host)
                 if wait != WAIT_FOR_RELEASE:
@@ -143,7 +143,7 @@ class Turnstile(Generic[Job]):
             jobs = self._queues[host]
             job = jobs.popleft()
             if jobs:
-                self._runnable.append(host)
+                self._runnable[host] = None
             else:
                 del self._queues[host]
             return host, job
@@ -163,7 +163,7 @@ class Turnstile(Generic[Job]):
         """Try a host again."""
         if host in self._parked:
             self._parked.discard(host)
-            self._runnable.append(host)
+            self._runnable[host] = None
 
     def unpark_later(self, hosts: Mapping[str, float], now: float) -> None:
         """Try hosts again after the seconds that a shared gate's exchange returned."""
@@ -177,8 +177,7 @@ class Turnstile(Generic[Job]):
         """Remove and return all jobs of a host."""
         jobs = self._queues.pop(host, deque())
         self._parked.discard(host)
-        if host in self._runnable:
-            self._runnable.remove(host)
+        self._runnable.pop(host, None)
         return jobs
 
     def next_at(self) -> float | None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sdp import urls
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, HostsConfig
+from sdp.download.budgets import HostBudgets
 from sdp.download.fetch import Request
 from sdp.download.plan import normalised
 from sdp.download.robots import MAX_BYTES, Robots
 from sdp.download.slot import Buffer, Networks, Slot
+from sdp.download.turnstile import Turnstile
 from tests.growth import Case
 
 
@@ -67,6 +69,19 @@ def _body(pieces: int, _: Path) -> Callable[[], object]:
     return read
 
 
+def _closed_hosts(hosts: int, _: Path) -> Callable[[], object]:
+    """Prepare a request to each host, all of which ask for a long pause."""
+
+    def read() -> None:
+        turnstile: Turnstile[int] = Turnstile(HostBudgets(HostsConfig()))
+        for number in range(hosts):
+            turnstile.push(f"{number}.org", number)
+        for number in range(hosts):
+            turnstile.drain(f"{hosts - 1 - number}.org")
+
+    return read
+
+
 CASES: tuple[Case, ...] = (
     Case("URL of escapes and dots", 20_000, _url),
     Case("redirect to a host of combining marks", 4_000, _host),
@@ -77,5 +92,6 @@ CASES: tuple[Case, ...] = (
     Case("robots.txt of lengths", 250, _robots("Disallow: /{0:a<{0}}\n", "a" * 2_000), full=1),
     Case("robots.txt of wildcards", 250, _robots("Disallow: *a*{}$\n", "a" * 4_000), full=1),
     Case("robots.txt of agents", 4_500, _robots("Allow: /{}\n", agents=True), full=1),
+    Case("hosts that ask for a long pause", 5_000, _closed_hosts, full=4),
     Case("body in pieces", 150_000, _body),
 )
