@@ -38,6 +38,8 @@ if "sdp.sandbox.child" in sys.orig_argv:
                 pass
         if text.endswith(b"DEAF"):  # it answers, and reads no further
             os.readv = lambda *_: threading.Event().wait()
+        if text.endswith(b"NOISE"):
+            os.write(1, b"noise"), os.write(2, b"noise")
         if text.endswith(b"LAZY"):  # it answers each further image just in time
             imaging.read_header = lambda *of: threading.Event().wait(0.7) or original(*of)
             return imaging.read_header(data, *arguments)

@@ -51,15 +51,17 @@ class DecoderSettings:
 
 def main() -> None:
     """Serve until the parent closes its end."""
-    source, sink = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # a library's prints must not get between the replies
+    source, sink, log, nowhere = os.dup(0), os.dup(1), os.dup(2), os.open(os.devnull, os.O_WRONLY)
     warnings.simplefilter("ignore")  # there would be some about every damaged TIFF, in the worker's log
     settings: DecoderSettings = pickle.loads(_read(source, _number(source)))
     _load_codecs()
     base = _address_space() + settings.memory_bytes
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    for output in (1, 2):  # else an image could fill the worker's log, or get between the replies
+        os.dup2(nowhere, output)
     if missing := confine():
-        sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
+        os.write(log, f"sdp: this kernel confines decoders without {', '.join(missing)}\n".encode())
+    os.close(log)
     send(sink, [b"ready"])
     while True:
         # All images are read before the first reply is written, so that the two ends never wait for each other.

@@ -144,6 +144,15 @@ def test_a_decoder_that_answers_and_then_reads_nothing_is_ended(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("poisoned")
+def test_what_a_decoder_prints_is_neither_a_reply_nor_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD + b"NOISE"])
+        assert results.wait_for(1)[0].outcome == WRITTEN
+    assert "noise" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.usefixtures("poisoned")
 def test_a_decoder_that_answers_just_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.sandbox.decoders._SLOW_S", 0.5)
     started, real = list[object](), _Child.__init__
