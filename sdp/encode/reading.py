@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import starmap
+from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,8 @@ _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
 """Largest piece, in rows, that is cut straight into single rows."""
+_AHEAD_BYTES = 8 << 20
+"""The largest picture in a folder that is read ahead, with _FILES_AT_ONCE others and as many that wait."""
 _TABLE_BYTES = 32 << 20
 """Bytes of a tar after which a table of its samples ends, so that no piece is in memory whole."""
 
@@ -203,9 +205,9 @@ def read_piece(
         return _joined(table, rows, columns, options)
 
     def read(span: _Span) -> Iterable[tuple[pa.Table, NDArray[np.int64], list[str]]]:
-        if span[0].uri.lower().endswith(TAR):
-            return starmap(select, _tar_tables(span, columns, options))
-        return [select(*_read(span, columns, options))]
+        tables = _tables(span, columns, options)
+        ahead = list(islice(tables, 1))
+        return starmap(select, filter(None, chain(ahead, tables)))
 
     for tables in ordered_map(read, _spans(piece), workers):
         for table, rows, filtered in tables:
@@ -214,7 +216,7 @@ def read_piece(
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
     """Return the addresses of a piece, without reading its images."""
-    rows = np.concatenate([_read(span, None, options)[1] for span in _spans(piece)])
+    rows = np.concatenate([rows for span in _spans(piece) for rows in _rows_of_span(span, options)])
     unit = piece.work.unit
     return rows[(rows >= unit.start) & (rows < unit.stop)]
 
@@ -315,26 +317,46 @@ def _text(value: pa.Scalar | None) -> str | None:
         return None
 
 
-def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Return those of the columns that exist, and the addresses; without columns, the addresses alone."""
+def _rows_of_span(span: _Span, options: StorageOptions | None) -> Iterator[NDArray[np.int64]]:
+    """Yield the addresses of a span, without reading its images."""
     group, start, stop = span
-    names = () if columns is None else columns.names
+    if group.first_row is not None:
+        yield np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
+        return
+    for table in read_rows(span, ("row",), options):
+        yield table["row"].to_numpy()
+
+
+def _tables(
+    span: _Span, columns: Columns, options: StorageOptions | None
+) -> Iterator[tuple[pa.Table, NDArray[np.int64]] | None]:
+    """Yield a span's rows in tables of bounded size, with their addresses; the next is read when it is asked for.
+
+    The first, which is read ahead, is None in place of a large picture.
+    """
+    group, start, _ = span
     if group.first_row is None:
-        image = None if columns is None else columns.image
-        table = read_rows(span, ("row", *names), options, image)
-        return table, table["row"].to_numpy()
-    rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
-    if columns is None:
-        return pa.table({}), rows
+        for table in read_rows(span, ("row", *columns.names), options, columns.image):
+            yield table, table["row"].to_numpy()
+        return
     if group.uri.lower().endswith(PICTURES):
-        return _sample_table([_picture(group.uri, columns, options)], columns), rows
-    return read_rows(span, names, options, columns.image), rows
+        source = open_source(group.uri, options)
+        if source.size() > _AHEAD_BYTES:
+            yield None
+        yield _sample_table([_picture(group.uri, source, columns, options)], columns), np.array([group.first_row])
+    elif group.uri.lower().endswith(TAR):
+        yield from _tar_tables(span, columns, options)
+    else:
+        row = group.first_row + start
+        for table in read_rows(span, columns.names, options, columns.image):
+            yield table, np.arange(row, row + table.num_rows, dtype=np.int64)
+            row += table.num_rows
 
 
 def _tar_tables(
     span: _Span, columns: Columns, options: StorageOptions | None
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-    """Yield a span's samples in tables of bounded size, with their addresses; the next is read when it is asked for."""
+    """Yield a tar's samples in tables of bounded size, with their addresses."""
     group, start, stop = span
     assert group.first_row is not None
     samples = read_samples(group.uri, columns.caption, group.number + start, group.number + stop, options)
@@ -359,19 +381,19 @@ def _sample_table(samples: Sequence[RawSample], columns: Columns) -> pa.Table:
     return pa.table(values, ("key", columns.image, columns.caption))
 
 
-def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> RawSample:
+def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: StorageOptions | None) -> RawSample:
     stem, caption = uri.rpartition(".")[0], None
     if columns.text is None:
         with suppress(NotFound):
             caption = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace").strip()
-    return stem.rpartition("/")[2], open_source(uri, options).read(LARGEST_IMAGE), caption
+    return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
 
 
 def read_group(
     group: RowGroup, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
 ) -> pa.Table:
     """Return those of the columns that exist, with text cut."""
-    return read_rows((group, 0, group.rows), columns, options, image)
+    return pa.concat_tables(read_rows((group, 0, group.rows), columns, options, image))
 
 
 _unfinished: "dict[tuple[object, ...], _Reader]" = {}
@@ -380,22 +402,21 @@ _unfinished: "dict[tuple[object, ...], _Reader]" = {}
 
 def read_rows(
     span: _Span, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
-) -> pa.Table:
-    """Return those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
+) -> Iterator[pa.Table]:
+    """Yield those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
     group, start, stop = span
     key = (group, tuple(columns), options, image)
     reader = _unfinished.pop(key, None)  # another thread may read the same group, with a reader of its own
     try:
         if reader is None or reader.at > start:
             reader = _Reader(group, columns, options, image)
-        table = reader.read(start, stop)
+        yield from reader.read(start, stop)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
     _unfinished.clear()
     if stop < group.rows:
         _unfinished[key] = reader
-    return table
 
 
 class _Reader:
@@ -414,8 +435,7 @@ class _Reader:
         self._batches = file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False)
         self._rest = file.schema_arrow.empty_table().select(names)
 
-    def read(self, start: int, stop: int) -> pa.Table:
-        tables = []
+    def read(self, start: int, stop: int) -> Iterator[pa.Table]:
         while self.at < stop:
             if not self._rest.num_rows:
                 batch = next(self._batches, None)
@@ -423,10 +443,10 @@ class _Reader:
                     raise DatasetError(f"{self._group.uri}: changed while it was read; run the job again")
                 self._rest = cut(pa.Table.from_batches([batch]), self._image)
             rows = min(self._rest.num_rows, (stop if self.at >= start else min(start, stop)) - self.at)
-            if self.at >= start:
-                tables.append(self._rest.slice(0, rows))
+            table, wanted = self._rest.slice(0, rows), self.at >= start
             self.at, self._rest = self.at + rows, self._rest.slice(rows)
-        return pa.concat_tables(tables or [self._rest.slice(0, 0)])
+            if wanted:
+                yield table
 
 
 @lru_cache(maxsize=_FOOTERS)  # a file's pieces are read one after another

@@ -7,11 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sdp.datasets import columns
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import Layout, write_part
-from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
+from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream, order_retry
 from sdp.encode import reading
 from sdp.encode.reading import Columns, Piece, Planner, addresses, read_piece
 from sdp.errors import DatasetError
@@ -161,6 +162,33 @@ def test_a_pieces_addresses_are_read_without_its_images(tmp_path: Path) -> None:
     (piece,) = Planner(output.index, upstream, 1000)(work)
     assert addresses(piece).tolist() == [row for row in range(30) if not every_tenth(row)]
     assert [addresses(part).tolist() for part in piece.cut(27)] == [[r] for r in range(30) if not every_tenth(r)]
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "pictures"])
+def test_no_more_is_read_ahead_than_memory_should_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder, read = tmp_path / "plain", list[str]()
+    if kind == "Parquet":
+        write_plain(folder, 20, group=20)
+        output = over_plain(tmp_path)
+        monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
+    else:
+        folder.mkdir()
+        for number in range(20):
+            (folder / f"{number:02}.png").write_bytes(picture(number))
+        output = open_output(open_storage(str(tmp_path / "out")), Head("latents", 20, False, {}))
+        output = freeze_files(output, list_source(str(folder), suffixes=(".png",)))
+        monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
+    name = "cut" if kind == "Parquet" else "_picture"
+    original = getattr(reading, name)
+    monkeypatch.setattr(reading, name, lambda *of: read.append(name) or original(*of))
+    (work,) = output.pending()
+    (piece,) = Planner(output.index, None, 1000)(work)
+    rows = read_piece(piece, Columns())
+    assert next(rows).row == 0
+    assert len(read) == 1
+    assert [row.row for row in rows] == list(range(1, 20))
 
 
 def test_a_cut_piece_is_the_same_rows() -> None:
