@@ -11,6 +11,8 @@ _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), 
 """The passes of an interlaced PNG: the first column and row of each, and the steps between its columns and rows."""
 _PIECE_BYTES = 16 << 10
 """Compressed bytes that are inflated at once, to at most a thousand times as many."""
+_INTEGERS = {1: "B", 3: "H", 4: "I"}
+"""The whole numbers among EXIF's types, as struct names them."""
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
 """Messages of decoders that report a lack of memory without a MemoryError."""
 
@@ -124,13 +126,20 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation in EXIF data; 1 if there is none or it is broken."""
-    from PIL import Image
+    """Return the orientation in EXIF data; 1 if there is none or it is broken.
 
-    tags = Image.Exif()
+    Pillow would read all tags, and print a line for each that is broken.
+    """
+    data = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4], "")
     try:
-        tags.load(exif)
-        orientation = int(tags.get(0x0112, 1))
-    except Exception:  # noqa: BLE001 (on broken metadata, which does not break the image, Pillow raises many kinds)
-        return 1
-    return orientation if 1 <= orientation <= 8 else 1
+        (at,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, at)
+        for place in range(at + 2, at + 2 + 12 * count, 12) if order else ():
+            tag, kind, values = struct.unpack_from(f"{order}HHI", data, place)
+            if (tag, values) == (0x0112, 1) and kind in _INTEGERS:
+                (orientation,) = struct.unpack_from(f"{order}{_INTEGERS[kind]}", data, place + 8)
+                return int(orientation) if 1 <= orientation <= 8 else 1
+    except struct.error:
+        pass
+    return 1

@@ -1,6 +1,7 @@
 """Bytes to upright RGB pixels and crops: exact where nothing is resampled, near Lanczos where it is, never a crash."""
 
 import io
+import struct
 import warnings
 from unittest import mock
 
@@ -13,6 +14,7 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 from sdp.imaging import Box, Image, ImageError, centre_box, cut, decode, placed_box, read_header, shrink
+from sdp.imaging.containers import exif_orientation
 from tests.misbehaving import bodies
 
 Array = NDArray[np.uint8]
@@ -103,6 +105,13 @@ def test_every_exif_orientation_is_turned_upright(orientation: int, kind: str) -
     assert np.abs(image.pixels.astype(int) - upright).max() <= 2
     header = read_header(data)
     assert (header.height, header.width) == upright.shape[:2]
+
+
+def test_broken_exif_tags_beside_the_orientation_print_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    tags = [(0x010F, 2, 9_999, 9_999), (0x0112, 3, 1, 6)]
+    exif = b"II*\0\x08\0\0\0\x02\0" + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    assert exif_orientation(exif) == 6
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("order", ["II", "MM"])
