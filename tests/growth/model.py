@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from sdp.config.yaml_text import parse_document
 from sdp.model import layout, sharded
 from sdp.model.tensor_index import INDEX, read_tensor_index
 from sdp.storage import open_storage
@@ -53,11 +54,22 @@ def _config(pieces: int, _: Path) -> Reading:
     return lambda: layout.contradiction(lambda _: content, ("vae",))
 
 
+def _yaml(pieces: int, _: Path) -> Reading:
+    text = "".join(f"key{number}: [1, {{a: 'b'}}]\n" for number in range(pieces))
+    return lambda: parse_document(text, "a.yaml")
+
+
+def _nested_yaml(pieces: int, _: Path) -> Reading:
+    return lambda: parse_document("[" * pieces, "a.yaml")
+
+
 CASES: tuple[Case, ...] = (
     Case("tensors.json of many tensors", 10_000, _tensors),
     Case("tensors.json of many chunks", 10_000, _chunks),
     Case("tensors.json of empty chunks", 10_000, _empty_chunks),
     Case("tensors.json of many dimensions", 10_000, _dimensions),
     Case("checkpoint of many tensors", 500, _weights),
+    Case("YAML of keys", 1_000, _yaml),
+    Case("nested YAML", 10_000, _nested_yaml),
     Case("configuration of a network", 100_000, _config),
 )
