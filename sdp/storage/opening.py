@@ -47,6 +47,9 @@ def list_source(
     files: dict[str, SourceFile] = {}
     for source in [uri] if isinstance(uri, str) else uri:
         files.update((file.uri, file) for file in _files_of(source, options or StorageOptions(), suffixes))
+    for file in files:
+        if (name := file.encode("utf-8", "replace").decode()) != file:
+            raise UserError(f"{name}: the file's name is not UTF-8; rename it")
     return sorted(files.values(), key=lambda file: file.uri)
 
 

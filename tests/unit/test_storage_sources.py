@@ -1,5 +1,6 @@
 """Finding the files of a source on a local disk, and what patterns mean."""
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,6 +72,12 @@ def test_a_uri_that_means_nothing_is_not_found(top: Path, uri: str) -> None:
     with pytest.raises(NotFound) as caught:
         list_source(uri.format(top=top))
     assert str(caught.value).startswith(uri.format(top=top))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused(top: Path) -> None:
+    Path(os.fsdecode(os.fsencode(top) + b"/\xff.parquet")).write_bytes(b"12345")
+    with pytest.raises(UserError, match=r"/\?\.parquet: the file's name is not UTF-8; rename it"):
+        list_source(str(top))
 
 
 def test_an_etag_changes_with_the_content_and_survives_a_move(top: Path) -> None:
