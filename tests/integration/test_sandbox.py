@@ -39,7 +39,6 @@ FORMATS: list[tuple[str, dict[str, object]]] = [
     ("WEBP", {"method": 0, "quality": 50}),
     ("GIF", {}),
     ("BMP", {}),
-    ("TIFF", {}),
     ("AVIF", {"speed": 10, "quality": 30}),
 ]
 GOOD = shapes.encode(shapes.sample(1))[0]
