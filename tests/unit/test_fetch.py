@@ -23,7 +23,7 @@ from sdp.download import fetch as fetch_module
 from sdp.download.fetch import Fetcher, Request, pause_s
 from sdp.download.robots import Robots
 from sdp.download.slot import Buffer, Slot
-from sdp.download.transfer import Failure, retry_after_s
+from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
@@ -347,21 +347,6 @@ def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> N
         assert fetched.failure is not None
         assert (fetched.failure.outcome, fetched.failure.reason) == (FILTERED, "opt_out")
         assert fetched.failure.detail == f"{url}/robots.txt disallows it for sdp"
-
-
-def test_rules_that_take_long_to_apply_hold_up_no_other_host() -> None:
-    refusal, fetched_meanwhile = Robots.refusal, list[bool]()
-    with site(SOME) as (url, _), site(b"") as (other, asked):
-
-        def slow(self: Robots, site: str, target: str) -> Failure | None:
-            if site == url:
-                time.sleep(0.01)
-                fetched_meanwhile.append("/image" in asked)
-            return refusal(self, site, target)
-
-        with mock.patch.object(Robots, "refusal", slow):
-            fetch([*(f"{url}/private/{number}" for number in range(200)), f"{other}/image"], HONOUR)
-    assert fetched_meanwhile[-1]
 
 
 @pytest.mark.parametrize(
