@@ -1,49 +1,67 @@
 """`sdp evaluate`: computes the features of pictures in a pool of evaluators, then all figures from them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import say, table
 from sdp.errors import DatasetError
-from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
+from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT, headlines
 from sdp.evaluate.loss import LossWorker
-from sdp.evaluate.messages import closing, forecast
-from sdp.evaluate.prepare import EvaluatePlan, PictureSet, pinned, prepare
-from sdp.evaluate.result import SetFeatures, clip_score, distances, loss_figures, notes, similarity, to_bytes
+from sdp.evaluate.prepare import EvaluatePlan, pinned, prepare
+from sdp.evaluate.result import Features, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateSummary:
-    """The result of a run."""
-
-    figures: dict[str, Any]
-    """The content of evaluation.json; empty after a dry run."""
-
-
-def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
-    """Compute all figures and write them."""
+def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
+    """Compute all figures and write them; return the content of evaluation.json, which a dry run leaves empty."""
     plan = prepare(config)
     if dry_run:
-        say(table(forecast(plan)))
-        return EvaluateSummary({})
+        say(table(_forecast(plan)))
+        return {}
     storage = open_storage(config.output.uri, config.storage.options())
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _features(plan, lease)
         figures = _figures(plan, sets)
         storage.publish_held(RESULT, to_bytes(figures, config), lease.confirm)
-    say(table(closing(figures, counts, notes(figures), storage.uri_of(RESULT))))
-    return EvaluateSummary(figures)
+    say(table(_closing(figures, counts, storage.uri_of(RESULT))))
+    return figures
 
 
-def _figures(plan: EvaluatePlan, sets: Mapping[str, SetFeatures]) -> dict[str, Any]:
-    config = plan.config
+def _forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
+    """Yield the dry run's table: what a run would do."""
+    for each in plan.sets:
+        limit = f", at most {each.limit:,}" if each.limit is not None else ""
+        yield each.name, f"{each.pictures.uri}: {each.pictures.size}{limit}"
+    if plan.clip is not None:
+        yield "CLIP score", f"by {pinned(plan.clip)}"
+    if plan.features is not None:
+        yield "FID, KID", f"by the features of {pinned(plan.features)}, {plan.features.kind}"
+    if plan.loss is not None:
+        weights = "moving average" if plan.loss.ema else "raw weights"
+        yield "loss", f"of {plan.loss.checkpoint.uri} ({weights}) on {plan.loss.dataset}"
+    scaling = plan.config.scaling
+    yield "evaluators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"
+    yield "output", plan.config.output.uri
+
+
+def _closing(figures: Mapping[str, Any], run: PoolFigures, uri: str) -> Iterator[tuple[str, str]]:
+    """Yield the closing table: the figures, the notes, and the URI of the evaluation."""
+    if run.done:
+        yield "this run", run.summary
+    for name, value, explanation in headlines(figures):
+        yield name, f"{value}, {explanation}" if value else explanation
+    by_timestep = figures["loss"]["by_timestep"] if "loss" in figures else {}
+    yield from ((f"  timesteps {name}", f"{value:.4f}") for name, value in by_timestep.items())
+    yield from (("note", line) for line in notes(figures))
+    yield "evaluation", uri
+
+
+def _figures(plan: EvaluatePlan, sets: Mapping[str, Features]) -> dict[str, Any]:
     figures: dict[str, Any] = {each.name: {"uri": each.pictures.uri, **sets[each.name].counts} for each in plan.sets}
     if plan.clip is not None:
         figures["clip"] = {"model": pinned(plan.clip), **clip_score(sets[GENERATED].scores)}
@@ -55,14 +73,14 @@ def _figures(plan: EvaluatePlan, sets: Mapping[str, SetFeatures]) -> dict[str, A
             figures["similarity"] = similarity(sets[GENERATED], sets[REFERENCE])
     if plan.loss is not None:
         say(f"evaluate: the loss of {plan.loss.checkpoint.uri} on {plan.loss.dataset}")
-        pool = _pool(config)
+        pool = _pool(plan.config)
         pool.join()
         (loss,) = pool.run(LossWorker, [plan.loss])
         figures["loss"] = loss_figures(plan.loss, loss)
     return figures
 
 
-def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, SetFeatures], PoolFigures]:
+def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], PoolFigures]:
     """Compute the features of all sets in one pool; return every set by name, and this run's figures."""
     tasks = [task for each in plan.sets for task in each.tasks()]
     if not tasks:
@@ -72,24 +90,22 @@ def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, SetFeatures],
     pool = _pool(plan.config)
     pool.join()
     make_worker = partial(EvaluateWorker, {each.name: each.spec for each in plan.sets})
-    units = []
+    units: dict[tuple[str, int], Features] = {}
     with Tracker(pool, lease, sum(piece.take for _, _, pieces in tasks for piece in pieces)) as tracker:
-        for unit in pool.run(make_worker, tasks, tracker.add):
-            units.append(unit)
-            tracker.add(sum(unit.written + unit.others.total() for unit in units) - tracker.figures.done)
-    sets = {each.name: SetFeatures.of(unit for unit in units if unit.set == each.name) for each in plan.sets}
+        for name, number, features in pool.run(make_worker, tasks, tracker.add):
+            units[name, number] = features
+            tracker.add(sum(unit.outcomes.total() for unit in units.values()) - tracker.figures.done)
+    sets = {}
     for each in plan.sets:
-        _refuse_few(each, sets[each.name])
+        numbers = sorted(number for name, number in units if name == each.name)
+        sets[each.name] = joined = Features.join([units[each.name, number] for number in numbers])
+        if (written := joined.counts["written"]) < 2:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in joined.counts["reasons"].items())
+            raise DatasetError(
+                f"{each.pictures.uri}: expected 2 readable pictures or more, got {written} "
+                f"({reasons or 'there are no others'}); add pictures"
+            )
     return sets, tracker.figures
-
-
-def _refuse_few(each: PictureSet, features: SetFeatures) -> None:
-    if features.counts["written"] < 2:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in features.counts["reasons"].items())
-        raise DatasetError(
-            f"{each.pictures.uri}: expected 2 readable pictures or more, got {features.counts['written']} "
-            f"({reasons or 'there are no others'}); add pictures"
-        )
 
 
 def _pool(config: EvaluateConfig) -> WorkerPool:

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sdp.config import EvaluateConfig, TrainConfig, parse_into
+from sdp.config import EvaluateConfig, TrainConfig
 from sdp.config.evaluate import LossConfig
-from sdp.config.removed import without_removed
 from sdp.datasets.manifest import open_dataset
-from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.errors import DatasetError, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_config, read_marker
+from sdp.model.checkpoints import averages, base_digest, find_checkpoint, training_config
 from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.train.data.latents import open_latents, refuse_embeddings
@@ -51,44 +50,22 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
         folder = find_checkpoint(section.checkpoint, options)
     except DatasetError as error:
         raise UserError(f"loss.checkpoint: {error}") from error
-    marker = read_marker(folder)
-    training = _training(folder)
-    _refuse_seen(training, section.source, folder)
-    if section.weights == "ema" and training.ema.decay is None:
-        raise UserError(f"loss.weights: expected raw or auto, got 'ema': {folder.uri} has no moving average")
+    training = training_config(folder)
+    if section.source is None and (training.data.mode != "offline" or not training.data.holdout):
+        seen = "images" if training.data.mode != "offline" else "all of its own (data.holdout was 0)"
+        raise UserError(f"loss.source: expected a latents dataset, got null: {folder.uri} was trained on {seen}")
     dataset = open_dataset(open_storage(section.source or training.source.uri, options), "latents")
     if section.source is not None:
         refuse_embeddings(training, open_latents(dataset, training.data.resolution), section.source)
     source = sources.check(section.model or training.model.source, _PARTS, storage=options)
     return LossSpec(
         checkpoint=folder,
-        ema=training.ema.decay is not None and section.weights != "raw",
+        ema=averages(training, section.weights, "loss.weights", folder),
         training=training,
-        model=replace(source, sha256=marker["model"]["digest"]),
+        model=replace(source, sha256=base_digest(folder)),
         settings=section,
         storage=options,
     )
-
-
-def _training(folder: Storage) -> TrainConfig:
-    try:
-        return parse_into(TrainConfig, without_removed("train", read_config(folder)))
-    except ConfigError as error:
-        raise DatasetError(
-            f"{folder.uri}: its {CONFIG} is from another version of sdp ({error.problems[0]}); use that version"
-        ) from error
-
-
-def _refuse_seen(training: TrainConfig, source: str | None, folder: Storage) -> None:
-    if source is not None:
-        return
-    if training.data.mode != "offline":
-        raise UserError(f"loss.source: expected a latents dataset, got null: {folder.uri} was trained on images")
-    if not training.data.holdout:
-        raise UserError(
-            f"loss.source: expected a latents dataset, got null: {folder.uri} was trained on all of its own "
-            "(data.holdout was 0)"
-        )
 
 
 class LossWorker:

@@ -30,7 +30,6 @@ _PIECE_ROWS = 256
 class EvaluateSpec(SourceSpec):
     """The settings of the evaluators for one set of pictures."""
 
-    config: EvaluateConfig
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
     """The network of the CLIP score; None for the reference."""
@@ -90,28 +89,25 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     if clip is not None and clip.kind != "clip":
         raise UserError(f"clip.model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
     sets = [
-        _picture_set(name, pictures, features, clip if name == GENERATED else None, config)
+        PictureSet(
+            name,
+            pictures,
+            config.limit if name == GENERATED else None,
+            EvaluateSpec(
+                features=features,
+                clip=clip if name == GENERATED else None,
+                columns=pictures.columns,
+                storage=options,
+                output=open_storage(config.output.uri, options),
+                taken_down=tombstones.load(dataset.storage, options).rows.serialize() if dataset is not None else b"",
+                repeated=dataset.repeated_rows if dataset is not None else None,
+                foreign=dataset is None,
+            ),
+        )
         for name, pictures in opened.items()
+        for dataset in [pictures.dataset]
     ]
     return EvaluatePlan(config, clip, features, tuple(sets), loss)
-
-
-def _picture_set(
-    name: str, pictures: Pictures, features: FeatureNetwork | None, clip: FeatureNetwork | None, config: EvaluateConfig
-) -> PictureSet:
-    upstream, options = pictures.dataset, config.storage.options()
-    spec = EvaluateSpec(
-        config=config,
-        features=features,
-        clip=clip,
-        columns=pictures.columns,
-        storage=options,
-        output=open_storage(config.output.uri, options),
-        taken_down=tombstones.load(upstream.storage, options).rows.serialize() if upstream is not None else b"",
-        repeated=upstream.repeated_rows if upstream is not None else None,
-        foreign=upstream is None,
-    )
-    return PictureSet(name, pictures, config.limit if name == GENERATED else None, spec)
 
 
 def pinned(network: FeatureNetwork) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 import sdp
 from sdp.config import EvaluateConfig
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.evaluate.loss import LossSpec
 from sdp.model.checkpoints import run_of
 
 if TYPE_CHECKING:
-    from sdp.evaluate.worker import UnitFeatures
     from sdp.train.validation import Validation
 
 FORMAT = 1
@@ -27,39 +27,45 @@ _SMALL = 10_000
 
 
 @dataclass(frozen=True)
-class SetFeatures:
-    """The features of all pictures of a set, in the order of their addresses."""
+class Features:
+    """The features of pictures, in the order of their addresses."""
 
     features: NDArray[np.float32]
-    scores: NDArray[np.float64]
-    """CLIP scores of the pictures that have a caption."""
-    counts: Mapping[str, Any]
-    """Pictures by outcome, and `reasons` of those that could not be used."""
+    """A row for each picture that could be used."""
+    scores: NDArray[np.float32]
+    """CLIP scores of those that have a caption."""
+    outcomes: Counter[tuple[str, str]]
+    """All pictures by outcome and reason."""
 
     @staticmethod
-    def of(units: "Iterable[UnitFeatures]") -> "SetFeatures":
-        """Join the units of a set."""
-        ordered = sorted(units, key=lambda unit: unit.unit)
-        others = sum((unit.others for unit in ordered), Counter[tuple[str, str]]())
-        outcomes: Counter[str] = Counter(written=sum(unit.written for unit in ordered), filtered=0, failed=0)
-        for (outcome, _), count in others.items():
-            outcomes[outcome] += count
-        reasons = {reason: count for (_, reason), count in sorted(others.items())}
-        features = [batch for unit in ordered for batch in unit.features] or [np.zeros((0, 0), np.float32)]
-        scores = np.array([score for unit in ordered for score in unit.scores], np.float64)
-        counts = {"input": outcomes.total(), **outcomes, "reasons": reasons}
-        return SetFeatures(np.concatenate(features), scores, counts)
+    def join(parts: "Sequence[Features]") -> "Features":
+        """Return the features of several groups of pictures, one after another."""
+        nothing = np.zeros((0, 0), np.float32)
+        return Features(
+            np.concatenate([part.features for part in parts if len(part.features)] or [nothing]),
+            np.concatenate([part.scores for part in parts] or [nothing[0:0, 0]]),
+            sum((part.outcomes for part in parts), Counter()),
+        )
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Pictures by outcome, and `reasons` of those that could not be used."""
+        counts: dict[str, Any] = {"input": self.outcomes.total(), WRITTEN: 0, FILTERED: 0, FAILED: 0}
+        for (outcome, _), count in self.outcomes.items():
+            counts[outcome] += count
+        reasons = {reason: count for (_, reason), count in sorted(self.outcomes.items()) if reason}
+        return {**counts, "reasons": reasons}
 
 
-def clip_score(scores: NDArray[np.float64]) -> dict[str, Any]:
+def clip_score(scores: NDArray[np.float32]) -> dict[str, Any]:
     """Return the CLIP score: the mean of 100 · cosine, with its standard error."""
     if not len(scores):
         return {"score": None, "pictures": 0}
-    error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
-    return {"score": float(scores.mean()), "standard_error": float(error), "pictures": len(scores)}
+    error = scores.std(ddof=1, dtype=np.float64) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
+    return {"score": float(scores.mean(dtype=np.float64)), "standard_error": float(error), "pictures": len(scores)}
 
 
-def distances(generated: SetFeatures, reference: SetFeatures) -> dict[str, Any]:
+def distances(generated: Features, reference: Features) -> dict[str, Any]:
     """Return FID and KID as torch-fidelity computes them, in float64: they are small differences of large sums."""
     import torch
     from torch_fidelity import metric_fid, metric_kid
@@ -76,15 +82,11 @@ def distances(generated: SetFeatures, reference: SetFeatures) -> dict[str, Any]:
     }
 
 
-def similarity(generated: SetFeatures, reference: SetFeatures) -> float:
+def similarity(generated: Features, reference: Features) -> float:
     """Return the mean cosine over all pairs of pictures, one of each set: CLIP-I and DINO of the DreamBooth paper."""
-    return float(_mean_direction(generated) @ _mean_direction(reference))
-
-
-def _mean_direction(each: SetFeatures) -> NDArray[np.float64]:
-    rows = each.features.astype(np.float64)
-    mean: NDArray[np.float64] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(axis=0)
-    return mean
+    rows = [each.features.astype(np.float64) for each in (generated, reference)]
+    first, second = ((each / np.linalg.norm(each, axis=1, keepdims=True)).mean(axis=0) for each in rows)
+    return float(first @ second)
 
 
 def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
@@ -104,15 +106,12 @@ def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """Return remarks that a reader needs before comparing figures."""
-    remarks = []
-    if "fid" in figures:
-        least = min(figures["fid"]["generated"], figures["fid"]["reference"])
-        if least < _SMALL:
-            remarks.append(
-                f"FID of {least:,} pictures is biased upwards, more so the fewer there are: compare it only with sets "
-                "of the same sizes; KID has no such bias"
-            )
-    return remarks
+    if "fid" in figures and (least := min(figures["fid"]["generated"], figures["fid"]["reference"])) < _SMALL:
+        return [
+            f"FID of {least:,} pictures is biased upwards, more so the fewer there are: compare it only with sets of "
+            "the same sizes; KID has no such bias"
+        ]
+    return []
 
 
 def to_bytes(figures: Mapping[str, Any], config: EvaluateConfig) -> bytes:

@@ -11,7 +11,14 @@ from typing import Any
 from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
 from sdp.model import sources
-from sdp.model.checkpoints import COMPLETE, CONFIG, find_checkpoint, read_config, read_marker, trained_scheduler
+from sdp.model.checkpoints import (
+    COMPLETE,
+    averages,
+    base_digest,
+    find_checkpoint,
+    trained_scheduler,
+    training_config,
+)
 from sdp.model.layout import INDEX, ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -83,25 +90,14 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
 
 
 def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> GenerateModel:
-    marker = read_marker(folder)
-    trained = read_config(folder)
-    try:
-        trained_on, pinned = trained["model"]["source"], marker["model"]["digest"]
-        objective, decay = trained["objective"], trained["ema"]["decay"]
-        overrides = trained_scheduler(objective["prediction"], bool(objective["zero_terminal_snr"]))
-    except (KeyError, TypeError) as error:
-        raise DatasetError(f"{folder.uri}: no {error} in its {CONFIG}; use another checkpoint") from error
-    if config.weights == "ema" and decay is None:
-        raise UserError(
-            f"weights: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
-        )
-    source = sources.check(config.model or trained_on, _BESIDE_TRAINED, storage=options)
-    model = sources.resolve(replace(source, sha256=pinned), storage=options)
+    training = training_config(folder)
+    source = sources.check(config.model or training.model.source, _BESIDE_TRAINED, storage=options)
+    model = sources.resolve(replace(source, sha256=base_digest(folder)), storage=options)
     return GenerateModel(
         uri=folder.uri,
         digest=hashlib.sha256(folder.read(COMPLETE) + folder.read("tensors.json")).hexdigest(),
         base=model.source,
         checkpoint=folder,
-        ema=decay is not None and config.weights != "raw",
-        scheduler=overrides,
+        ema=averages(training, config.weights, "weights", folder),
+        scheduler=trained_scheduler(str(training.objective.prediction), training.objective.zero_terminal_snr),
     )

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from sdp.config.train import PHASES
+from sdp.config.load import parse_into
+from sdp.config.removed import without_removed
+from sdp.config.train import PHASES, TrainConfig
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
-from sdp.errors import DatasetError, NotFound
+from sdp.errors import ConfigError, DatasetError, NotFound, UserError
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -215,6 +217,32 @@ def read_config(folder: Storage) -> dict[str, Any]:
         return read_json(folder, CONFIG)
     except NotFound as error:
         raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
+
+
+def training_config(folder: Storage) -> TrainConfig:
+    """Return the configuration of a checkpoint's run as this version's, without the keys that are gone."""
+    try:
+        return parse_into(TrainConfig, without_removed("train", read_config(folder)))
+    except ConfigError as error:
+        raise DatasetError(
+            f"{folder.uri}: its {CONFIG} is not one of this version of sdp ({error.problems[0]}); use another "
+            "checkpoint, or the version that wrote it"
+        ) from error
+
+
+def base_digest(folder: Storage) -> str | None:
+    """Return the digest of the model that a checkpoint's run started from."""
+    digest: str | None = read_marker(folder).get("model", {}).get("digest")
+    return digest
+
+
+def averages(training: TrainConfig, weights: str, key: str, folder: Storage) -> bool:
+    """Return whether the setting `weights` (auto, ema or raw) means the moving average of a run's checkpoint."""
+    if weights == "ema" and training.ema.decay is None:
+        raise UserError(
+            f"{key}: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
+        )
+    return training.ema.decay is not None and weights != "raw"
 
 
 def state_in(marker: Mapping[str, Any]) -> TrainState:

@@ -65,11 +65,11 @@ def find(text: str | ModelSource, key: str, *, storage: StorageOptions | None = 
             raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
         path = sources.fetch(source, storage, PATTERNS, _is_complete)
         kind = _kind(path)
-        digest = cache.digest(path, layout.present(path, PATTERNS))
     except ModelError as error:
         raise ModelError(f"{key}: {error}") from error
     except ValueError as error:
-        raise ModelError(f"{key}: model source {source}: {error}") from error
+        raise ModelError(f"{key}: model source {source}: {error}; choose another, or fetch it again") from error
+    digest = cache.digest(path, layout.present(path, PATTERNS))
     if source.sha256 not in (None, digest):
         raise ModelError(f"{key}: model source {source}: its content changed while it was in use; restore it")
     if source.kind == "local":  # workers may have another working directory
@@ -88,22 +88,16 @@ def _is_complete(folder: Path) -> bool:
 def _kind(path: Path) -> NetworkKind:
     """Return the kind of a network; raise ValueError if its files are incomplete."""
     names = layout.present(path, PATTERNS)
-    if "config.json" in names:
-        try:
-            kind: Any = layout.json_object((path / "config.json").read_bytes()).get("model_type")
-        except ValueError as error:
-            raise ValueError(f"its config.json is {error}; fetch it again") from error
-        if str(kind) not in _NEEDED:
-            raise ValueError(
-                f"unknown network type {kind!r}: expected clip, dinov2, vit or Inception's weights; choose another one"
-            )
-        missing = [name for name in _NEEDED[kind] if name not in names and not (_SHARDED in names and "model" in name)]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing; a {kind} network needs {', '.join(_NEEDED[kind])}")
-        return cast(NetworkKind, kind)
-    inceptions = [name for name in names if "inception" in name]
-    if len(inceptions) > 1:
-        raise ValueError(f"several files of Inception's weights ({', '.join(inceptions)}); keep one")
-    if not inceptions:
-        raise ValueError("no feature network: neither config.json nor a file *inception*.pth; check the URI")
-    return "inception"
+    if "config.json" not in names:
+        inceptions = [name for name in names if "inception" in name]
+        if len(inceptions) != 1:
+            got = ", ".join(inceptions) or "neither"
+            raise ValueError(f"no feature network: expected config.json or one file *inception*.pth, got {got}")
+        return "inception"
+    kind: Any = layout.json_object((path / "config.json").read_bytes()).get("model_type")
+    if str(kind) not in _NEEDED:
+        raise ValueError(f"unknown network type {kind!r}: expected clip, dinov2, vit or Inception's weights")
+    missing = [name for name in _NEEDED[kind] if name not in names and not (_SHARDED in names and "model" in name)]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing; a {kind} network needs {', '.join(_NEEDED[kind])}")
+    return cast(NetworkKind, kind)

@@ -17,8 +17,9 @@ from sdp.datasets import tombstones
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, ModelError, UserError
 from sdp.evaluate import job
-from sdp.evaluate.networks import Clip
+from sdp.evaluate.networks import Transformers
 from sdp.generate import job as generate
+from sdp.model import networks
 from sdp.report.sections import gather
 from sdp.storage import open_storage
 from tests.evaluate_kit import (
@@ -63,7 +64,7 @@ def settings_for(inputs: Path, **more: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def done(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("done") / "out"
-    return out, job.run(evaluate_config(out, **settings_for(inputs))).figures
+    return out, job.run(evaluate_config(out, **settings_for(inputs)))
 
 
 def frechet(a: Any, b: Any) -> float:
@@ -75,12 +76,16 @@ def frechet(a: Any, b: Any) -> float:
     return float(((mean_a - mean_b) ** 2).sum() + (rows_a**2).sum() + (rows_b**2).sum() - 2 * between)
 
 
+def clip_of(inputs: Path) -> Transformers:
+    return Transformers(networks.find(str(inputs / "clip"), "clip.model"), torch.device("cpu"))
+
+
 def by_hand(inputs: Path) -> dict[str, float]:
     """The same figures from the networks alone: no datasets, no batches, no units."""
     from transformers import BitImageProcessor, Dinov2Model
 
     dino, prepare = Dinov2Model.from_pretrained(inputs / "dino"), BitImageProcessor.from_pretrained(inputs / "dino")
-    clip = Clip(inputs / "clip", torch.device("cpu"))
+    clip = clip_of(inputs)
 
     def features(numbers: range) -> Any:
         pixels = prepare([picture(n) for n in numbers], return_tensors="pt")["pixel_values"]
@@ -117,11 +122,9 @@ def test_one_network_for_both_scores_encodes_pictures_once(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    embed = Clip.embed
-    monkeypatch.setattr(Clip, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
-    figures = job.run(
-        evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": inputs / "clip"}))
-    ).figures
+    embed = Transformers.embed
+    monkeypatch.setattr(Transformers, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
+    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": inputs / "clip"})))
     assert sum(looked) == 50
     assert figures["features"]["kind"] == "clip"
     assert figures["clip"]["score"] == pytest.approx(by_hand(inputs)["clip"], rel=1e-4)
@@ -139,7 +142,7 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     (folder / "000004.jpg").write_bytes(encoded(picture(4, 50, 20), "JPEG"))
     (folder / "notes.md").write_text("not a picture")
     out = tmp_path / "out"
-    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": folder}))).figures
+    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": folder})))
     counts = {key: figures["generated"][key] for key in ("input", "written", "filtered", "failed", "reasons")}
     reasons = {"not_an_image": 1, "empty": 1, "crashed": 1}
     assert counts == {"input": 7, "written": 4, "filtered": 0, "failed": 3, "reasons": reasons}
@@ -151,7 +154,7 @@ def test_parquet_files_are_a_source_too(inputs: Path, done: tuple[Path, dict[str
     table = pa.table({"jpg": [encoded(picture(n)) for n in range(20)], "txt": [caption_of(n) for n in range(20)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     source = {"uri": tmp_path / "a.parquet", "image_column": "jpg", "caption_column": "txt"}
-    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source=source))).figures
+    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source=source)))
     assert figures["fid"]["value"] == pytest.approx(done[1]["fid"]["value"], rel=1e-5)
     assert figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
 
@@ -169,9 +172,9 @@ def test_samples_are_scored_by_their_prompts_without_those_taken_down(
     inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
     config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": drawn}))
-    figures = job.run(config).figures
+    figures = job.run(config)
     assert (figures["clip"]["pictures"], figures["fid"]["generated"]) == (6, 6)
-    clip = Clip(inputs / "clip", torch.device("cpu"))
+    clip = clip_of(inputs)
     rows = [row for part in (drawn / "parts").iterdir() for row in pq.read_table(part).to_pylist()]
     from sdp.imaging import decode
 
@@ -180,7 +183,7 @@ def test_samples_are_scored_by_their_prompts_without_those_taken_down(
     assert figures["clip"]["score"] == pytest.approx(float(scores.mean()), rel=1e-4)
     tombstones.add(open_storage(str(drawn)), [Takedown("row", "3")])
     try:
-        after = job.run(config).figures
+        after = job.run(config)
         assert after["clip"]["pictures"] == 5
         assert after["generated"]["reasons"] == {"tombstone": 1}
     finally:
@@ -192,7 +195,7 @@ def test_the_report_shows_the_figures_and_the_pictures(
     done: tuple[Path, dict[str, Any]], inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": drawn}))).figures
+    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": drawn})))
     sections = gather([str(out)], pictures=3)
     assert [section.title for section in sections] == ["Pictures drawn", "Evaluation"]
     assert dict(sections[-1].figures)["FID"] == f"{figures['fid']['value']:.3f}"
@@ -213,7 +216,7 @@ def test_a_single_evaluator_starts_no_ray(inputs: Path, done: tuple[Path, dict[s
 def test_a_dry_run_prints_its_plan_and_writes_nothing(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert job.run(evaluate_config(tmp_path / "out", **settings_for(inputs)), dry_run=True).figures == {}
+    assert job.run(evaluate_config(tmp_path / "out", **settings_for(inputs)), dry_run=True) == {}
     shown = capsys.readouterr().err
     assert "20 pictures" in shown
     assert "dinov2" in shown
@@ -282,9 +285,9 @@ def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
     inputs: Path, done: tuple[Path, dict[str, Any]], nodes: dict[str, str], tmp_path: Path
 ) -> None:
     scaling = {"num_workers": 1, "accelerator": "A10G"}
-    summary = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, scaling=scaling)))
-    assert summary.figures["fid"] == pytest.approx(done[1]["fid"], rel=1e-5)
-    assert summary.figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
+    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, scaling=scaling)))
+    assert figures["fid"] == pytest.approx(done[1]["fid"], rel=1e-5)
+    assert figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
     import ray
 
     actors = [a for a in ray._private.state.actors().values() if "MapWorker" in a["ActorClassName"]]

@@ -237,12 +237,12 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
 def check_same_loss(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
     """`sdp evaluate` of the raw weights agrees with the measurement in training; that of the average differs."""
     settings = {"checkpoint": checkpoint, "weights": "raw"}
-    figures = evaluate.run(evaluate_config(root / "raw", loss=settings)).figures["loss"]
+    figures = evaluate.run(evaluate_config(root / "raw", loss=settings))["loss"]
     assert figures["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)
     assert figures["mean"] == pytest.approx(expected["all"], abs=1e-5)
     assert figures["rows"] == len(unseen())
     assert figures["held_out_of_training"]
-    average = evaluate.run(evaluate_config(root / "ema", loss={**settings, "weights": "auto"})).figures["loss"]
+    average = evaluate.run(evaluate_config(root / "ema", loss={**settings, "weights": "auto"}))["loss"]
     assert average["weights"] == "ema"
     assert average["mean"] != pytest.approx(expected["all"], abs=1e-7)
     sections = gather([str(root / "ema")])
@@ -258,8 +258,8 @@ def test_a_checkpoint_that_has_seen_all_rows_needs_others(root: Path, tmp_path: 
     with pytest.raises(UserError, match=r"^loss\.weights: expected raw or auto, got 'ema'"):
         evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "weights": "ema", "source": root / "latents"}))
     figures = evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "source": root / "latents", "rows": 20}))
-    assert figures.figures["loss"]["rows"] == 20
-    assert not figures.figures["loss"]["held_out_of_training"]
+    assert figures["loss"]["rows"] == 20
+    assert not figures["loss"]["held_out_of_training"]
 
 
 @pytest.mark.parametrize(
