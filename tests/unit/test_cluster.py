@@ -115,26 +115,26 @@ FAILED = r"Ray could not start Hub on this node \(ModuleNotFoundError: No module
 
 
 @pytest.mark.parametrize(
-    ("environment", "limits", "last"),
+    ("environment", "limits", "patience_s", "last"),
     [
-        ({"py_executable": "/no/such/python"}, {}, NONE),
-        ({"worker_process_setup_hook": "no.such.module"}, {"max_restarts": 2, "max_task_retries": -1}, FAILED),
-        ({"worker_process_setup_hook": "no.such.module"}, {}, FAILED),
+        ({"py_executable": "/no/such/python"}, {}, 5.0, NONE),
+        ({"worker_process_setup_hook": "no.such.module"}, {"max_restarts": 2, "max_task_retries": -1}, 90.0, FAILED),
+        ({"worker_process_setup_hook": "no.such.module"}, {}, 90.0, FAILED),
     ],
 )
 def test_a_ray_that_cannot_start_workers_ends_the_job(
-    environment: dict[str, str], limits: dict[str, int], last: str
+    environment: dict[str, str], limits: dict[str, int], patience_s: float, last: str
 ) -> None:
     """Even if the job waits for something else than the actor."""
     script = (
         "import ray, threading\n"
         "from sdp import cluster, ray_loss\n"
         "class Hub: ...\n"
-        "cluster._ACTOR_START_S, cluster._GRACE_S = 5.0, 0.1\n"
+        f"cluster._ACTOR_START_S, cluster._GRACE_S = {patience_s}, 0.1\n"
         "with ray_loss.explained('download'):\n"
         f"    cluster.connect(num_cpus=1, runtime_env={environment})\n"
         f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
-        "    threading.Event().wait(60)\n"
+        "    threading.Event().wait(100)\n"
     )
     program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert program.returncode == 1
