@@ -96,6 +96,13 @@ class Outcome:
     detail: str | None = None
     attempts: int = 1
 
+    def __post_init__(self) -> None:
+        known = REASONS.get(self.outcome)
+        if self.outcome not in OUTCOMES or (
+            self.reason is not None if known is None else rule_of(self.reason or "") not in known
+        ):
+            raise ValueError(f"row {self.row}: no such outcome: {self.outcome}, reason {self.reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

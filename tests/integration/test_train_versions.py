@@ -159,10 +159,6 @@ def test_of_a_mixture_each_pass_takes_each_row_once_though_its_first_dataset_cha
     assert whole == [list(range(20))] * len(whole)
     assert sum(map(len, whole)) + len(last) == done.state.samples - 2 * ROWS - MORE
 
-    grow_latents(root / "other", 10, first=20, vocabulary=50)
-    (line,) = [line for line in make_plan(how(root, **mixed, max_epochs=3)).lines() if "to 30 rows: pass" in line]
-    assert f"pass {len(whole)} over it ends after {len(last)} rows" in line
-
 
 def test_a_lost_note_is_noticed_where_the_rows_are_others(root: Path) -> None:
     run(how(root, max_steps=3))

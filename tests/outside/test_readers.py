@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files, storage = list_source(str(root / "source")), open_storage(str(root / "images"))
     output = open_output(storage, Head("images", 7, False, {}))
     output = freeze_source(output, files, rules.columns(), carried=["similarity"])
-    complete = partial(finish, find_repeated=partial(find_repeated, storage, {}))
+    complete = partial(finish, find_repeated=partial(find_repeated, storage, {}, lambda: None))
     write_pending(output, rules, LOST | RESCUED)
     output = order_retry(output, complete(output))
     write_pending(output, rules, LOST)

@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(folder: Storage, name: str) -> None:
         ({"size": [-4, 8]}, r"w0\.size\.0: expected .*, got -4"),
         ({"size": [2**60, 8]}, r"w0\.size\.0: expected .*"),
         ({"size": [2**40, 2**40]}, r"w0: 4,835,703,278,458,516,698,824,704 bytes are too many"),
-        ({"size": "48"}, r"w0\.size: expected a list, got '48'"),
+        ({"size": "48"}, r"w0\.size: expected a valid array, got '48'"),
         ({"size": [1] * 40}, r"w0\.size: expected "),
         ({"dtype": "float3"}, "w0: unknown dtype float3"),
     ],
