@@ -39,9 +39,9 @@ def index_case(folder: Path) -> dict[str, float]:
     rows = np.random.default_rng(0).integers(0, FILES * ROWS_A_FILE, 10_000).tolist()
     before, start = _peak_mb(), time.perf_counter()
     index = index_files.load(storage, UNIT_ROWS)
-    found = [index.slices(row, row + 1)[0].offset for row in rows]
+    offsets = [index.slices(row, row + 1)[0].offset for row in rows]
     taken = time.perf_counter() - start
-    assert found == [row % ROWS_A_FILE for row in rows]
+    assert offsets == [row % ROWS_A_FILE for row in rows]
     return {"seconds": taken, "goal_seconds": 2.0, "peak_mb": _peak_mb(), "above_imports_mb": _peak_mb() - before,
             "goal_mb": 300}  # fmt: skip
 
