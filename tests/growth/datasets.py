@@ -72,16 +72,7 @@ def _fixed(length: int, folder: Path) -> Callable[[], object]:
     """Repeat bytes of one length, 5 kB for each piece, in a row for each piece."""
     text = b"x" * 5_000 * length
     values = pa.array([text], pa.binary(len(text))).take(pa.array([0] * length))
-    columns = dict.fromkeys(("url", "caption", "note", "image"), values)
-    pq.write_table(pa.table(columns), folder / "in.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30)
-    download = _download(folder)
-
-    def read() -> None:
-        with suppress(SdpError):
-            _read_whole(folder)
-        download()
-
-    return read
+    return _read_twice(folder, values, dictionary_pagesize_limit=1 << 30)
 
 
 def _numbers(length: int, folder: Path) -> Callable[[], object]:
@@ -102,9 +93,13 @@ def _images(length: int, folder: Path) -> Callable[[], object]:
 def _differing(length: int, folder: Path) -> Callable[[], object]:
     """Give 100 rows a text of their own, of 5 kB for each piece."""
     texts = [f"{row}" + "x" * 5_000 * length for row in range(100)]
-    pq.write_table(
-        pa.table(dict.fromkeys(("url", "caption", "note", "image"), texts)), folder / "in.parquet", compression="zstd"
-    )
+    return _read_twice(folder, texts)
+
+
+def _read_twice(folder: Path, values: object, **options: int) -> Callable[[], object]:
+    """Write every column with these values; return a function that reads them for encoding and for a download."""
+    table = pa.table(dict.fromkeys(("url", "caption", "note", "image"), values))
+    pq.write_table(table, folder / "in.parquet", compression="zstd", **options)
     download = _download(folder)
 
     def read() -> None:
