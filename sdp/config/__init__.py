@@ -7,7 +7,6 @@ Imports neither torch nor ray, so that a laptop can check a job's configuration 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -19,7 +18,7 @@ from sdp.config.dump import dump_yaml
 from sdp.config.evaluate import EvaluateConfig
 from sdp.config.generate import GenerateConfig
 from sdp.config.jobs import JOBS
-from sdp.config.load import Draft, draft_into, load_into, parse_into
+from sdp.config.load import Draft, draft, load, parse, parse_into
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
 from sdp.config.shared import JobConfig, Range, WorkersConfig
@@ -46,25 +45,9 @@ __all__ = [
     "json_schema",
     "keys",
     "load",
-    "load_into",
     "parse",
     "parse_into",
 ]
-
-
-def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
-    """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
-    return load_into(JOBS[job], path, overrides)
-
-
-def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
-    """Return the configuration of plain data, such as a saved configuration."""
-    return parse_into(JOBS[job], data)
-
-
-def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
-    """Return a configuration that may lack required keys; one that is only a `part` may also contradict defaults."""
-    return draft_into(JOBS[job], path, overrides, part=part)
 
 
 def identity(config: JobConfig) -> dict[str, Any]:

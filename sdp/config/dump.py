@@ -1,6 +1,5 @@
 """A configuration as YAML for people, which loads back to the same configuration."""
 
-import json
 import textwrap
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -10,15 +9,11 @@ from sdp.config.phrases import expected
 from sdp.config.scalars import parse_scalar
 
 _WIDTH = 120
-_PLAIN_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._")
-_PLAIN = _PLAIN_START | frozenset("0123456789:@+-=~")
 # Phrases that a default value makes evident.
 _EVIDENT = frozenset(
     {"text", "some text", "a URI", "true or false", "a number above 0", "a number of 0 or more"}
     | {"a whole number", "a whole number of 0 or more", "a whole number of 1 or more"}
 )
-# Text that YAML 1.1, which other tools use, reads as a boolean or null.
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~", ""})
 
 
 def dump_yaml(
@@ -44,42 +39,21 @@ def comment(key: Key) -> str:
 
 
 def scalar(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    match value:
-        case float():
-            text = repr(value)
-            mantissa, e, exponent = text.partition("e")
-            return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text  # YAML 1.1 requires the point
-        case str():
-            return _text(value)
-        case dict():
-            return "{" + ", ".join(f"{name}: {scalar(inner)}" for name, inner in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(map(_item, value)) + "]"
-    return json.dumps(value)
-
-
-def _item(value: Any) -> str:
-    # Plain text in brackets may not contain their delimiters, so all text is quoted.
-    return json.dumps(value) if isinstance(value, str) and value.isascii() and value.isprintable() else scalar(value)
-
-
-def _text(value: str) -> str:
-    plain = (
-        value[:1] in _PLAIN_START
-        and set(value) <= _PLAIN
-        and not value.endswith(":")
-        and value.lower() not in _WORDS
-        and isinstance(parse_scalar(value), str)
-    )
-    if plain:
-        return value
-    if value.isascii() and value.isprintable():
-        return json.dumps(value)
+    """Return a value as YAML on one line, which readers of YAML 1.1 and 1.2 understand alike."""
     import yaml
 
-    quoted = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=10**9)
-    return quoted.rstrip("\n")
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        plain = value.isprintable() and value.lower() not in ("y", "n") and isinstance(parse_scalar(value), str)
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+    Dumper.add_representer(str, text)
+    Dumper.add_representer(tuple, Dumper.represent_list)
+    line = yaml.dump(value, Dumper=Dumper, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
+    return line.removesuffix("\n...\n").rstrip("\n")
 
 
 def _blocks(

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from sdp.config.base import DRAFT, Section, keys, section_of
 from sdp.config.explain import explain, value_at
+from sdp.config.jobs import JOBS
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
 from sdp.config.shared import JobConfig
@@ -37,21 +38,27 @@ class Draft:
     missing: frozenset[str]
 
 
-def load_into(model: type[Job], path: str | None, overrides: Sequence[str] = ()) -> Job:
+def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
     """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
-    return parse_into(model, read(path, overrides))
+    return parse(job, read(path, overrides))
+
+
+def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
+    """Return the configuration of plain data, such as a saved configuration."""
+    return parse_into(JOBS[job], data)
 
 
 def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
-    """Return the configuration of plain data."""
+    """Return the configuration of plain data as this model."""
     return _validate(model, _with_sections(model, dict(data)))
 
 
-def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
     """Return an incomplete configuration: required keys may be missing, everything else must be valid.
 
     A `part` of a configuration may contradict the defaults of the other keys.
     """
+    model = JOBS[job]
     data = _with_sections(model, read(path, overrides))
     missing = set()
     for key in keys(model):

@@ -14,8 +14,7 @@ import yaml
 
 from sdp.cli import COMMANDS, JOBS
 from sdp.cli.command import Command, CommandParser
-from sdp.config import JOBS as CONFIGURATIONS
-from sdp.config.load import draft_into
+from sdp.config import draft
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,7 +97,7 @@ def check_whole(words: list[str]) -> None:
     assert not unknown, words
     job = command.name if command.name in JOBS else str(getattr(arguments, "job", "")).split("-")[0]
     if getattr(arguments, "set", None):
-        draft_into(CONFIGURATIONS[job], None, arguments.set, part=True)
+        draft(job, None, arguments.set, part=True)
 
 
 @pytest.mark.parametrize("block", COMMAND_BLOCKS, ids=str)
@@ -141,10 +140,10 @@ def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> Non
         return
     job = {"training-data": "train"}.get(block.page.stem, block.page.stem)
     named = re.match(r"# (?:a )?(\w+)[\w-]*\.yaml", block.text)
-    job = named[1] if named and named[1] in CONFIGURATIONS else job
-    if job in CONFIGURATIONS:
+    job = named[1] if named and named[1] in JOBS else job
+    if job in JOBS:
         (tmp_path / "part.yaml").write_text(text, encoding="utf-8")
-        draft_into(CONFIGURATIONS[job], str(tmp_path / "part.yaml"), part=True)
+        draft(job, str(tmp_path / "part.yaml"), part=True)
         return
     charts = [
         chart
