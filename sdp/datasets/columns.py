@@ -5,7 +5,7 @@ function accepts all of them, and files of one source may differ: whole numbers 
 value is missing. The columns that parts carry have one type in all of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,24 +111,33 @@ def cut(table: pa.Table, image: str | None = None) -> pa.Table:
     """Return the table with each value of its dictionaries of text or bytes cut, except those of images."""
     for at, column in enumerate(table.columns):
         if table.field(at).name != image:
-            chunks = [_cut(chunk) for chunk in column.chunks]
-            table = table.set_column(at, table.field(at), pa.chunked_array(chunks, column.type))
+            table = table.set_column(at, table.field(at), _mapped(column, _cut))
     return table
+
+
+def _mapped(column: pa.ChunkedArray, function: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
+    """Return a column whose values without inner values are those of a function, also in lists, maps and structs."""
+    return pa.chunked_array([_mapped_leaves(chunk, function) for chunk in column.chunks], column.type)
+
+
+def _mapped_leaves(values: pa.Array, function: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        inner = [_mapped_leaves(values.field(number), function) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
+    if not pa.types.is_nested(kind):
+        return function(values)
+    if pa.types.is_map(kind):  # or else a list; Parquet has no unions
+        pairs = [_mapped_leaves(part, function) for part in (values.keys, values.items)]
+        inner = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
+    else:
+        inner = _mapped_leaves(values.values, function)
+    bounds = values.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
+    return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[inner])
 
 
 def _cut(values: pa.Array) -> pa.Array:
     kind = values.type
-    if pa.types.is_struct(kind):
-        inner = [_cut(values.field(number)) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
-    if pa.types.is_nested(kind):  # a list or map; Parquet has no unions
-        if pa.types.is_map(kind):
-            pairs = [_cut(values.keys), _cut(values.items)]
-            inner = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
-        else:
-            inner = _cut(values.values)
-        bounds = values.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
-        return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[inner])
     if not pa.types.is_dictionary(kind) or kind_of(kind) not in ("text", "bytes"):
         return values
     held = values.dictionary
@@ -203,17 +212,11 @@ def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        cells = [_decoded(cell, column.type) for cell in column.cast(_raw_type(column.type)).to_pylist()]
-        return pa.chunked_array([pa.array(cells, column.type)], column.type)
+        return _mapped(column, _decoded)
     return column
 
 
-def _raw_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes in place of text."""
-    return pa.binary() if pa.types.is_string(kind) else _rebuilt(kind, _raw_type)
-
-
-def _rebuilt(kind: pa.DataType, inner: Any) -> pa.DataType:
+def _rebuilt(kind: pa.DataType, inner: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Return a nested type with its inner types changed."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(kind.value_field.with_type(inner(kind.value_type)))
@@ -226,16 +229,8 @@ def _rebuilt(kind: pa.DataType, inner: Any) -> pa.DataType:
     return kind
 
 
-def _decoded(cell: Any, kind: pa.DataType) -> Any:
-    """Return a cell of the raw type as one of the plain type."""
-    if cell is None:
-        return None
-    if pa.types.is_string(kind):
-        return cell.decode("utf-8", "replace")
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return [_decoded(item, kind.value_type) for item in cell]
-    if pa.types.is_map(kind):
-        return [(_decoded(key, kind.key_type), _decoded(item, kind.item_type)) for key, item in cell]
-    if pa.types.is_struct(kind):
-        return {field.name: _decoded(cell[field.name], field.type) for field in kind.fields}
-    return cell
+def _decoded(values: pa.Array) -> pa.Array:
+    if not pa.types.is_string(values.type):
+        return values
+    cells = values.cast(pa.binary()).to_pylist()
+    return pa.array([cell and cell.decode("utf-8", "replace") for cell in cells], pa.string())
