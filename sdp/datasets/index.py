@@ -147,29 +147,18 @@ class Index:
 
     def parts_of(self, work: Work) -> list[str]:
         """Return the parts upstream that hold a work's rows, in order, if the source is a dataset."""
-        unit = work.unit
-        if not work.attempt:
-            version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
-            groups = [self._first_attempts, self._retried_files[version.number]]
-        elif (version := next(v for v in self.versions if v.attempt == work.attempt)).files.num_rows:
-            groups = [self._all_files[version.number]]  # a retry upstream wrote new rows
+        unit, first = work.unit, 0
+        if work.attempt:
+            version = next(v for v in self.versions if v.attempt == work.attempt)
+            first = version.number if version.files.num_rows else 0  # a retry upstream wrote new rows
         else:
-            groups = [self._all_files[v.number] for v in self.versions if v.attempt < work.attempt]
-        return list(dict.fromkeys(path for spans in groups for path in spans.overlapping(unit)))
+            version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
+        files = self._files_by_version[first : version.number + 1]
+        return list(dict.fromkeys(path for spans in files for path in spans.overlapping(unit)))
 
     @cached_property
-    def _first_attempts(self) -> "_Spans":
-        return _Spans(self.files)
-
-    @cached_property
-    def _all_files(self) -> "dict[int, _Spans]":
-        """The files of each version."""
-        return {v.number: _Spans(v.files) for v in self.versions}
-
-    @cached_property
-    def _retried_files(self) -> "dict[int, _Spans]":
-        """The files of each version that a retry upstream wrote."""
-        return {v.number: _Spans(v.files.filter(pc.field("attempt") > 0)) for v in self.versions}
+    def _files_by_version(self) -> "list[_Spans]":
+        return [_Spans(version.files) for version in self.versions]
 
 
 class _Spans:

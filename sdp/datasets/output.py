@@ -48,13 +48,9 @@ class Output:
     def with_index(self, index: Index) -> "Output":
         return replace(self, index=index)
 
-    def done(self) -> set[tuple[int, int]]:
-        """Return the existing parts: (unit, attempt)."""
-        return parts_in(self.storage)
-
     def pending(self) -> list[Work]:
         """Return the parts that do not exist yet, from one listing."""
-        done = self.done()
+        done = parts_in(self.storage)
         return [work for work in self.index.works() if (work.unit.number, work.attempt) not in done]
 
 

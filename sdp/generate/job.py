@@ -9,7 +9,7 @@ from sdp.config import GenerateConfig, identity
 from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
-from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
+from sdp.datasets.output import HEAD, Head, Output, open_output, parts_in, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.generate.layout import IMAGES, KIND, SHEET
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
@@ -49,7 +49,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts.texts, config)
         record = runs.begin("generate")
-        before = output.done()
+        before = parts_in(output.storage)
         infos, figures = _generate(config, output, prompts, model, lease)
         dataset = manifest.finish(
             output,
