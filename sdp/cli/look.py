@@ -13,20 +13,14 @@ from sdp.console import counted
 @command(LOOK, "config show download > download.yaml")
 @JOB
 @SETTINGS
-@one_of(
-    argument("--minimal", "print only the most important keys and those that are set"),
-    argument("--changed", "print only keys that differ from the defaults, without comments"),
-)
+@argument("--changed", "print only keys that differ from the defaults, without comments")
 def config_show(args: Arguments) -> None:
     """Print a job's whole configuration as YAML, with a comment on each key."""
     from sdp.config import changed, draft, dump_yaml
-    from sdp.config.start import matter
 
     resolved, only = draft(args.job, args.config, args.set), None
-    if args.minimal or args.changed:
+    if args.changed:
         only = {*changed(type(resolved.config), resolved.config.model_dump(mode="json"))} - resolved.missing
-    if only is not None and args.minimal:
-        only |= matter(args.job) | resolved.missing
     sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not args.changed))
     if resolved.missing:
         say(f"still to be set: {', '.join(sorted(resolved.missing))}")

@@ -75,8 +75,3 @@ CLUSTER: Mapping[str, Mapping[str, Any]] = {
     },
     "evaluate": {**LAPTOP["evaluate"], "scaling.num_workers": 1, "scaling.accelerator": "A10G"},
 }
-
-
-def matter(job: str) -> frozenset[str]:
-    """Return the keys of a job that a first configuration names."""
-    return frozenset({*LAPTOP.get(job, ()), *CLUSTER.get(job, ())})
