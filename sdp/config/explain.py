@@ -130,8 +130,6 @@ def _jobs_with(path: str) -> list[str]:
 def _mend(value: Any, expectation: str) -> str:
     if isinstance(value, str):
         return _mend_text(value, expectation)
-    if expectation.startswith("a list") and isinstance(value, dict) and all(str(name).isdecimal() for name in value):
-        return "items can be set by number only if the file lists them; set the whole list: [a, b]"
     if expectation.startswith("a list") and not isinstance(value, list | dict):
         return f"write [{got(value)}]"
     if isinstance(value, float) and expectation.startswith("a whole number") and value.is_integer():

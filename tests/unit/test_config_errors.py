@@ -1,5 +1,6 @@
 """The error messages for configurations that cannot work."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,156 +20,79 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
     return str(refused.value).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("job", "overrides", "line"),
-    [
-        (
-            "train",
-            ["filters={aesthetic: {min: 5}}"],
-            "filters: expected nothing while data.mode is offline, got a value; latents are made already: set it for "
-            "sdp process",
-        ),
-        ("train", ["strategy.kind=zero"], "strategy.kind: expected ddp or fsdp, got 'zero'"),
-        (
-            "train",
-            ["storage.endpoint=http://u:secret@127.0.0.1:17070"],
-            "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "set them in the environment, since configurations are saved with every output",
-        ),
-        (
-            "process",
-            ["storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret"],
-            "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "set them in the environment, since configurations are saved with every output",
-        ),
-        (
-            "train",
-            ["strategy.kind=fdsp"],
-            "strategy.kind: expected ddp or fsdp, got 'fdsp'; did you mean fsdp?",
-        ),
-        (
-            "train",
-            ["data.batch_size='12'"],
-            "data.batch_size: expected a whole number of 1 or more, got '12'; write it without quotes",
-        ),
-        ("train", ["data.batch_size=1.5"], "data.batch_size: expected a whole number of 1 or more, got 1.5"),
-        (
-            "train",
-            ["data.batch_size=12.0"],
-            "data.batch_size: expected a whole number of 1 or more, got 12.0; write 12",
-        ),
-        ("train", ["data.batch_size=true"], "data.batch_size: expected a whole number of 1 or more, got true"),
-        ("train", ["data.batch_size={}"], "data.batch_size: expected a whole number of 1 or more, got a mapping"),
-        (
-            "train",
-            ["data.batch_size="],
-            "data.batch_size: expected a whole number of 1 or more, got null; "
-            "set it in the file or with --set data.batch_size=…",
-        ),
-        (
-            "train",
-            ["scaling.in_driver=true", "strategy.kind=fsdp"],
-            "strategy.kind: expected ddp while scaling.in_driver is true, got 'fsdp'; one process has no shards",
-        ),
-        (
-            "train",
-            ["scaling.in_driver=true", "scaling.accelerator=A100"],
-            "scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine "
-            "has",
-        ),
-        ("train", ["strategy.compile=yes"], "strategy.compile: expected true or false, got 'yes'"),
-        ("train", ["strategy.compile=1"], "strategy.compile: expected true or false, got 1"),
-        ("train", ["ema.decay=1"], "ema.decay: expected a number of 0 or more and below 1, or null, got 1"),
-        ("train", ["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a number above 0, got nan"),
-        ("train", ["optimizer.learning_rate=.inf"], "optimizer.learning_rate: expected a number above 0, got inf"),
-        (
-            "train",
-            ["scaling.num_workers=0"],
-            "scaling.num_workers: expected a whole number of 1 or more, or {min: N, max: N}, got 0",
-        ),
-        (
-            "train",
-            ["scaling.num_workers=[1]"],
-            "scaling.num_workers: expected a whole number of 1 or more, or {min: N, max: N}, got a list",
-        ),
-        (
-            "train",
-            ["scaling.num_workers={min: 4}"],
-            "scaling.num_workers.max: expected a whole number of 1 or more, got nothing; "
-            "set it in the file or with --set scaling.num_workers.max=…",
-        ),
-        (
-            "train",
-            ["scaling.num_workers={min: 4, max: 2}"],
-            "scaling.num_workers.min: expected at most max, which is 2, got 4; swap them or raise max",
-        ),
-        (
-            "train",
-            ["max_steps=null"],
-            "max_steps: expected a whole number while max_epochs is null, got null; set one of them: a run must end",
-        ),
-        (
-            "train",
-            ["max_steps=null", "max_epochs=1", "optimizer.schedule=cosine"],
-            "optimizer.schedule: expected constant while max_steps is null, got 'cosine'; "
-            "set max_steps: the schedule needs a last step",
-        ),
-        (
-            "process",
-            ["resolutions=250"],
-            "resolutions: expected a list, each a whole number of 8 or more, divisible by 8, got 250; write [250]",
-        ),
-        (
-            "process",
-            ["resolutions=[256, 250]"],
-            "resolutions.1: expected a whole number of 8 or more, divisible by 8, got 250",
-        ),
-        (
-            "process",
-            ["resolutions=[256, 256]"],
-            "resolutions: expected each resolution once, got 256 more than once; remove the repetition",
-        ),
-        (
-            "download",
-            ["limit=" + "9" * 5000],
-            f"limit: expected a whole number of 1 or more, or null, got '{'9' * 58}…",
-        ),
-        ("download", ["source=3"], "source: expected a mapping (uri, url_column, caption_column, columns), got 3"),
-        (
-            "download",
-            ["source.columns.0=a"],
-            "source.columns: expected a list, each some text, got a mapping; items can be set by number only if "
-            "the file lists them; set the whole list: [a, b]",
-        ),
-        (
-            "download",
-            ['fetch.user_agent="a\\r\\nX: 1"'],
-            "fetch.user_agent: expected some text of printable ASCII characters, got 'a\\r\\nX: 1'",
-        ),
-        (
-            "download",
-            ['source.uri="/a\\ud800b"'],
-            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; correct it",
-        ),
-        (
-            "download",
-            ["source.uri=s3://b/in", "output.uri=s3://b/in/images/"],
-            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; the "
-            "next run would read the output as its source",
-        ),
-        (
-            "process",
-            [*MODEL, "source.uri=/data/images", "output.uri=/data/x/../images"],
-            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the "
-            "next run would read the output as its source",
-        ),
-        ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
-    ],
-)
-def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(
-    job: str, overrides: list[str], line: str
-) -> None:
-    assert lines(job, *(ENDS if job == "download" else MODEL), *overrides) == [line]
+WRONG = """
+train filters={aesthetic: {min: 5}}
+    filters: expected nothing while data.mode is offline, got a value; latents are made already: set it for sdp process
+train storage.endpoint=http://u:secret@127.0.0.1:17070
+    storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); set them
+    in the environment, since configurations are saved with every output
+train storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret
+    storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); set them
+    in the environment, since configurations are saved with every output
+train strategy.kind=fdsp
+    strategy.kind: expected ddp or fsdp, got 'fdsp'; did you mean fsdp?
+train data.batch_size='12'
+    data.batch_size: expected a whole number of 1 or more, got '12'; write it without quotes
+train data.batch_size=12.0
+    data.batch_size: expected a whole number of 1 or more, got 12.0; write 12
+train data.batch_size=true
+    data.batch_size: expected a whole number of 1 or more, got true
+train data.batch_size={}
+    data.batch_size: expected a whole number of 1 or more, got a mapping
+train data.batch_size=
+    data.batch_size: expected a whole number of 1 or more, got null; set it in the file or with --set
+    data.batch_size=…
+train scaling.in_driver=true & strategy.kind=fsdp
+    strategy.kind: expected ddp while scaling.in_driver is true, got 'fsdp'; one process has no shards
+train scaling.in_driver=true & scaling.accelerator=A100
+    scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine has
+train strategy.compile=yes
+    strategy.compile: expected true or false, got 'yes'
+train ema.decay=1
+    ema.decay: expected a number of 0 or more and below 1, or null, got 1
+train optimizer.learning_rate=.nan
+    optimizer.learning_rate: expected a number above 0, got nan
+train scaling.num_workers=[1]
+    scaling.num_workers: expected a whole number of 1 or more, or {min: N, max: N}, got a list
+train scaling.num_workers={min: 4}
+    scaling.num_workers.max: expected a whole number of 1 or more, got nothing; set it in the file or with --set
+    scaling.num_workers.max=…
+train scaling.num_workers={min: 4, max: 2}
+    scaling.num_workers.min: expected at most max, which is 2, got 4; swap them or raise max
+train max_steps=null
+    max_steps: expected a whole number while max_epochs is null, got null; set one of them: a run must end
+train max_steps=null & max_epochs=1 & optimizer.schedule=cosine
+    optimizer.schedule: expected constant while max_steps is null, got 'cosine'; set max_steps: the schedule needs a
+    last step
+process resolutions=250
+    resolutions: expected a list, each a whole number of 8 or more, divisible by 8, got 250; write [250]
+process resolutions=[256, 250]
+    resolutions.1: expected a whole number of 8 or more, divisible by 8, got 250
+process resolutions=[256, 256]
+    resolutions: expected each resolution once, got 256 more than once; remove the repetition
+process limit=0
+    limit: expected a whole number of 1 or more, or null, got 0
+download source=3
+    source: expected a mapping (uri, url_column, caption_column, columns), got 3
+download fetch.user_agent="a\\r\\nX: 1"
+    fetch.user_agent: expected some text of printable ASCII characters, got 'a\\r\\nX: 1'
+download source.uri="/a\\ud800b"
+    source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; correct it
+download source.uri=s3://b/in & output.uri=s3://b/in/images/
+    output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; the next run would
+    read the output as its source
+process source.uri=/data/images & output.uri=/data/x/../images
+    output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the next run
+    would read the output as its source
+"""
+
+
+@pytest.mark.parametrize("case", re.split(r"\n(?=\w)", WRONG.strip()), ids=lambda case: case.partition("\n")[0])
+def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(case: str) -> None:
+    settings, *message = case.splitlines()
+    job, _, overrides = settings.partition(" ")
+    ends = ENDS if job == "download" else MODEL
+    assert lines(job, *ends, *overrides.split(" & ")) == [" ".join(map(str.strip, message))]
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
@@ -196,14 +120,7 @@ def test_an_abbreviation_names_its_key_and_an_unlike_name_lists_the_section() ->
     assert line.startswith(unknown.format("ams", "the keys here are learning_rate,"))
 
 
-def test_for_an_unknown_key_that_resembles_none_the_existing_keys_are_listed() -> None:
-    (line,) = lines("process", *MODEL, "wizardry=1")
-    known, _, listed = line.partition("; the keys here are ")
-    assert known == "wizardry: expected a known key, got an unknown key"
-    assert {"source", "output", "resolutions", "encode"} <= set(listed.split(", "))
-
-
-@pytest.mark.parametrize("name", ["aws_secret_access_key", "source.token", "storage.secret_key", "storage.access_key"])
+@pytest.mark.parametrize("name", ["aws_secret_access_key", "storage.secret_key"])
 def test_a_credential_is_an_unknown_key_and_its_value_is_never_repeated(name: str) -> None:
     (line,) = lines("download", *ENDS, f"{name}=hunter2")
     assert line.startswith(f"{name}: expected a known key, got an unknown key")
@@ -238,39 +155,25 @@ def test_problems_of_several_kinds_are_reported_together() -> None:
         ("ftp://host/x", "a local path, file://, s3://, gs://, https://, http:// or hf://, got 'ftp://host/x'"),
         ("s3:///key", "a URI, got 's3:///key'; name the bucket or host after s3://"),
         ("http://[broken", "a URI, got 'http://[broken'"),
+        ("https://me:hunter2@host/x", "a URI without credentials, got one with them (https://…)"),
+        ("s3://key:hunter2@bucket/x", "a URI without credentials, got one with them (s3://…)"),
+        ("https://host/x?a=1&sig=hunter2", "a URI without credentials, got one with them (https://…)"),
     ],
 )
-def test_a_source_that_is_no_uri_is_refused(uri: str, message: str) -> None:
+def test_a_source_that_is_no_uri_or_holds_a_credential_is_refused(uri: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
     assert str(refused.value).startswith(f"source.uri: expected {message}")
-
-
-@pytest.mark.parametrize("uri", ["https://host/x", "hf://datasets/a/b"])
-def test_an_output_must_be_something_that_can_be_written(uri: str) -> None:
-    (line,) = lines("download", "source.uri=in", f"output.uri={uri}")
-    assert line == f"output.uri: expected a local path, file://, s3:// or gs://, got '{uri}'"
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "https://me:hunter2@host/x",
-        "s3://key:hunter2@bucket/x",
-        "https://host/x?X-Amz-Signature=hunter2",
-        "https://host/x?a=1&sig=hunter2",
-    ],
-)
-def test_a_uri_with_a_credential_is_refused_without_repeating_it(uri: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
-    assert "expected a URI without credentials" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "uri", ["data/images", "/data/x*.parquet", "file:///data", "s3://b/a b", "hf://datasets/a/b@c/*"]
-)
+def test_an_output_must_be_something_that_can_be_written() -> None:
+    assert lines("download", "source.uri=in", "output.uri=hf://datasets/a/b") == [
+        "output.uri: expected a local path, file://, s3:// or gs://, got 'hf://datasets/a/b'"
+    ]
+
+
+@pytest.mark.parametrize("uri", ["data/images", "file:///data", "s3://b/a b", "hf://datasets/a/b@c/*"])
 def test_the_usual_uris_are_accepted(uri: str) -> None:
     assert parse("download", {"source": {"uri": uri}, "output": {"uri": "o"}}).source.uri == uri
 
@@ -365,21 +268,10 @@ def test_any_value_in_the_place_of_a_key_yields_error_lines_and_no_crash(job: st
             assert all(len(line) < 400 and ": expected " in line for line in str(refused.value).splitlines())
 
 
-@pytest.mark.parametrize(
-    ("job", "path"),
-    [
-        ("process", "encode.wait_s"),
-        ("train", "encode.wait_s"),
-        ("generate", "scaling.wait_s"),
-        ("evaluate", "scaling.wait_s"),
-    ],
-)
-def test_a_duration_that_no_clock_can_hold_is_refused(job: str, path: str) -> None:
-    (line,) = [line for line in lines(job, f"{path}=1e300") if line.startswith(path)]
-    assert "604800" in line
-    with pytest.raises(ConfigError) as refused:
-        load(job, None, [f"{path}=604800"])
-    assert path not in str(refused.value)
+def test_a_duration_that_no_clock_can_hold_is_refused() -> None:
+    assert lines("train", *MODEL, "encode.wait_s=1e300") == [
+        "encode.wait_s: expected a number of 604800 or less above 0, got 1e+300"
+    ]
 
 
 def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
