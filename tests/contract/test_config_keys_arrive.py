@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from sdp.config import JOBS
-from sdp.config.base import REQUIRED, Section, fields, key, section_of
-from sdp.config.shared import JobConfig, SourceConfig
+from sdp.config import JOBS, keys
+from sdp.config.base import Key, Section
+from sdp.config.shared import JobConfig
 from tests.sections import sections_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,21 +42,13 @@ def unread(job: type[JobConfig], sources: Iterable[str]) -> list[str]:
         for nodes, known in _scopes(ast.parse(source), by_class):
             for owner, attribute in _reads(nodes, _aliases(nodes, by_name) | known, by_name):
                 read |= {(base, attribute) for base in owner.__mro__ if issubclass(base, Section)}
-    return [path for path, owner, name in _all_keys(job) if not _is_read(owner, name, read)]
+    return [key.path for key in keys(job) if not _is_read(key, read)]
 
 
-def _is_read(owner: type[Section], name: str, read: set[tuple[type[Section], str]]) -> bool:
-    return any(
-        (base, name) in read for base in owner.__mro__ if issubclass(base, Section) and name in base.model_fields
-    )
-
-
-def _all_keys(model: type[Section], path: str = "") -> Iterator[tuple[str, type[Section], str]]:
-    for name, field in fields(model):
-        if inner := section_of(field):
-            yield from _all_keys(inner, f"{path}{name}.")
-        else:
-            yield path + name, model, name
+def _is_read(key: Key, read: set[tuple[type[Section], str]]) -> bool:
+    name = key.path.rpartition(".")[2]
+    bases = (base for base in key.section.__mro__ if issubclass(base, Section) and name in base.model_fields)
+    return any((base, name) in read for base in bases)
 
 
 def _scopes(
@@ -144,83 +136,21 @@ def test_every_implemented_job_is_checked() -> None:
     assert implemented <= set(STAGES), "add it to STAGES in this file"
 
 
-class HowConfig(Section):
-    by_section: int = key(1)
-    """Read by the section's name."""
-    by_private: int = key(1)
-    """Read by the section's name with an underscore."""
-    by_class: int = key(1)
-    """Read by a name that is annotated with the section's class."""
-    by_alias: int = key(1)
-    """Read by a name that the section was given."""
-    by_method: int = key(1)
-    """Read by a method of the section, which is called."""
-    never: int = key(1)
-    """Never read."""
-    written: int = key(1)
-    """Only written."""
-    of_another: int = key(1)
-    """Read from something of another name."""
-
-    def times(self) -> int:
-        return self.by_method
+def test_a_key_that_is_never_read_is_found() -> None:
+    """As those that only training reads, in the code of download, and those that are only checked."""
+    assert {"checkpoint.every_steps", "ema.decay", "max_steps"} <= set(unread(JOBS["train"], _sources(["download"])))
+    checked = unread(JOBS["download"], [_own_methods()])
+    assert "image.crop" in checked
+    assert "storage.endpoint" not in checked, "StorageConfig.options reads it"
 
 
-class WhatConfig(Section):
-    by_field: int = key(1)
-    """Read by an attribute that is annotated in quotes."""
-    never: int = key(1)
-    """Has the name of a key that is never read, and is read."""
-
-
-class ToyConfig(JobConfig):
-    source: SourceConfig = key(REQUIRED)
-    """Where from."""
-    top: int = key(1)
-    """Read from the job's configuration."""
-    lost: int = key(1)
-    """Never read."""
-    how: HowConfig = key(HowConfig)
-    """How."""
-    what: WhatConfig = key(WhatConfig)
-    """What."""
-
-
-TOY_STAGE = """
-def run(config: ToyConfig, rows: int) -> None:
-    print(config.source.uri, config.limit, config.top)
-    store(config.storage.options(), config.output.uri)
-    print(config.how.by_section, rows.lost, config.how.times())
-    told = config.how
-    print(told.by_alias)
-
-class Worker:
-    def __init__(self, anything: HowConfig) -> None:
-        self._how = anything
-        print(anything.by_class)
-
-    def work(self) -> None:
-        print(self._how.by_private, self._other.of_another)
-        self.how.written = 1
-
-@dataclass
-class Checker:
-    rules: "WhatConfig"
-
-    def check(self) -> None:
-        print(self.rules.by_field, self.rules.never)
+def test_a_key_is_read_by_the_name_of_its_section_or_by_an_annotation() -> None:
+    ways = """
+def run(config):
+    how = config.image
+    print(config.limit, self._fetch.timeout_s, how.size, other.quality)
+def check(rules: FiltersConfig):
+    rules.min_side, rules.max_aspect = rules.max_aspect, 1
 """
-TOY_METHODS = """
-def times(self: HowConfig) -> int:
-    return self.by_method
-"""
-
-
-def test_a_key_that_is_never_read_is_found_and_one_that_is_read_is_not() -> None:
-    missing = unread(ToyConfig, [TOY_STAGE, TOY_METHODS, _own_methods()])
-    assert missing == ["lost", "how.never", "how.written", "how.of_another"]
-
-
-def test_a_key_that_is_only_checked_is_not_read() -> None:
-    assert "image.crop" in unread(JOBS["download"], [_own_methods()])
-    assert "storage.endpoint" not in unread(JOBS["download"], [_own_methods()])
+    read = {key.path for key in keys(JOBS["download"])} - set(unread(JOBS["download"], [ways]))
+    assert read == {"limit", "fetch.timeout_s", "image.size", "filters.max_aspect"}
