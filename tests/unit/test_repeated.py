@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sdp.datasets import address_sets, repeated
 from sdp.datasets.inspect import accounts, describe
-from sdp.datasets.manifest import finish, open_dataset
+from sdp.datasets.manifest import finish, open_dataset, part_infos
 from sdp.datasets.output import read_output
 from sdp.storage import open_storage
 from sdp.train.data.weights import RowWeights
@@ -56,7 +56,7 @@ def test_a_set_has_nothing_of_an_attempt_that_was_interrupted(tmp_path: Path, mo
 
 def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make_images(tmp_path)
-    infos = [info for info in repeated_parts(dataset.storage) if info.counts.written]
+    infos = part_infos(dataset.storage)
     monkeypatch.setattr(repeated, "PIECE_ROWS", 10)
     pieces = repeated.pieces(infos)
     assert sorted(path for piece in pieces for path in piece) == sorted(info.path for info in infos)
@@ -99,14 +99,10 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
     assert weights(np.array([-1, *rows[:5]], np.int64)).tolist() == [1, 1, 0, 0, 0, 1]
 
 
-def repeated_parts(storage: object) -> list[object]:
-    from sdp.datasets.manifest import part_infos
-
-    return part_infos(storage)  # type: ignore[arg-type,return-value]
-
-
 def test_known_repeats_are_not_searched_for_again(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     assert repeated.known(storage, "a" * 64) is None
     assert repeated.keep(storage, "a" * 64, [], lambda: None) == 0
     assert repeated.known(storage, "a" * 64) == 0
+    storage.publish(f"_repeated/{'a' * 16}.json", b'{"rows": "x"}')
+    assert repeated.known(storage, "a" * 64) is None, "a damaged record is made again"
