@@ -39,24 +39,9 @@ def test_the_epochs_of_an_address_are_listed() -> None:
     assert ledger.epochs_of(9) == []
 
 
-def test_addresses_beyond_thirty_two_bits_are_kept() -> None:
-    ledger = Ledger()
-    ledger.add(0, array([2**33 + 1]))
-    assert Ledger.from_bytes(ledger.to_bytes()).epochs_of(2**33 + 1) == [0]
-    assert ledger.epochs_of(1) == []
-
-
 @pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: b"X" + d[1:], lambda _: b"", lambda d: d[:20]])
 def test_a_damaged_ledger_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
     ledger = Ledger()
     ledger.add_range(0, 0, 100)
     with pytest.raises(DatasetError, match=r"step-5.*not a ledger"):
         Ledger.from_bytes(damage(ledger.to_bytes()), "step-5")
-
-
-def test_changing_a_merged_ledger_leaves_the_others_alone() -> None:
-    one, two = Ledger(), Ledger()
-    one.add(0, array([1]))
-    two.merge([one])
-    two.add(0, array([2]))
-    assert one.consumed(0) == 1

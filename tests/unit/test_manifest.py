@@ -20,6 +20,7 @@ from tests.kit import (
     accounted,
     begin_images,
     begin_latents,
+    default_outcome,
     image_rows,
     make_images,
     make_latents,
@@ -33,7 +34,13 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
     output = begin_images(tmp_path)
     with pytest.raises(DatasetError, match=r"incomplete.*sdp inspect"):
         open_dataset(output.storage)
-    for work in output.pending():
+    for work in output.pending()[1:3]:
+        write_images_part(output.storage, work)
+    with pytest.raises(DatasetError, match=r"3 parts missing, first parts/000000000\.parquet"):
+        finish(output)
+    works = read_output(output.storage).pending()
+    assert [work.unit.number for work in works] == [0, 3, 4]
+    for work in works:
         write_images_part(output.storage, work)
     dataset = finish(output, config={"limit": None}, models={"vae": "abc"}, input={"uri": "src"})
     reopened = open_dataset(output.storage, "images")
@@ -42,20 +49,10 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
         "input": 42, "written": 33, "filtered": 3, "failed": 6, "reasons": {"http_status": 6, "min_size": 3},
     }  # fmt: skip
     assert sorted(accounted(reopened)) == list(range(42))
-
-
-def test_one_listing_shows_the_remaining_work(tmp_path: Path) -> None:
-    output = begin_images(tmp_path)
-    for work in output.pending()[1:3]:
-        write_images_part(output.storage, work)
-    assert [w.unit.number for w in read_output(output.storage).pending()] == [0, 3, 4]
-
-
-def test_an_output_with_parts_missing_cannot_be_finished(tmp_path: Path) -> None:
-    output = begin_images(tmp_path)
-    write_images_part(output.storage, output.pending()[0])
-    with pytest.raises(DatasetError, match=r"4 parts missing, first parts/000000001\.parquet"):
-        finish(output)
+    with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
+        open_dataset(output.storage, "latents")
+    with pytest.raises(DatasetError, match="not a dataset of sdp"):
+        open_dataset(open_storage(str(tmp_path)))
 
 
 def test_a_part_that_was_deleted_is_made_again_and_the_manifest_stays_true(tmp_path: Path) -> None:
@@ -65,12 +62,6 @@ def test_a_part_that_was_deleted_is_made_again_and_the_manifest_stays_true(tmp_p
     (work,) = output.pending()
     write_images_part(output.storage, work)
     assert finish(output, input=dataset.manifest.input).manifest.counts == dataset.manifest.counts
-
-
-def test_finishing_twice_keeps_the_manifest(tmp_path: Path) -> None:
-    first = make_images(tmp_path)
-    second = make_images(tmp_path)
-    assert (second.digest, second.manifest.version) == (first.digest, 1)
 
 
 def test_a_job_killed_between_the_two_manifest_writes_is_finished_by_the_next(
@@ -113,23 +104,12 @@ def test_a_look_before_the_start_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_manifest_records_the_datasets_input(tmp_path: Path) -> None:
+def test_addresses_travel_to_the_next_stage_whose_manifest_records_its_input(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     latents = make_latents(tmp_path)
-    assert latents.manifest.input == {
-        "uri": images.storage.uri, "manifest_digest": images.digest, "version": 1,
-    }  # fmt: skip
-    assert latents.manifest.counts.input == images.manifest.counts.written
-
-
-def test_addresses_travel_to_the_next_stage(tmp_path: Path) -> None:
-    images, latents = make_images(tmp_path), make_latents(tmp_path)
-    written = [
-        r for p in images.parts["path"].to_pylist()
-        for r, o in zip(*read_account(images.storage, p).select(["row", "outcome"]).to_pydict().values(), strict=True)
-        if o == WRITTEN
-    ]  # fmt: skip
-    assert sorted(accounted(latents)) == sorted(written)
+    assert latents.manifest.input == images.lineage | {"version": 1}
+    written = [row for row in range(42) if default_outcome(row).outcome == WRITTEN]
+    assert sorted(accounted(latents)) == written
 
 
 def test_a_second_run_processes_only_rows_appended_upstream(tmp_path: Path) -> None:
@@ -222,7 +202,7 @@ def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: 
     assert len(accounted(latents)) == len(set(accounted(latents))) == 39
 
 
-@pytest.mark.parametrize("limit", [5, 10, 13, 20, 33])
+@pytest.mark.parametrize("limit", [5, 13, 33])
 def test_a_limit_raised_after_a_retry_upstream_loses_nothing_and_doubles_nothing(tmp_path: Path, limit: int) -> None:
     make_images(tmp_path)
     make_latents(tmp_path, limit=limit)
@@ -234,13 +214,12 @@ def test_a_limit_raised_after_a_retry_upstream_loses_nothing_and_doubles_nothing
 
 
 def test_an_unexpected_part_is_detected(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
+    make_images(tmp_path)
     (tmp_path / "images/parts/000000000.parquet").rename(tmp_path / "images/parts/000000099.parquet")
     output = begin_images(tmp_path)
     write_images_part(output.storage, output.pending()[0])
     with pytest.raises(DatasetError, match=r"000000099\.parquet"):
         finish(output)
-    del dataset
 
 
 def test_an_account_that_lost_a_row_is_not_called_complete(tmp_path: Path) -> None:
@@ -295,11 +274,3 @@ def test_parts_without_their_head_or_index_are_not_written_beside(
         file.unlink()
     with pytest.raises(DatasetError, match=message):
         open_output(storage, Head("images", 10, False, {"image.size": 256}), writes=writes)
-
-
-def test_a_folder_of_another_kind_or_none_says_so(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
-        open_dataset(dataset.storage, "latents")
-    with pytest.raises(DatasetError, match="not a dataset of sdp"):
-        open_dataset(open_storage(str(tmp_path)))

@@ -33,7 +33,7 @@ def download(images: Path, source: Path) -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A source and a complete dataset of it."""
-    write_source(tmp_path / "here/source", [("a.parquet", 25), ("more/b.parquet", 17)][:1])
+    write_source(tmp_path / "here/source", [("a.parquet", 25)])
     write_source(tmp_path / "here/source/more", [("b.parquet", 17)], first=25)
     download(tmp_path / "here/images", tmp_path / "here/source")
     return tmp_path / "here"

@@ -4,12 +4,10 @@ import io
 import json
 import re
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -19,15 +17,13 @@ from sdp.cli import main
 from sdp.datasets import runs, tombstones
 from sdp.datasets.manifest import finish, part_infos
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
-from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import write_part
-from sdp.datasets.source import freeze_source
 from sdp.datasets.tombstones import Takedown
-from sdp.errors import DatasetError, UserError
+from sdp.errors import DatasetError
 from sdp.report import page
 from sdp.report.data import small
 from sdp.report.sections import _default_file, gather, write_report
-from sdp.storage import list_source, open_storage
+from sdp.storage import open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
 
 
@@ -64,36 +60,24 @@ def pictures_of(section: page.PageSection) -> page.Gallery:
     return pictures
 
 
-def make_run(root: Path, *, ended: bool = True) -> None:
+def make_run(root: Path) -> None:
     """Write a run's files, as far as a report reads them."""
     run = open_storage(str(root / "run"))
     run.publish("_run.json", json.dumps({"format": 1, "kind": "run", "datasets": [str(root / "latents")]}).encode())
     lines = [
         {
-            "step": 10 * n,
-            "samples": 640 * n,
-            "epoch": 0,
-            "epoch_done": n / 10,
-            "loss": 1.0 / n,
-            "loss_smoothed": 1.0 / n,
-            "gradient_norm": 0.5,
-            "learning_rate": 1e-4,
-            "skipped": 0,
-            "samples_per_s": 100.0 + n,
-            "workers": 2,
-            "seconds": 6.4 * n,
-            "time": {"data": 0.1, "forward": 0.3},
-            "gpu_hours": 2.5 * n,
+            "step": 10 * n, "samples": 640 * n, "epoch": 0, "epoch_done": n / 10, "loss": 1.0 / n,
+            "loss_smoothed": 1.0 / n, "samples_per_s": 100.0 + n, "workers": 2, "seconds": 6.4 * n,
+            "time": {"data": 0.1, "forward": 0.3}, "gpu_hours": 2.5 * n,
         }
         for n in range(1, 8)
-    ]
+    ]  # fmt: skip
     run.publish("metrics.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     events = [
         {"time": "2026-01-01T00:00:00+00:00", "event": "start", "workers": [2, 2]},
         {"time": "2026-01-01T00:01:00+00:00", "event": "recovered", "failures": ["worker 1: killed"]},
+        {"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 70 steps"},
     ]
-    if ended:
-        events.append({"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 70 steps"})
     run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
@@ -113,13 +97,6 @@ def test_a_source_that_has_been_moved_away_is_left_out(tmp_path: Path) -> None:
     make_latents(tmp_path)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     assert [section.title for section in gather([str(tmp_path / "latents")], pictures=0)] == ["Latents"]
-
-
-def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
-    make_run(tmp_path, ended=False)
-    (section,) = gather([str(tmp_path / "run")])
-    assert not section.good
-    assert section.verdict == "At step 70, after 1 recovery; not ended; no job holds its lease."
 
 
 def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(tmp_path: Path) -> None:
@@ -177,7 +154,7 @@ def test_large_pictures_are_made_smaller() -> None:
 
 
 def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
-    make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes"')
+    make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes"' + "word " * 100_000)
     make_run(tmp_path)
     _, count = write_report([str(tmp_path / "images"), str(tmp_path / "run")], tmp_path / "r.html", title="<b>")
     text = (tmp_path / "r.html").read_text()
@@ -187,20 +164,7 @@ def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path:
     links = re.findall(r'(?:src|href)="([^"]{0,20})', text) + re.findall(r"url\(([^)]{0,20})", text)
     assert links
     assert all(link.startswith(("data:", "#")) for link in links)
-
-
-def test_a_report_is_not_written_to_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report: --out: expected a file in an existing folder"):
-        write_report([str(tmp_path)], tmp_path / "no" / "r.html")
-
-
-def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_pictures(tmp_path)
-    out = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "images"), "--out", str(out), "--pictures", "3"]) == 0
-    assert out.read_text().count("<img ") == 3
-    assert f"wrote {out}: 1 section;" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "images"), "--pictures", "-1"]) == 2
+    assert len(text) < 100_000, "captions are cut"
 
 
 def test_without_a_name_the_page_is_written_beside_its_subject(
@@ -210,27 +174,25 @@ def test_without_a_name_the_page_is_written_beside_its_subject(
     make_run(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["report", "../images", str(tmp_path / "run"), "--pictures", "1"]) == 0
+    assert main(["report", "../images", str(tmp_path / "run"), "--pictures", "3"]) == 0
     assert f"wrote {tmp_path}/images-report.html: 2 sections;" in capsys.readouterr().err
-    assert "1 picture from the whole dataset" in (tmp_path / "images-report.html").read_text()
+    assert (tmp_path / "images-report.html").read_text().count("<img ") == 3
     assert main(["report", str(tmp_path / "run/checkpoints/latest")]) == 0
     assert (tmp_path / "run-report.html").is_file()
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_the_page_on_a_bucket_goes_to_a_new_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    files = [_default_file("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
-    assert [file.name for file in files] == ["sd2-report.html"] * 2
-    assert len({file.parent for file in files}) == 2
-    assert all(file.parent.parent == tmp_path and file.parent.is_dir() for file in files)
+    assert _default_file("s3://bucket/runs/sd2/checkpoints/latest").name == "sd2-report.html"
+    for options, message in (
+        (["--pictures", "-1"], "--pictures: expected 0 or more, got -1"),
+        (["--out", "no/r.html"], "--out: expected a file in an existing folder, got 'no/r.html'"),
+    ):
+        assert main(["report", "../images", *options]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
         (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (0.0, 400.0, [0.0, 100.0, 200.0, 300.0, 400.0]),
         (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
         (1234.0, 1236.0, [1234.0, 1234.5, 1235.0, 1235.5, 1236.0]),
     ],
@@ -243,15 +205,8 @@ def test_a_curve_leaves_out_what_is_no_number() -> None:
     svg = charts.lines([Line("", range(6), [1.0, 2.0, None, 3.0, float("nan"), 1.0])], x_name="step")
     (points,) = re.findall(r'<polyline points="([^"]*)"', svg)
     assert len(dict.fromkeys(points.split())) == 4
-
-
-@pytest.mark.parametrize("values", [[], [None], [float("inf")]])
-def test_a_chart_of_nothing_says_so(values: list[float | None]) -> None:
-    assert "no data yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
-
-
-def test_a_constant_is_drawn_too() -> None:
     assert "<polyline" in charts.lines([Line("", [1, 2], [0.0, 0.0])], x_name="step")
+    assert "no data yet" in charts.lines([Line("", [1, 2], [None, float("inf")])], x_name="step")
 
 
 def test_shares_are_of_the_whole() -> None:
@@ -293,42 +248,25 @@ def test_a_datasets_section_shows_its_runs_and_its_workers_time(tmp_path: Path) 
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path / "pictures"))
-    output = open_output(storage, Head("samples", 8, False, {}))
-    (tmp_path / "source").mkdir()
-    pq.write_table(pa.table({"a": range(8)}), tmp_path / "source" / "a.parquet")
-    output = freeze_source(output, list_source(str(tmp_path / "source")), ["a"])
-    for work in output.pending():
-        rows = range(work.unit.start, work.unit.stop)
-        table = pa.table(
-            {
-                "row": pa.array(rows, pa.int64()),
-                "prompt": [f"prompt {row // 4}" for row in rows],
-                "image": pa.array([picture("red")] * len(rows), pa.binary()),
-                "seed": pa.array(rows, pa.int64()),
-            }
-        )
-        account = account_table([Outcome(row, WRITTEN) for row in rows])
-        write_part(output.storage, "samples", work, table, account, layout=LAYOUT)
+    output = begin_images(tmp_path, files=[("a.parquet", 8)])
+    (work,) = output.pending()
+    table = pa.table(
+        {
+            "row": pa.array(range(8), pa.int64()),
+            "prompt": [f"prompt {row // 4}" for row in range(8)],
+            "image": pa.array([picture("red")] * 8, pa.binary()),
+            "seed": pa.array(range(8), pa.int64()),
+        }
+    )
+    account = account_table([Outcome(row, WRITTEN) for row in range(8)])
+    write_part(output.storage, "images", work, table, account, layout=LAYOUT)
     finish(output)
-    (section,) = gather([storage.uri], pictures=8)
+    (section,) = gather([output.storage.uri], pictures=8)
     assert [(prompt, [tile.note for tile in tiles]) for prompt, tiles in pictures_of(section).rows] == [
         ("prompt 0", [f"row {row}, seed {row}" for row in (0, 1, 2, 3)]),
         ("prompt 1", [f"row {row}, seed {row}" for row in (4, 5, 6, 7)]),
     ]
     assert page.page_of("t", [section]).count(b"<img ") == 8
-
-
-def test_a_run_too_short_for_metrics_shows_its_last_step(tmp_path: Path) -> None:
-    run = open_storage(str(tmp_path / "run"))
-    run.publish("_run.json", b"{}")
-    run.publish("metrics.jsonl", b"")
-    event = {"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 8 steps", "step": 8}
-    run.publish("events.jsonl", json.dumps(event).encode() + b"\n")
-    (section,) = gather([str(tmp_path / "run")])
-    assert section.verdict == "At step 8; ended: max_steps: 8 steps."
-    assert section.figures == [("step", "8")]
-    assert section.good
 
 
 def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_run(tmp_path: Path) -> None:
@@ -340,20 +278,21 @@ def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_r
     assert [section.title for section in sections] == ["Training, phase 1", "Training, phase 2"]
 
 
+INFINITE = b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}'
+STEP = "step-000000010"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("metrics.jsonl", b"\xff\xfe{{{\n[]\n3\n{}\n" + b"[" * 100_000 + b"\n"),
         ("metrics.jsonl", json.dumps({"step": "10", "samples": 1, "epoch": 0, "workers": 1}).encode()),
-        (
-            "metrics.jsonl",
-            b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}',
-        ),
+        ("metrics.jsonl", INFINITE),
         ("events.jsonl", b'{"event": "end", "time": "2026"}\n{"event": 3}\n{"time": null}\ntorn of'),
-        ("samples/step-000000010/prompts.json", b'["../../x"]'),
-        ("samples/step-000000010/prompts.json", b'{"000.png": 3}'),
-        ("checkpoints/step-000000010/complete.json", b'{"format": 1}'),
-        ("checkpoints/step-000000010/complete.json", b'{"format": 1, "state": {"samples": -1}}'),
+        (f"samples/{STEP}/prompts.json", b'["../../x"]'),
+        (f"samples/{STEP}/prompts.json", b'{"000.png": 3}'),
+        (f"checkpoints/{STEP}/complete.json", b'{"format": 1}'),
+        (f"checkpoints/{STEP}/complete.json", b'{"format": 1, "state": {"samples": -1}}'),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
@@ -377,9 +316,3 @@ def test_a_damaged_thing_has_a_section_that_says_so_beside_those_that_are_whole(
     assert not sections[1].good
     with pytest.raises(DatasetError, match=r"evaluation\.json: malformed .*; evaluate again"):
         gather([str(tmp_path / "evaluation")])
-
-
-def test_a_caption_as_long_as_a_book_is_cut(tmp_path: Path) -> None:
-    make_pictures(tmp_path, caption="word " * 100_000)
-    write_report([str(tmp_path / "images")], tmp_path / "r.html", pictures=4)
-    assert len((tmp_path / "r.html").read_text()) < 50_000

@@ -50,19 +50,14 @@ def test_each_run_has_a_record_of_its_own_and_one_that_did_nothing_has_none(tmp_
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda _: "{",
         lambda _: "[" * 100_000,
         lambda _: "[]",
         lambda data: {**data, "format": 2},
         lambda data: {**data, "seconds": float("nan")},
-        lambda data: {**data, "seconds": -1},
         lambda data: {**data, "began": "<script>"},
-        lambda data: {**data, "job": "a job"},
         lambda data: {**data, "counts": {**data["counts"], "written": 7}},
-        lambda data: {**data, "work": {"encoders": 3}},
         lambda data: {**data, "work": {"encoders": {"at work": "1"}}},
         lambda data: {**data, "moved": {"stored": 1.5}},
-        lambda data: {**data, "workers": None},
         lambda data: {name: value for name, value in data.items() if name != "ended"},
     ],
 )

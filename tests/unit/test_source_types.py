@@ -4,7 +4,6 @@ import datetime
 import decimal
 import math
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,6 @@ from sdp.download.spans import read_span, spans
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
 from tests.growth.forged import claim_rows
-
-
-def freeze(root: Path, columns: Sequence[pa.Array]) -> int:
-    source = root / "source"
-    source.mkdir()
-    for number, column in enumerate(columns):
-        pq.write_table(
-            pa.table({"url": ["http://a"] * len(column), "similarity": column}), source / f"{number}.parquet"
-        )
-    output = open_output(open_storage(str(root / "out")), Head("images", 10, False, {}))
-    return freeze_source(output, list_source(str(source)), ["url", "similarity"]).index.rows
-
-
-def test_files_of_other_types_are_named_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"1\.parquet: column similarity holds string, but double in this dataset.s other files;"
-    ):
-        freeze(tmp_path, [pa.array([0.5]), pa.array(["0.5"])])
-
-
-def test_widths_of_numbers_and_columns_of_nulls_go_together(tmp_path: Path) -> None:
-    columns = [pa.array([0.5], pa.float32()), pa.array([1], pa.int8()), pa.nulls(2), pa.array([0.5], pa.float64())]
-    assert freeze(tmp_path, columns) == 5
 
 
 @pytest.mark.parametrize("rows", [1, 3, 10])
@@ -107,6 +83,7 @@ def carried(output: Output) -> list[pa.ChunkedArray]:
 def test_fractions_beside_whole_numbers_and_nulls_are_fractions_in_every_part(tmp_path: Path) -> None:
     for number, column in enumerate([pa.array([8, 12]), pa.array([0.3, 5.4]), pa.nulls(2)]):
         write(tmp_path / "source", number, column)
+    assert [part.type for part in carried(frozen(tmp_path, limit=2))] == [pa.float64()], "the limit fixes no type"
     parts = carried(frozen(tmp_path))
     assert [part.type for part in parts] == [pa.float64()] * 3
     assert math.fsum(value or 0 for part in parts for value in part.to_pylist()) == 25.7
@@ -131,22 +108,12 @@ def test_a_file_that_is_added_later_is_cast_or_refused(tmp_path: Path) -> None:
     write(tmp_path / "source", 2, pa.array(["0.5"]))
     with pytest.raises(DatasetError, match=r"2\.parquet: .* holds string, but double in .*; .* new output\.uri$"):
         frozen(tmp_path)
-
-
-def test_a_column_that_began_without_any_value_gets_none_later(tmp_path: Path) -> None:
-    """The parts that exist would keep another type, which other readers add up wrongly or refuse."""
-    write(tmp_path / "source", 0, pa.nulls(2))
-    frozen(tmp_path)
-    write(tmp_path / "source", 1, pa.array([0.5]))
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other/source", 0, pa.nulls(2))
+    frozen(tmp_path / "other")  # whose parts have a type without values
+    write(tmp_path / "other/source", 1, pa.array([0.5]))
     with pytest.raises(DatasetError, match=r"1\.parquet: .* holds double, but no value in .*; .* new output\.uri$"):
-        frozen(tmp_path)
-
-
-def test_a_first_run_with_a_limit_fixes_the_type_for_the_whole_source(tmp_path: Path) -> None:
-    write(tmp_path / "source", 0, pa.array([1, 2]))
-    write(tmp_path / "source", 1, pa.array([0.5, 1.5]))
-    assert [part.type for part in carried(frozen(tmp_path, limit=2))] == [pa.float64()]
-    assert [part.to_pylist() for part in carried(frozen(tmp_path))] == [[1.0, 2.0], [0.5, 1.5]]
+        frozen(tmp_path / "other")
 
 
 def whole(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
@@ -156,31 +123,26 @@ def whole(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
 
 FAMILIES: list[dict[pa.DataType, st.SearchStrategy[Any]]] = [
     {
-        **{kind: whole(kind.bit_width) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
-        **{kind: whole(kind.bit_width, signed=False) for kind in (pa.uint8(), pa.uint32(), pa.uint64())},
+        **{kind: whole(kind.bit_width) for kind in (pa.int8(), pa.int64())},
+        **{kind: whole(kind.bit_width, signed=False) for kind in (pa.uint8(), pa.uint64())},
         **{
             kind: st.floats(allow_nan=False, width=kind.bit_width)
             for kind in (pa.float16(), pa.float32(), pa.float64())
         },
-        pa.decimal128(9, 2): st.decimals(-(10**6), 10**6, places=2),
         pa.decimal128(20, 5): st.decimals(-(10**6), 10**6, places=5),
     },
     {
-        pa.string(): st.text(max_size=3),
-        pa.large_string(): st.text(max_size=3),
-        pa.dictionary(pa.int32(), pa.string()): st.text(max_size=3),
+        **dict.fromkeys((pa.string(), pa.dictionary(pa.int32(), pa.string())), st.text(max_size=3)),
         pa.binary(): st.binary(max_size=3),
         pa.binary(2): st.binary(min_size=2, max_size=2),
         pa.bool_(): st.booleans(),
     },
     {
         pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)),
-        pa.timestamp("ms"): st.datetimes().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)),
         pa.timestamp("us"): st.datetimes(),
     },
     {
         pa.list_(pa.int32()): st.lists(st.integers(-5, 5), max_size=2),
-        pa.list_(pa.float64()): st.lists(st.floats(allow_nan=False), max_size=2),
         pa.list_(pa.null()): st.just([]),
         pa.struct([("a", pa.int32())]): st.fixed_dictionaries({"a": st.integers(-5, 5)}),
         pa.struct([("a", pa.float64())]): st.fixed_dictionaries({"a": st.floats(allow_nan=False)}),

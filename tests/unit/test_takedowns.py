@@ -29,7 +29,6 @@ from tests.kit import (
     image_rows,
     make_images,
     make_latents,
-    text_at,
     write_images_part,
     write_source,
 )
@@ -50,26 +49,16 @@ def forbid_reading_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tombstones, "in_parts", refuse)
 
 
-def test_two_spellings_of_one_address_are_one_takedown(tmp_path: Path) -> None:
-    images = make_images(tmp_path)
-    for value in ("http://host/12", "HTTP://HOST:80/12"):  # as another program may have written it
-        entries = [("url", value, None), ("row", "7", 7)]
-        tombstones._create(images.storage, tombstones.FOLDER, 0, table_of(entries, tombstones.SCHEMA))
-    assert len(tombstones.load(images.storage)) == 2
-
-
 # --- what a list may say ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "url http://host/12",
         "url http://host/12 # asked by mail",
         "url http://host/12\t#asked by mail",
         "url http://host/12#fragment",
-        "url HTTP://HOST:80/12",
-        "URL  http://host./12  ",
+        "URL  HTTP://HOST.:80/12  ",
         "\ufeffurl http://host/12\r",
     ],
 )
@@ -82,14 +71,7 @@ def test_a_url_is_meant_however_it_is_written(tmp_path: Path, line: str) -> None
 
 def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) -> None:
     storage = begin_images(tmp_path, files=[("a.parquet", 6)]).storage
-    written = [
-        "HTTP://HOST:80/a",
-        " http://host/b",
-        "http://host./c#x",
-        "http://host/d e",
-        "http://hos\tt/f",
-        "nothing",
-    ]
+    written = ["HTTP://HOST:80/a", " http://host/b", "http://host./c#x", "http://host/d e", "http://hos\tt/f", "-"]
     table = image_rows(range(6)).set_column(1, "url", pa.array(written, pa.string()))
     (work,) = begin_images(tmp_path).pending()
     write_part(storage, "images", work, table, account_table([Outcome(r, WRITTEN) for r in range(6)]), layout=LAYOUT)
@@ -101,22 +83,17 @@ def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "url host/12",
-            r"list\.txt:3: expected .*, got 'url host/12' \(no scheme, http or https is needed\); c",
-        ),
-        ("url", r"list\.txt:3: expected .*, got 'url' \(no URL\); correct the line"),
-        ("row 5 6", r"list\.txt:3: expected .*, got 'row 5 6'; correct the line"),
-        ("row ٣", r"list\.txt:3: expected .*, got 'row ٣'; correct the line"),
-        ("sha256 abc", r"list\.txt:3: expected .*, got 'sha256 abc'; correct the line"),
-        (
-            "http://host/12",
-            r"list\.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'http://host/12'; correct",
-        ),
+        ("url host/12", r"'url host/12' \(no scheme, http or https is needed\)"),
+        ("url", r"'url' \(no URL\)"),
+        ("row 5 6", "'row 5 6'"),
+        ("row ٣", "'row ٣'"),
+        ("sha256 abc", "'sha256 abc'"),
+        ("http://host/12", "'http://host/12'"),
     ],
 )
 def test_a_malformed_line_is_refused_with_its_number_and_the_fault(line: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    expected = "list.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got "
+    with pytest.raises(UserError, match=f"{expected}{message}; correct the line"):
         parse_list(f"# a list\n\n{line}\nrow 1\n", "list.txt")
     assert parse_list("row 007 # wrong picture\n#row 8\n", "list.txt") == [Takedown("row", "7")]
 
@@ -154,12 +131,9 @@ def test_a_list_whose_looking_up_was_cut_short_holds_all_the_same(
 ) -> None:
     images = make_images(tmp_path)
 
-    def die(*_: object) -> Sequence[lookup.Hit]:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(tombstones, "in_parts", die)
-        with pytest.raises(KeyboardInterrupt):
+        forbid_reading_parts(patched)
+        with pytest.raises(AssertionError, match="a part was read"):
             tombstones.add(images.storage, [url(12)])
     assert rows_of(images.storage) == [12]
 
@@ -221,33 +195,21 @@ def test_a_list_with_an_entry_that_is_no_takedown_is_refused_and_the_entry_named
 ) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [url(12)])
-    kinds, values, rows = zip(("row", "3", 3), entry, strict=True)
-    table = pa.table([pa.array(kinds), pa.array(values), pa.array(rows, pa.int64())], schema=tombstones.SCHEMA)
-    pq.write_table(table, tmp_path / "images/_tombstones/000000.pq")
-    with pytest.raises(
-        DatasetError, match="corrupt takedown list .{}.*is not a takedown".format(" ".join(map(str, entry)))
-    ):
+    pq.write_table(table_of([("row", "3", 3), entry], tombstones.SCHEMA), tmp_path / "images/_tombstones/000000.pq")
+    named = " ".join(map(str, entry))
+    with pytest.raises(DatasetError, match=f"corrupt takedown list .{named}.*is not a takedown"):
         tombstones.load(images.storage)
 
 
 def test_a_list_of_the_first_form_with_its_rows_in_it_is_understood(tmp_path: Path) -> None:
     images = make_images(tmp_path)
-    entries = [("url", "HTTP://host/12#x", 12), ("row", "4", 4), ("url", "http://host/99", None)]
-    sink = pa.BufferOutputStream()
-    columns = [list(column) for column in zip(*entries, strict=True)]
-    pq.write_table(pa.table(columns, schema=tombstones.SCHEMA), sink)
-    images.storage.publish("_tombstones/000000.pq", sink.getvalue())
+    entries = [("url", "HTTP://host/12#x", 12), ("row", "4", 4), ("url", "http://host:80/12", None)]
+    (tmp_path / "images/_tombstones").mkdir()
+    pq.write_table(table_of(entries, tombstones.SCHEMA), tmp_path / "images/_tombstones/000000.pq")
     held = tombstones.load(images.storage)
     assert list(held.rows) == [4, 12]
-    assert held.urls == {"http://host/12", "http://host/99"}
-
-
-def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
-    images = make_images(tmp_path)
-    latents = make_latents(tmp_path)
-    tombstones.add(images.storage, [url(12), Takedown("row", "4"), Takedown("row", "99999")])
-    tombstones.add(latents.storage, [Takedown("row", "4")])
-    assert "takedowns      3\n" in text_at(latents.storage.uri)
+    assert held.urls == {"http://host/12"}
+    assert len(held) == 2, "two spellings of one address are one takedown"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -271,13 +233,8 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     list_file.write_text("# nothing yet\n")
     assert main(["audit", images, "--takedown", str(list_file)]) == 2
     assert "lists nothing" in capsys.readouterr().err
-
-
-def test_an_empty_url_is_refused_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", make_images(tmp_path).storage.uri, "--url", ""]) == 2
-    assert capsys.readouterr().err.startswith(
-        "sdp: audit: --url: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'url' (no URL)"
-    )
+    assert main(["audit", images, "--url", ""]) == 2
+    assert "--url: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'url' (no URL)" in capsys.readouterr().err
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------
@@ -310,14 +267,6 @@ def test_audit_by_hash_knows_content_that_was_refused(tmp_path: Path) -> None:
     assert (trace.row, trace.datasets[0]["reason"]) == (8, "blocked_content")
 
 
-def test_a_stray_part_has_no_say_in_an_audit(tmp_path: Path) -> None:
-    images = make_images(tmp_path).storage
-    part = tmp_path / "images/parts/000000001.parquet"
-    part.with_name("000000001.a001.parquet").write_bytes(part.read_bytes())
-    (trace,) = audit([images.uri], row=12)
-    assert trace.datasets[0]["outcome"] == WRITTEN
-
-
 # --- parts without the content of rows that are taken down -----------------------------------------------------------
 
 
@@ -342,13 +291,8 @@ def test_rewritten_parts_hold_no_content_of_taken_down_rows_and_the_same_account
     assert described.counts == open_dataset(images, version=1).manifest.counts
     rewrite(images, tmp_path, "url http://host/12")
     assert open_dataset(images).manifest.version == 2, "nothing was left to do"
-
-
-def test_a_blank_row_stays_out_even_if_its_list_is_withdrawn(tmp_path: Path) -> None:
-    images = make_images(tmp_path).storage
-    rewrite(images, tmp_path, "url http://host/12")
     (tmp_path / "images/_tombstones/000000.pq").unlink()
-    assert rows_of(images) == [12]
+    assert rows_of(images) == [12], "a blank row stays out even if its list is withdrawn"
 
 
 def test_datasets_made_from_a_rewritten_one_go_on_and_can_be_rewritten_too(tmp_path: Path) -> None:
