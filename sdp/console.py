@@ -53,10 +53,10 @@ def formatted(text: str, level: str, logger: str = "sdp") -> str:
     return json.dumps({"time": now, "level": level, "logger": logger, "message": text.strip()})
 
 
-def say(line: str, file: TextIO | None = None, level: str = "info") -> None:
+def say(line: str, level: str = "info") -> None:
     """Print a line for the person at the terminal; only errors where the process is quiet."""
     if level == "error" or not _quiet:
-        print(formatted(line, level), file=file or sys.stderr, flush=True)
+        print(formatted(line, level), file=sys.stderr, flush=True)
 
 
 class Progress:

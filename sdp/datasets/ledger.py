@@ -43,10 +43,6 @@ class Ledger:
         """Record some addresses."""
         self._epochs[epoch].update(np.ascontiguousarray(rows, dtype=np.uint64))
 
-    def add_range(self, epoch: int, start: int, stop: int) -> None:
-        """Record the addresses [start, stop); a whole unit takes a few bytes."""
-        self._epochs[epoch].add_range(start, stop)
-
     def merge(self, others: Iterable["Ledger"]) -> None:
         """Add what other ledgers have recorded."""
         for other in others:

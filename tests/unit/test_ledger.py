@@ -34,7 +34,7 @@ def test_a_ledger_is_the_union_of_its_workers_in_any_order(adds: list[tuple[int,
 def test_the_epochs_of_an_address_are_listed() -> None:
     ledger = Ledger()
     ledger.add(0, array([7]))
-    ledger.add_range(2, 5, 9)
+    ledger.add(2, array([5, 6, 7, 8]))
     assert ledger.epochs_of(7) == [0, 2]
     assert ledger.epochs_of(9) == []
 
@@ -42,6 +42,6 @@ def test_the_epochs_of_an_address_are_listed() -> None:
 @pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: b"X" + d[1:], lambda _: b"", lambda d: d[:20]])
 def test_a_damaged_ledger_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
     ledger = Ledger()
-    ledger.add_range(0, 0, 100)
+    ledger.add(0, np.arange(100))
     with pytest.raises(DatasetError, match=r"step-5.*not a ledger"):
         Ledger.from_bytes(damage(ledger.to_bytes()), "step-5")
