@@ -1,7 +1,7 @@
 """The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +26,7 @@ from sdp.storage.named import written_for
 
 T = TypeVar("T")
 _UPSTREAM_S = 10.0
-"""Time for one operation on an ancestor."""
+"""Time for one operation on an ancestor, and on its takedowns."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
 
 def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[Tombstones | None, list[str]]:
     """Return the takedowns that apply, None if some cannot be read, and the URIs of the ancestors."""
-    limited = replace(storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
+    hasty = storage.with_options(timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     taken_down, chain = Tombstones(BitMap64()), list[str]()
     try:
-        for dataset in tombstones.lineage(storage, limited):
+        for dataset in tombstones.lineage(hasty):
             chain.append(dataset.uri)
             taken_down |= tombstones.load_from([dataset])
     except SdpError as error:

@@ -31,7 +31,7 @@ from sdp.datasets.records import Whole, dump
 from sdp.datasets.records import parse as parse_record
 from sdp.datasets.units import part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError, one_line
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, open_storage
 from sdp.urls import BadUrl, parse
 
 FOLDER = "_tombstones/"
@@ -178,9 +178,9 @@ def settle(storage: Storage) -> int:
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
-def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
+def load(storage: Storage) -> Tombstones:
     """Load the takedowns that apply to a dataset: its own and those of every ancestor that still exists."""
-    return load_from(lineage(storage, options))
+    return load_from(lineage(storage))
 
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
@@ -194,7 +194,7 @@ def load_from(chain: Iterable[Storage]) -> Tombstones:
     return taken
 
 
-def lineage(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
+def lineage(storage: Storage) -> Iterator[Storage]:
     """Yield a dataset and its ancestors, nearest first; a deleted one ends the chain, an unreadable one is an error."""
     seen = set[str]()
     while storage.uri not in seen:
@@ -206,7 +206,7 @@ def lineage(storage: Storage, options: StorageOptions | None = None) -> Iterator
             return
         if "manifest_digest" not in upstream:
             return
-        storage = open_storage(upstream["uri"], options or storage.options)
+        storage = open_storage(upstream["uri"], storage.options)
 
 
 # --- stored lists and lookups ----------------------------------------------------------------------------------------

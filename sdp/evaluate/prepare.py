@@ -99,7 +99,7 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
                 columns=pictures.columns,
                 storage=options,
                 output=open_storage(config.output.uri, options),
-                taken_down=tombstones.load(dataset.storage, options).rows.serialize() if dataset is not None else b"",
+                taken_down=tombstones.load(dataset.storage).rows.serialize() if dataset is not None else b"",
                 repeated=dataset.repeated_rows if dataset is not None else None,
                 foreign=dataset is None,
             ),

@@ -120,7 +120,7 @@ def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
     """Return the workers' settings with the source's and the output's current takedowns."""
     upstream = prepared.pictures.dataset
     folders = [prepared.spec.output, *([upstream.storage] if upstream else [])]
-    rows = BitMap64.union(*(tombstones.load(folder, prepared.spec.storage).rows for folder in folders))
+    rows = BitMap64.union(*(tombstones.load(folder).rows for folder in folders))
     repeated = upstream.repeated_rows if upstream else None
     return replace(prepared.spec, taken_down=rows.serialize(), repeated=repeated)
 

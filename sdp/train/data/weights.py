@@ -41,7 +41,7 @@ class RowWeights:
 
 def row_weights(dataset: Storage, holdout: float, limit: int | None) -> RowWeights:
     """Return the current weights; takedowns are read again for each epoch."""
-    rows = np.array(tombstones.load(dataset, dataset.options).rows.to_array(), np.uint64)
+    rows = np.array(tombstones.load(dataset).rows.to_array(), np.uint64)
     return RowWeights(holdout, limit, np.sort(rows))
 
 
