@@ -22,13 +22,11 @@ import sdp
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.records import Identifier, Whole, dump, parse
+from sdp.datasets.records import Identifier, dump, parse
 from sdp.errors import SdpError, StorageError, one_line
 from sdp.storage import Storage
 
 FOLDER = "_runs/"
-STORED = "stored"
-"""The key of the parts' bytes in `moved`."""
 _NAME = re.compile(r"_runs/(\d{6,9})\.json", re.ASCII)
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[0-9.:+Z-]{0,20}$")]
@@ -47,12 +45,8 @@ class JobRun:
     """Wall-clock time from its first work to its last."""
     counts: StoredCounts
     """Outcomes of the addresses that it processed."""
-    moved: Mapping[str, Whole] = field(default_factory=dict)
-    """Bytes, such as `fetched` and `stored`."""
     work: Mapping[str, Mapping[str, _Seconds]] = field(default_factory=dict)
     """Seconds by kind of worker and activity, over all workers: `{"encoders": {"at work": 61.2, "waiting": 3.1}}`."""
-    workers: Mapping[str, Whole] = field(default_factory=dict)
-    """The greatest number of workers at a time, by kind."""
     gpu_hours: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """GPU-hours of the workers, at work or waiting."""
     sdp: Annotated[str, Field(min_length=1, max_length=60)] = sdp.__version__
@@ -71,19 +65,14 @@ class Begun:
         self,
         infos: Sequence[PartInfo],
         *,
-        moved: Mapping[str, int] | None = None,
         work: Mapping[str, Mapping[str, float]] | None = None,
-        workers: Mapping[str, int] | None = None,
         gpu_hours: float = 0.0,
     ) -> JobRun:
         """Return the record of this run, which ends now, from its parts and the caller's figures."""
         rounded = {kind: {what: round(s, 3) for what, s in seconds.items()} for kind, seconds in (work or {}).items()}
         seconds = round(time.monotonic() - self.clock, 3)
         counts = sum((info.counts for info in infos), Counts())
-        all_moved = {**(moved or {}), STORED: sum(info.size for info in infos)}
-        return JobRun(
-            self.job, self.at, _now(), seconds, counts, all_moved, rounded, workers or {}, round(gpu_hours, 4)
-        )
+        return JobRun(self.job, self.at, _now(), seconds, counts, rounded, round(gpu_hours, 4))
 
 
 def begin(job: str) -> Begun:

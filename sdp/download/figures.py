@@ -28,8 +28,6 @@ class DownloadFigures:
     requests: int = 0
     workers: int = 0
     """Number of workers in all."""
-    seconds: float = 0.0
-    """Time spent on requests."""
     durations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SECONDS) + 1, np.int64))
     """Fetches by the bucket of their time, the last of which has no bound."""
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BYTES) + 1, np.int64))
@@ -55,13 +53,12 @@ class DownloadFigures:
         """Count a fetch and its result."""
         self.requests += request.attempts
         self.bytes += request.size
-        self.seconds += request.seconds
         self.durations[bisect_left(SECONDS, request.seconds)] += 1
         if request.failure is None:
             self.sizes[bisect_left(BYTES, request.size)] += 1
 
     def merge(self, other: "DownloadFigures") -> None:
-        for name in ("written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests", "seconds"):
+        for name in ("written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations += other.durations
         self.sizes += other.sizes

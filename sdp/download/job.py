@@ -77,7 +77,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         output = publish_plan(open_output(storage, head), planned)
         if only_failed:
             output = order_retry(output, open_dataset(storage, KIND))
-        rules = _with_takedowns(rules, storage, options)
+        rules = _with_takedowns(rules, storage)
         pending = output.pending()
         begun = runs.begin("download")
         infos, figures = _write_pending(config, output, rules, pending, lease)
@@ -90,9 +90,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             find_repeated=find_repeated if config.dedup.content else None,
             check=lease.confirm,
         )
-        work = {"fetches": {"under way": figures.seconds}}
-        moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
-        runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers))
+        runs.keep(storage, begun.ended(infos))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")
@@ -172,7 +170,7 @@ def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOp
             raise DatasetError(f"source.{key}: expected a column of text, but {name} in {file.uri} holds {kind}")
 
 
-def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:
+def _with_takedowns(rules: Rules, storage: Storage) -> Rules:
     """Return the rules with the takedowns of this dataset."""
-    taken = tombstones.load(storage, options)
+    taken = tombstones.load(storage)
     return replace(rules, taken_down=blocklists.of_takedowns(taken.urls, taken.hashes), taken_down_rows=taken.rows)

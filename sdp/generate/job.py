@@ -63,9 +63,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
             check=lease.confirm,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
-        runs.keep(
-            storage, record.ended(infos, workers={"generators": config.scaling.most}, gpu_hours=figures.gpu_hours)
-        )
+        runs.keep(storage, record.ended(infos, gpu_hours=figures.gpu_hours))
         sheet = _write_sheet(dataset, prompts, config, lease)
     say(table(_closing(dataset, figures, sheet, config.output.image_files)))
     return GenerateSummary(dataset, figures)

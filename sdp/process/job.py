@@ -113,7 +113,6 @@ def write_dataset(
                 "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
                 "transforms": {"reading": figures.transformed.reading_s, "transforming": figures.transformed.seconds},
             },
-            workers={"encoders": figures.encoders_most, "transforms": figures.transforms_most},
         )
         runs.keep(output.storage, ended)
     return dataset, figures

@@ -102,12 +102,10 @@ def _runs(records: Sequence[JobRun]) -> Block:
             run.counts.input / run.seconds if run.seconds else 0.0,
             run.counts.written,
             run.counts.failed,
-            ", ".join(f"{what} {size(count)}" for what, count in run.moved.items()),
-            ", ".join(counted(count, role.removesuffix("s"), role) for role, count in run.workers.items()),
         )
         for run in records
     ]
-    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", "bytes", "workers")
+    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed")
     return Table("Runs", header, rows)
 
 

@@ -24,17 +24,11 @@ def made(root: Path) -> tuple[Storage, list[PartInfo]]:
 
 def test_the_record_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
     storage, infos = made(tmp_path)
-    run = runs.begin("download").ended(
-        infos,
-        moved={"fetched": 12345},
-        work={"encoders": {"at work": 1.25, "waiting": 0.0}},
-        workers={"encoders": 2},
-    )
+    run = runs.begin("download").ended(infos, work={"encoders": {"at work": 1.25, "waiting": 0.0}})
     runs.keep(storage, run)
     assert runs.read(storage) == ([run], [])
     assert (run.counts.input, run.counts.failed, run.counts.filtered) == (42, 6, 3)
     assert run.counts.reasons == {"http_status": 6, "min_size": 3}
-    assert run.moved == {"fetched": 12345, "stored": sum(info.size for info in infos)}
     assert 0 <= run.seconds < 60
     assert run.began <= run.ended
 
@@ -57,7 +51,6 @@ def test_each_run_has_a_record_of_its_own_and_one_that_did_nothing_has_none(tmp_
         lambda data: {**data, "began": "<script>"},
         lambda data: {**data, "counts": {**data["counts"], "written": 7}},
         lambda data: {**data, "work": {"encoders": {"at work": "1"}}},
-        lambda data: {**data, "moved": {"stored": 1.5}},
         lambda data: {name: value for name, value in data.items() if name != "ended"},
     ],
 )
