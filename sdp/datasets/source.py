@@ -16,8 +16,8 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
-from sdp.datasets.parts import read_info
-from sdp.datasets.units import Extent
+from sdp.datasets.parts import failed_before, read_info
+from sdp.datasets.units import Extent, Work
 from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
@@ -151,19 +151,43 @@ def order_retry(
 ) -> Output:
     """Request another attempt at every unit with failures; continue a retry that the manifest does not list instead.
 
-    The source's `files` must not have changed.
+    Of the source's `files`, those that were replaced after their only row had failed are recorded; others are refused.
     """
-    _new_files(output.index, files, options)
+    repaired = _repaired(output, files, options)
     retries = [version for version in output.index.versions if version.units]
     listed = set(zip(*(dataset.parts[name].to_pylist() for name in ("unit", "attempt")), strict=True))
     if retries and any((unit, retries[-1].attempt) not in listed for unit in retries[-1].units):
-        return output
-    return _append_attempt(output, files_table(()), sorted(dataset.failures()))
+        return _append_attempt(output, repaired, (), retries[-1].attempt)
+    units = sorted(dataset.failures())
+    return _append_attempt(output, repaired, units) if units else output
 
 
-def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Output:
-    attempt = 1 + max((version.attempt for version in output.index.versions), default=0)
-    return _append(output, Version(0, files, attempt=attempt, units=tuple(units)))
+def _repaired(output: Output, files: Sequence[SourceFile], options: StorageOptions | None) -> pa.Table:
+    """Return the files that were replaced after their only row had failed; refuse other changes."""
+    index, known = output.index, _known(output.index)
+    changed = {f.uri: f for f in files if f.uri in known and not unchanged(f, *known[f.uri], options)}
+    table = index.files.filter(pc.is_in(index.files["path"], pa.array(list(changed), pa.string())))
+    attempt = _next_attempt(index)
+    units = _units_of(index, table.filter(pc.field("first_row") < index.rows))
+    failed = {
+        row for unit in units for row in failed_before(output.storage, Work(index.units[unit], attempt))[0].tolist()
+    }
+    rows = []
+    for row in table.to_pylist():
+        file = with_sample(changed[row["path"]], options)
+        if row["rows"] > 1 or row["first_row"] not in failed:
+            raise _changed_file_error(file.uri, known[file.uri], (file.size, file.etag))
+        rows.append((file.uri, file.size, file.etag, row["first_row"], 1, 1, 0))
+    return files_table(rows)
+
+
+def _append_attempt(output: Output, files: pa.Table, units: Sequence[int], attempt: int | None = None) -> Output:
+    attempt, root = attempt or _next_attempt(output.index), output.index.root if files.num_rows else ""
+    return _append(output, Version(0, files, attempt=attempt, units=tuple(units), root=root))
+
+
+def _next_attempt(index: Index) -> int:
+    return 1 + max((version.attempt for version in index.versions), default=0)
 
 
 def _append(output: Output, version: Version, *, moved: bool = False) -> Output:

@@ -139,7 +139,7 @@ def retry_of(output: Output, work: Work) -> Retry | None:
     if not work.attempt:
         return None
     version = next(v for v in output.index.versions if v.attempt == work.attempt)
-    if version.files.num_rows:
+    if version.files.num_rows and output.head.derived:  # else they are files that were replaced
         return None
     return Retry(*failed_before(output.storage, work))
 

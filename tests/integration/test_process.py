@@ -182,6 +182,20 @@ def test_a_source_of_paths_without_bytes_is_an_error_and_the_account_names_the_p
     assert account["detail"].to_pylist() == [f"no bytes, only the path {row}.jpg" for row in range(3)]
 
 
+def test_a_picture_that_is_mended_is_read_by_a_retry_and_known_to_later_runs(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for row in range(4):
+        (folder / f"{row}.jpg").write_bytes(b"" if row == 2 else picture(row))
+    config = config_of(folder, tmp_path / "out", model, "output.rows_per_file=10", "source.caption=c")
+    assert run(config).manifest.counts.reasons == {"empty": 1}
+    (folder / "2.jpg").write_bytes(picture(2))
+    retried = job.run(config, only_failed=True)
+    assert retried.figures.images_encoded == 1
+    dataset = run(config)
+    assert (dataset.manifest.counts.written, dataset.manifest.version) == (4, 2)
+
+
 def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account(
     tmp_path: Path, images: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

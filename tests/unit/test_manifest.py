@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -10,9 +11,9 @@ import pytest
 from sdp.datasets import manifest as manifests
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
-from sdp.datasets.output import Head, open_output, read_output
+from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import read_account, resolve, write_part
-from sdp.datasets.source import order_retry
+from sdp.datasets.source import freeze_files, order_retry
 from sdp.errors import DatasetError
 from sdp.storage import Storage, list_source, open_storage
 from tests.kit import (
@@ -180,11 +181,44 @@ def test_a_retry_that_has_all_its_parts_but_no_manifest_is_finished_first(tmp_pa
     assert set(open_dataset(dataset.storage).parts["attempt"].to_pylist()) == {0, 1, 2}
 
 
-def test_a_retry_refuses_a_source_file_that_has_changed(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    write_source(tmp_path / "source", [("b.parquet", 3)])
-    with pytest.raises(DatasetError, match=r"b\.parquet has changed since its rows got their addresses"):
-        order_retry(read_output(dataset.storage), dataset, list_source(str(tmp_path / "source")))
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_picture_that_is_replaced_after_it_has_failed_is_known_to_later_runs(
+    tmp_path: Path, *, interrupted: bool
+) -> None:
+    source = tmp_path / "pictures"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        (source / name).write_text(name)
+
+    def freeze(output: Output) -> Output:
+        return freeze_files(output, list_source(str(source), suffixes=("",)), uri=str(source))
+
+    def run(output: Output, outcomes: Sequence[Outcome], retried: dict[str, int]) -> None:
+        for work in output.pending():
+            rows = image_rows(outcome.row for outcome in outcomes if outcome.outcome == WRITTEN)
+            write_part(output.storage, "images", work, rows, account_table(outcomes), layout=LAYOUT, retried=retried)
+        finish(output)
+
+    storage = open_storage(str(tmp_path / "images"))
+    head = Head("images", 10, False, {})
+    bad = Outcome(1, FAILED, "undecodable")
+    run(freeze(open_output(storage, head)), [Outcome(0, WRITTEN), bad, Outcome(2, WRITTEN)], {})
+    if interrupted:  # before the picture is replaced
+        order_retry(read_output(storage), open_dataset(storage), list_source(str(source), suffixes=("",)))
+    (source / "b").write_text("mended")
+    with pytest.raises(DatasetError, match="b has changed since its rows got their addresses"):
+        freeze(read_output(storage))
+    files = list_source(str(source), suffixes=("",))
+    output = order_retry(read_output(storage), open_dataset(storage), files)
+    assert [(work.name, work.attempt) for work in output.pending()] == [("parts/000000000.a001.parquet", 1)]
+    run(output, [Outcome(1, WRITTEN)], {"undecodable": 1})
+    assert freeze(read_output(storage)).pending() == []
+    moved = (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+    files = list_source(str(moved), suffixes=("",))
+    assert freeze_files(read_output(storage), files, uri=str(moved)).pending() == []
+    (moved / "a").write_text("another")
+    with pytest.raises(DatasetError, match="a has changed since its rows got their addresses"):
+        order_retry(read_output(storage), open_dataset(storage), list_source(str(moved), suffixes=("",)))
 
 
 def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: Path) -> None:
