@@ -46,7 +46,7 @@ Values that cannot work are refused before anything is applied, with the path of
   `--set-json` or a values file, since `--set` makes text of them.
 - The templates refuse minReplicas above maxReplicas, GPUs without an accelerator, and jobs with an accelerator that no
   group has. `sdp doctor --manifest` says whether the groups have enough of them.
-- The chart's own labels and annotations, and the scheduler of `queue`, win over yours.
+- The chart's own labels and annotations win over yours.
 
 Remove a worker group with `--set groups.NAME=null`; add one by adding a key.
 """,

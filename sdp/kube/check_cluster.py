@@ -156,5 +156,5 @@ def judge_group(group: Object, nodes: list[Object]) -> Finding:
         )
     if known and (wrong := sorted(products - known - {""})):
         detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
-        return Finding(check, "failed", detail, f"set groups.{name}.nodeSelector to {PRODUCT}")
+        return Finding(check, "failed", detail, f"set {PRODUCT} in groups.{name}.podSpec.nodeSelector")
     return Finding(check, "ok", f"{counted(len(selected), 'node')} with {label}")

@@ -6,6 +6,7 @@
 import re
 import subprocess
 from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,16 @@ class Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+@cache
 def helm_template(
-    helm: Path, example: str, *settings: str, values: Path | None = None
+    helm: Path, example: str, *settings: str, under: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Render an example with settings; `--set` would make text of a fraction."""
+    """Render an example with settings, over another values file; `--set` would make text of a fraction."""
     arguments = [part for one in settings for part in ("--set-json" if FRACTION.fullmatch(one) else "--set", one)]
-    if values is not None:
-        arguments = ["-f", str(values), *arguments]
     if example == "e2e":  # which names the image that it has built
         arguments = ["--set", "image.repository=registry.example.com/sdp/ray", *arguments]
-    command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *arguments]
+    files = [part for file in (under, VALUES[example]) if file for part in ("-f", str(file))]
+    command = [str(helm), "template", "sdp", str(CHART), *files, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

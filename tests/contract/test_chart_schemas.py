@@ -16,8 +16,7 @@ import kubernetes.client
 import pytest
 import yaml
 
-from scripts import chart_readme
-from tests.contract.sdp_cluster import CHART, VALUES, Manifest, helm_template, one, parsed, pods
+from tests.contract.sdp_cluster import VALUES, Manifest, one, parsed, pods
 from tests.monitoring import chart as monitoring
 
 NEEDS_HELM = pytest.mark.needs("helm")
@@ -34,6 +33,8 @@ KINDS = {
 OPERATOR_S = {"PodMonitor", "PrometheusRule"}
 """Kinds of the Prometheus Operator, whose schemas are nowhere without a network."""
 Schema = dict[str, Any]
+Render = Callable[..., list[Manifest]]
+Judge = Callable[[str], tuple[int, list[str]]]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
@@ -115,7 +116,7 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[int, list[str]]]:
+def judged(tool: Callable[[str], Path], schemas: Path) -> Judge:
     """Return the number of valid resources in a stream, and kubeconform's complaints."""
 
     def run(text: str) -> tuple[int, list[str]]:
@@ -130,29 +131,19 @@ def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[
     return run
 
 
-@pytest.fixture
-def render(tool: Callable[[str], Path]) -> Callable[[str], str]:
-    def run(example: str) -> str:
-        done = helm_template(tool("helm"), example)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
 @NEEDS_BOTH
 @pytest.mark.parametrize("example", list(VALUES))
-def test_an_api_server_would_take_it(
-    render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], example: str
-) -> None:
-    text = render(example)
-    assert judged(text) == (len(parsed(text)), [])
+def test_an_api_server_would_take_it(render: Render, judged: Judge, example: str) -> None:
+    manifests = render(example)  # which refuses a key that comes twice
+    assert judged(yaml.safe_dump_all(manifests)) == (len(manifests), [])
+    assert list(twice(manifests)) == []
+    assert len({(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}) == len(manifests)
 
 
 @NEEDS_BOTH
 @pytest.mark.parametrize("mode", ["operator", "plain"])
 def test_an_api_server_would_take_the_monitoring_chart_too(
-    tool: Callable[[str], Path], judged: Callable[[str], tuple[int, list[str]]], mode: str
+    tool: Callable[[str], Path], judged: Judge, mode: str
 ) -> None:
     done = monitoring.helm_template(tool("helm"), f"mode={mode}", "exporter.networkPolicy.enabled=true")
     manifests = [manifest for manifest in parsed(done.stdout) if manifest["kind"] not in OPERATOR_S]
@@ -183,9 +174,9 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
     ],
 )
 def test_manifests_that_an_api_server_would_refuse_are_detected(
-    render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], kind: str, at: str, wrong: object
+    render: Render, judged: Judge, kind: str, at: str, wrong: object
 ) -> None:
-    manifest = next(manifest for manifest in parsed(render("minimal")) if manifest["kind"] == kind)
+    manifest = next(manifest for manifest in render("minimal") if manifest["kind"] == kind)
     spoilt = copy.deepcopy(manifest)
     here: Any = spoilt
     *path, last = at.split(".")
@@ -211,14 +202,6 @@ def twice(value: Any, at: str = "") -> Iterator[str]:
             yield from twice(item, f"{at}[{number}]")
 
 
-@NEEDS_HELM
-@pytest.mark.parametrize("example", list(VALUES))
-def test_no_name_comes_twice_in_a_list_and_no_object_twice(render: Callable[[str], str], example: str) -> None:
-    manifests = parsed(render(example))  # which refuses a key that comes twice
-    assert list(twice(manifests)) == []
-    assert len({(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}) == len(manifests)
-
-
 def test_a_name_that_comes_twice_would_be_noticed() -> None:
     assert list(twice({"env": [{"name": "A"}, {"name": "B"}, {"name": "A"}]})) == [".env: A"]
     mounts = [{"name": "a", "mountPath": "/x"}, {"name": "b", "mountPath": "/x"}]
@@ -229,11 +212,9 @@ def test_a_name_that_comes_twice_would_be_noticed() -> None:
 
 @NEEDS_HELM
 @pytest.mark.parametrize("example", list(VALUES))
-def test_every_label_that_something_is_found_by_is_one_that_pods_have(
-    render: Callable[[str], str], example: str
-) -> None:
+def test_every_label_that_something_is_found_by_is_one_that_pods_have(render: Render, example: str) -> None:
     """The labels are those of running pods, including KubeRay's own."""
-    manifests = parsed(render(example))
+    manifests = render(example)
     cluster = one(manifests, "RayCluster")
     name = cluster["metadata"]["name"]
     labels = {
@@ -264,20 +245,3 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(
         has, gpus = group["labels"], group["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert (has["sdp/group"], has["ray.io/node-group"]) == (group["groupName"], group["groupName"])
         assert ("ray.io/accelerator-type" in has) == ("nvidia.com/gpu" in gpus)
-
-
-def test_there_is_a_values_file_that_says_everything() -> None:
-    full = yaml.safe_load(VALUES["full"].read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-
-    def missing_keys(target: Any, source: Any, path: str = "") -> Iterator[str]:
-        for key, value in source.items():
-            if key not in target:
-                yield f"{path}{key}"
-            elif isinstance(value, dict) and value and path + key not in ("groups", "jobs"):
-                yield from missing_keys(target[key], value, f"{path}{key}.")
-
-    assert list(missing_keys(full, values)) == []
-    documented = {path for path, _ in chart_readme.documented((CHART / "values.yaml").read_text())}
-    assert {f"groupDefaults.{key}" for key in full["groupDefaults"]} <= documented
-    assert set(full["groups"]["spelled-out"]) == set(values["groupDefaults"])

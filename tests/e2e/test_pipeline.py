@@ -18,7 +18,7 @@ except urllib.error.HTTPError as error:
 
 
 def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluster: Kube, notes: str) -> None:
-    assert f"kubectl -n {cluster.namespace} apply -f manifests/download.yaml" in notes
+    assert f"sdp submit download --namespace {cluster.namespace} --cluster sdp" in notes
     products = {
         node["metadata"]["name"]: node["metadata"]["labels"].get("nvidia.com/gpu.product", "")
         for node in cluster.find("nodes")
