@@ -537,11 +537,11 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         assert actual["serviceAccountName"] == "sdp"
         assert template["metadata"]["labels"] == {"sdp/jobs-of": "sdp"}, "what the chart's network policy goes by"
         drain = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-        ours, theirs = (
+        own_network, chart_network = (
             {k: v for k, v in environment(s).items() if k.startswith(("FI_", "NCCL_", "PYTORCH_", "TORCH"))}
             for s in (actual, expected)
         )
-        assert ours == theirs
+        assert own_network == chart_network
         assert (drain in environment(actual)) == (name == "a100"), "nobody waits for a head"
         assert bool(our_container["lifecycle"]) == (name == "head")
         autoscaler = ("token", "autoscaler-tmp", "autoscaler-home")

@@ -115,9 +115,9 @@ def test_a_job_is_placed_and_sized_by_the_groups(
     config = yaml.safe_load(one(render("minimal", *settings.split()), "ConfigMap")["data"][f"{job}.yaml"])
 
     def value(path: str) -> Any:
-        found = config
+        here = config
         for key in path.split("."):
-            found = (found or {}).get(key)
-        return found
+            here = (here or {}).get(key)
+        return here
 
     assert {path: value(path) for path in expected} == expected
