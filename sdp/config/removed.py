@@ -66,7 +66,7 @@ REMOVED: Mapping[str, str] = {
     "evaluate: kid seed": "KID is the mean of 100 subsets of 1000 pictures",
     "evaluate: loss.resolution loss.buckets loss.batch_size": "that of training, 10 ranges, 32 rows at once",
     "evaluate: scaling.batch_size scaling.threads": "64 pictures at once, fewer where memory is short; 4 threads",
-    "generate: output.sheet_prompts": "contact-sheet.png shows 48 prompts",
+    "generate: output.sheet_prompts": "sdp report shows the pictures, no contact sheet is written",
     "train dreambooth: scaling.gpus_per_worker": "a trainer has one GPU; activation_checkpointing saves memory",
     "download: image.max_pixels": "images of more than 100 megapixels fail",
     "train: phase_2.learning_rate phase_2.warmup_steps": "those of optimizer hold in both phases",

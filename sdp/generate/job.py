@@ -11,17 +11,12 @@ from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, parts_in, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
-from sdp.generate.layout import IMAGES, KIND, SHEET
+from sdp.generate.layout import IMAGES, KIND
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
-
-_SHEET_PROMPTS = 48
-"""Prompts, from the first, on contact-sheet.png: more make a picture that few programs open."""
-_STRIP = 8
-"""Pictures of a prompt on the contact sheet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +59,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
         runs.keep(storage, record.ended(infos, gpu_hours=figures.gpu_hours))
-        sheet = _write_sheet(dataset, prompts, config, lease)
-    say(table(_closing(dataset, figures, sheet, config.output.image_files)))
+    say(table(_closing(dataset, figures, config.output.image_files)))
     return GenerateSummary(dataset, figures)
 
 
@@ -87,19 +81,15 @@ def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prom
     ]
 
 
-def _closing(dataset: Dataset, figures: PoolFigures, sheet: str | None, image_files: bool) -> list[tuple[str, str]]:
-    """Return the closing table: the dataset's counts, this run's figures, where to look."""
+def _closing(dataset: Dataset, figures: PoolFigures, image_files: bool) -> Iterator[tuple[str, str]]:
+    """Yield the closing table: the dataset's counts, this run's figures, where to look."""
     counts = dataset.manifest.counts
-    this_run = figures.summary if figures.total else "nothing to do: all parts existed"
-    lines = [
-        ("written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"),
-        *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
-        ("this run", this_run),
-        ("look at", sheet or ""),
-        ("pictures", dataset.storage.uri_of(IMAGES.rstrip("/")) if image_files else ""),
-        ("dataset", dataset.storage.uri),
-    ]
-    return [(name, value) for name, value in lines if value]
+    yield "written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"
+    yield from ((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items())
+    yield "this run", figures.summary if figures.total else "nothing to do: all parts existed"
+    if image_files:
+        yield "pictures", dataset.storage.uri_of(IMAGES.rstrip("/"))
+    yield "dataset", dataset.storage.uri
 
 
 def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
@@ -148,30 +138,8 @@ def _pool(config: GenerateConfig) -> WorkerPool:
     return WorkerPool("generate", "generators", config.scaling, config.output.uri)
 
 
-def _write_sheet(dataset: Dataset, prompts: Prompts, config: GenerateConfig, lease: Lease) -> str | None:
-    """Write the contact sheet of the first prompts; return its URI, or None if it would be empty."""
-    numbers, per_prompt = range(min(_SHEET_PROMPTS, len(prompts.texts))), config.images_per_prompt
-    if not numbers:
-        return None
-    from sdp.generate.sheet import Strip, contact_sheet
-
-    rows = [range(number * per_prompt, number * per_prompt + min(per_prompt, _STRIP)) for number in numbers]
-    present = {row for number in numbers if number not in prompts.taken_down for row in rows[number]}
-    pictures = {row["row"]: row["image"] for row in drawn(dataset, present)}
-    strips = [Strip(_caption(prompts, number), [*map(pictures.get, rows[number])]) for number in numbers]
-    sheet = contact_sheet(strips, side=max(128, min(256, config.resolution)))
-    dataset.storage.publish_held(SHEET, sheet, lease.confirm)
-    return dataset.storage.uri_of(SHEET)
-
-
-def _caption(prompts: Prompts, number: int) -> str:
-    return "(taken down)" if number in prompts.taken_down else prompts.texts[number] or "(no caption)"
-
-
-def drawn(dataset: Dataset, addresses: set[int] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the `row`, `prompt` and `image` of all pictures, or of those at some addresses."""
-    columns = (dataset.parts[name].to_pylist() for name in ("path", "start", "stop"))
-    for path, start, stop in zip(*columns, strict=True):
-        if addresses is None or not addresses.isdisjoint(range(start, stop)):
-            for batch in iter_rows(dataset.storage, path, ["row", "prompt", "image"], 64):
-                yield from (row for row in batch.to_pylist() if addresses is None or row["row"] in addresses)
+def drawn(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the `row`, `prompt` and `image` of all pictures."""
+    for path in dataset.parts["path"].to_pylist():
+        for batch in iter_rows(dataset.storage, path, ["row", "prompt", "image"], 64):
+            yield from batch.to_pylist()

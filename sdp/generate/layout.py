@@ -2,7 +2,6 @@
 
 KIND = "samples"
 IMAGES = "images/"
-SHEET = "contact-sheet.png"
 
 
 def image_name(row: int) -> str:

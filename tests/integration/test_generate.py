@@ -84,8 +84,6 @@ def test_each_prompt_has_its_pictures_with_all_that_made_them(done: Dataset, che
     description = describe(done.storage, verify=True)
     assert description.complete
     assert description.counts.written == 6
-    with Image.open(out / "contact-sheet.png") as sheet:
-        assert sheet.width > 3 * 2 * 128
 
 
 def test_running_again_does_nothing(done: Dataset, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +128,6 @@ def test_after_a_sudden_end_the_same_command_does_the_rest_and_the_pictures_are_
     # That a single generator starts no Ray is seen by what its process has imported.
     ended = run_program(WATCHED, arguments)
     assert ended.returncode == 0, ended.stderr.decode()
-    assert "contact-sheet.png" in ended.stderr.decode()
     after = parts(out)
     assert after["000000000.parquet"] == before["000000000.parquet"]
     assert hashes(open_dataset(open_storage(str(out)), "samples")) == hashes(done)
