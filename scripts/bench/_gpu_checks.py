@@ -140,9 +140,9 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
 
     from scripts.bench._training import make_model
     from scripts.published import VAE
+    from sdp.config.generate import SamplerConfig
     from sdp.device import choose_device, configure_torch
     from sdp.generate.painter import Painter
-    from sdp.generate.sample import SamplerNetworks, Sampling
     from sdp.model import load
     from sdp.model.trained import load_networks
 
@@ -155,19 +155,19 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
         unet = unet.eval().requires_grad_(False).to(device, dtype)
         vae: Any = load.load_vae(path) if tiny else AutoencoderKL.from_config(dict(VAE)).eval()
         vae = torch.nn.Module.to(vae, device)
-        networks = SamplerNetworks(unet, vae, load.load_scheduler_config(path), dtype)
-    sampling = Sampling(resolution=sized(512, 64), steps=sized(50, 2))
+        schedule = load.load_scheduler_config(path)
+    resolution, sampler = sized(512, 64), SamplerConfig(steps=sized(50, 2))
 
     def encode(prompts: Sequence[str]) -> torch.Tensor:
         return torch.randn(len(prompts), 77, unet.config.cross_attention_dim, device=device, dtype=dtype)
 
-    painter = Painter(networks, encode, sampling)
+    painter = Painter(unet, vae, encode, schedule, sampler, resolution, dtype)
     painter.paint(["warm"] * painter.limit.size, range(painter.limit.size))
     prompts = ["a picture"] * 4 * painter.limit.size
     began = time.perf_counter()
     unfinished = sum(picture is None for picture in painter.paint(prompts, range(len(prompts))))
     per_s = len(prompts) / (time.perf_counter() - began)
-    name = f"generate {sampling.resolution} px, {sampling.scheduler}, {sampling.steps} steps, guided, {dtype}"
+    name = f"generate {resolution} px, {sampler.scheduler}, {sampler.steps} steps, guided, {dtype}"
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {"case": name, "per_s": per_s, "peak": peak, "batch": painter.limit.size, "note": f"{unfinished} not finite"}
 

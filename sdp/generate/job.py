@@ -1,7 +1,6 @@
 """`sdp generate`: units of addresses, each drawn and written by one generator of a pool."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,8 @@ from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateSummary:
-    """The result of a run."""
-
-    dataset: Dataset | None
-    """None after a dry run."""
-    figures: PoolFigures
-    """This run's own."""
-
-
-def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
-    """Draw the missing pictures."""
+def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
+    """Draw the missing pictures; return the dataset, or None after a dry run."""
     storage = open_storage(config.output.uri, config.storage.options())
     prompts = read_prompts(config)
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
@@ -39,7 +28,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
     planned = freeze(open_output(storage, head, writes=False), prompts.texts, config)
     if dry_run:
         say(table(_forecast(config, planned, model, prompts)))
-        return GenerateSummary(None, PoolFigures())
+        return None
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts.texts, config)
@@ -60,7 +49,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
         runs.keep(storage, record.ended(infos, gpu_hours=figures.gpu_hours))
     say(table(_closing(dataset, figures, config.output.image_files)))
-    return GenerateSummary(dataset, figures)
+    return dataset
 
 
 def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prompts: Prompts) -> list[tuple[str, str]]:

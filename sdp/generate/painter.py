@@ -1,6 +1,7 @@
-"""Loaded networks that turn prompts into pictures."""
+"""Networks that turn prompts into pictures."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,51 +11,90 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdp.config.generate import SamplerConfig
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch
-from sdp.generate.sample import SamplerNetworks, Sampling, Text, denoise, develop
+from sdp.generate.sample import make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
-from sdp.model.family import encode_text
+from sdp.model.family import encode_text, latent_shape, predict
+from sdp.model.latents import decode, to_images
 from sdp.model.trained import load_networks, load_trained
 from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
+"""Height × width × 3."""
 
 
 @dataclass
 class Painter:
-    """Draws pictures for prompts."""
+    """Draws pictures for prompts; the networks are in evaluation mode on one device.
 
-    networks: SamplerNetworks
+    A picture's noise comes from its own seed, so it does not depend on the batch or the process that draws it. Seeds
+    are those of diffusers' pipelines: `torch.Generator().manual_seed(seed)`.
+    """
+
+    unet: Any
+    """Called by `family.predict`."""
+    vae: Any
     encode: Callable[[Sequence[str]], Tensor]
     """Returns the prompts' embeddings, on the device."""
-    sampling: Sampling
-    negative_prompt: str = ""
+    schedule: Mapping[str, Any]
+    """A scheduler configuration of diffusers, from `sdp.model.load.load_scheduler_config`."""
+    sampler: SamplerConfig
+    resolution: int = 512
+    dtype: torch.dtype = torch.float32
+    """The dtype of the U-Net's inputs; the sampler computes in fp32."""
     limit: BatchLimit = field(default_factory=lambda: BatchLimit(8))
 
+    @torch.no_grad()
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
         """Return a picture for each prompt, by its seed; None where the networks returned NaN or infinity."""
         single = (
-            f"resolution: no memory for a single picture of {self.sampling.resolution} pixels; lower it, or choose a "
+            f"resolution: no memory for a single picture of {self.resolution} pixels; lower it, or choose a "
             "larger GPU (scaling.accelerator)"
         )
         batches = self.limit.run(lambda at: self._paint(prompts[at], seeds[at]), len(prompts), single)
         return [picture for pictures in batches for picture in pictures]
 
     def _paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
-        negative, *positive = self.encode([self.negative_prompt, *prompts])
-        text = Text(torch.stack(positive), negative)
-        latents = denoise(self.networks, text, seeds, self.sampling)
+        latents = self._denoise(self.encode([self.sampler.negative_prompt, *prompts]), seeds)
         finite = latents.isfinite().flatten(1).all(1)
-        images = iter(develop(self.networks.vae, latents[finite]) if finite.any() else ())
+        if not finite.any():
+            return [None] * len(seeds)
+        images = iter(to_images(decode(self.vae, latents[finite])).cpu().numpy())
         return [next(images) if good else None for good in finite.tolist()]
+
+    def _denoise(self, text: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Return each picture's latents, in fp32 and with the U-Net's scale, by the embeddings of all prompts."""
+        sampler, device = self.sampler, text.device
+        scheduler = make_scheduler(self.schedule, sampler.scheduler)
+        scheduler.set_timesteps(sampler.steps, device=device)
+        # On the CPU, where the numbers are the same on every machine.
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        randomness = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        negative, context = text[:1], text[1:]
+        guided = sampler.guidance_scale > 1
+        if guided:
+            context = torch.cat((negative.expand_as(context), context))
+        context = context.to(self.dtype)
+        shape = latent_shape(self.resolution)
+        noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
+        latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
+        for timestep in scheduler.timesteps:
+            inputs = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
+            predicted = predict(self.unet, inputs.to(self.dtype), timestep, context).float()
+            if guided:
+                unwanted, wanted = predicted.chunk(2)
+                predicted = unwanted + sampler.guidance_scale * (wanted - unwanted)
+            latents = scheduler.step(predicted, timestep, latents, **randomness).prev_sample
+        return latents
 
 
 def load_painter(
     model: GenerateModel,
-    sampling: Sampling,
+    sampler: SamplerConfig,
+    resolution: int = 512,
     *,
-    negative_prompt: str = "",
     batch_size: int = 8,
     precision: str = "fp32",
     options: StorageOptions | None = None,
@@ -69,19 +109,24 @@ def load_painter(
     else:
         trained = load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))
     trained = trained.eval().requires_grad_(False).to(device, dtype)
-    text_encoder = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
-    schedule = {**load.load_scheduler_config(path), **model.scheduler}
-    networks = SamplerNetworks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
-    encode = text_encoding(path, text_encoder, device)
-    return Painter(networks, encode, sampling, negative_prompt, BatchLimit(batch_size))
+    return Painter(
+        unet=trained.unet,
+        vae=load.load_vae(path, device=device),
+        encode=text_encoding(path, trained.text_encoder or load.load_text_encoder(path, dtype, device), device),
+        schedule={**load.load_scheduler_config(path), **model.scheduler},
+        sampler=sampler,
+        resolution=resolution,
+        dtype=dtype,
+        limit=BatchLimit(batch_size),
+    )
 
 
 def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callable[[Sequence[str]], Tensor]:
     """Return a function that encodes prompts with a model's tokenizer and this text encoder, which is on the device."""
     tokenizer = load.load_tokenizer(path)
 
+    @torch.no_grad()
     def encode(prompts: Sequence[str]) -> Tensor:
-        with torch.no_grad():
-            return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
+        return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
 
     return encode

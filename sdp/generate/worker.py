@@ -15,7 +15,7 @@ from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
 from sdp.generate.painter import Painter, Picture, load_painter
 from sdp.generate.prompts import Prompt
-from sdp.generate.sample import Sampling, image_seed
+from sdp.generate.sample import image_seed
 from sdp.generate.source import GenerateModel
 from sdp.storage import Storage
 
@@ -113,11 +113,11 @@ class GenerateWorker:
 
     @cached_property
     def _painter(self) -> Painter:
-        config, sampler = self._config, self._config.sampler
+        config = self._config
         return load_painter(
             self._model,
-            Sampling(sampler.scheduler, sampler.steps, sampler.guidance_scale, config.resolution),
-            negative_prompt=sampler.negative_prompt,
+            config.sampler,
+            config.resolution,
             batch_size=config.scaling.batch_size,
             precision=config.precision,
             options=config.storage.options(),

@@ -1,6 +1,8 @@
 """Sampling, against diffusers' own pipeline with the same weights and the same seeds."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,16 +17,7 @@ from sdp.config.generate import SamplerConfig
 from sdp.device import BatchLimit
 from sdp.errors import OutOfMemory
 from sdp.generate.painter import Painter, load_painter
-from sdp.generate.sample import (
-    SCHEDULERS,
-    SamplerNetworks,
-    Sampling,
-    Text,
-    denoise,
-    develop,
-    image_seed,
-    make_scheduler,
-)
+from sdp.generate.sample import SCHEDULERS, image_seed, make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
@@ -33,7 +26,7 @@ from tests.generate_kit import tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS, SEEDS, NEGATIVE = ["a red circle", "z"], [11, 2**62 + 5], "blurry"
-HOW = Sampling("ddim", 4, 5.0, 64)
+HOW = SamplerConfig(steps=4, guidance_scale=5.0, negative_prompt=NEGATIVE)
 
 Pictures = NDArray[np.uint8]
 
@@ -46,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def painter(model: Path) -> Painter:
     resolved = resolve(str(model))
-    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), HOW, negative_prompt=NEGATIVE)
+    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), HOW, 64)
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +49,24 @@ def diffusers_pipeline(model: Path) -> Any:
     return pipeline
 
 
-def painted(painter: Painter, how: Sampling) -> Pictures:
-    mine = Painter(painter.networks, painter.encode, how, painter.negative_prompt)
-    pictures = [picture for picture in mine.paint(PROMPTS, SEEDS) if picture is not None]
-    return np.stack(pictures)
+def painted(painter: Painter) -> Pictures:
+    return np.stack([picture for picture in painter.paint(PROMPTS, SEEDS) if picture is not None])
 
 
 def apart(a: Pictures, b: Pictures) -> int:
     return int(np.abs(a.astype(int) - b.astype(int)).max())
 
 
-@pytest.mark.parametrize("guidance", [1.0, 5.0])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("name", "guidance", "prediction"),
+    [*((name, 5.0, "epsilon") for name in SCHEDULERS), ("ddim", 1.0, "epsilon"), ("ddim", 5.0, "v_prediction")],
+)
 def test_pictures_are_those_of_diffusers_pipeline(
-    name: str, guidance: float, model: Path, painter: Painter, diffusers_pipeline: Any
+    name: str, guidance: float, prediction: str, model: Path, painter: Painter, diffusers_pipeline: Any
 ) -> None:
     kind, settings = SCHEDULERS[name]
     config = json.loads((model / "scheduler" / "scheduler_config.json").read_text())
+    config["prediction_type"] = prediction
     diffusers_pipeline.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
     output = diffusers_pipeline(
@@ -86,7 +80,8 @@ def test_pictures_are_those_of_diffusers_pipeline(
         output_type="np",
     )
     golden = (output.images * 255).round().astype(np.uint8)
-    actual = painted(painter, Sampling(name, 4, guidance, 64))
+    how = HOW.replaced(scheduler=name, guidance_scale=guidance)
+    actual = painted(replace(painter, sampler=how, schedule=config))
     assert actual.shape == golden.shape == (2, 64, 64, 3)
     assert golden.std() > 5, "a grey picture would prove nothing"
     assert apart(golden[0], golden[1]) > 5
@@ -100,33 +95,23 @@ def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", ["ddim", "euler_a"])
 def test_a_picture_does_not_depend_on_its_batch(name: str, painter: Painter) -> None:
-    mine = Painter(painter.networks, painter.encode, Sampling(name, 3, 5.0, 64))
+    mine = replace(painter, sampler=HOW.replaced(scheduler=name))
     together, alone = mine.paint(PROMPTS, SEEDS), mine.paint(PROMPTS[1:], SEEDS[1:])
     assert together[1] is not None
     assert alone[0] is not None
     assert apart(together[1], alone[0]) <= 1
 
 
-def test_the_negative_prompt_and_guidance_change_the_picture(painter: Painter) -> None:
-    base = painted(painter, HOW)
-    mine = Painter(painter.networks, painter.encode, HOW, "something else entirely")
-    (other, _) = mine.paint(PROMPTS, SEEDS)
-    assert other is not None
-    assert apart(base[0], other) > 0
-    assert apart(base, painted(painter, Sampling("ddim", 4, 1.0, 64))) > 0
-
-
 def test_a_picture_with_non_finite_values_is_none_and_the_others_are_unaffected(painter: Painter) -> None:
-    def encode(prompts: list[str]) -> torch.Tensor:
+    def encode(prompts: Sequence[str]) -> torch.Tensor:
         states = painter.encode(prompts)
         states[[number for number, prompt in enumerate(prompts) if prompt == "bad"]] = torch.nan
         return states
 
-    mine = Painter(painter.networks, encode, HOW, NEGATIVE)  # type: ignore[arg-type]  # a list will do here
-    good, bad = mine.paint([PROMPTS[0], "bad"], SEEDS)
+    good, bad = replace(painter, encode=encode).paint([PROMPTS[0], "bad"], SEEDS)
     assert bad is None
     assert good is not None
-    assert apart(good, painted(painter, HOW)[0]) <= 1
+    assert apart(good, painted(painter)[0]) <= 1
 
 
 class Crowded:
@@ -143,11 +128,8 @@ class Crowded:
 
 
 def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(painter: Painter) -> None:
-    networks = painter.networks
-    crowded = Crowded(networks.unet, room=4)  # two pictures, guided
-    mine = Painter(
-        SamplerNetworks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, BatchLimit(8)
-    )
+    crowded = Crowded(painter.unet, room=4)  # two pictures, guided
+    mine = replace(painter, unet=crowded, limit=BatchLimit(8))
     pictures = mine.paint(PROMPTS * 3, SEEDS * 3)
     assert mine.limit.size == 2
     assert len(pictures) == 6
@@ -155,15 +137,6 @@ def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(pai
     crowded.room = 1
     with pytest.raises(OutOfMemory, match=r"^resolution: no memory for a single picture of 64 pixels"):
         mine.paint(PROMPTS, SEEDS)
-
-
-def test_sample_takes_the_encoders_output_and_gives_bytes(painter: Painter) -> None:
-    states = painter.encode([*PROMPTS, NEGATIVE])
-    pictures = develop(painter.networks.vae, denoise(painter.networks, Text(states[:2], states[2]), SEEDS, HOW))
-    assert pictures.dtype == np.uint8
-    assert apart(pictures, painted(painter, HOW)) <= 1
-    with pytest.raises(ValueError, match="expected a seed for each of 2 prompts, got 1"):
-        denoise(painter.networks, Text(states[:2], states[2]), SEEDS[:1], HOW)
 
 
 def test_seeds_are_fixed_by_seed_and_address_for_ever() -> None:
@@ -183,12 +156,3 @@ def test_a_schedule_without_signal_at_its_end_is_begun_at_its_end(name: str, mod
     scheduler.set_timesteps(5)
     assert scheduler.timesteps[0] == 999
     assert float(scheduler.alphas_cumprod[-1]) < 1e-7
-
-
-def test_a_velocity_model_is_sampled_as_one(painter: Painter) -> None:
-    networks = painter.networks
-    velocity = SamplerNetworks(networks.unet, networks.vae, {**networks.schedule, "prediction_type": "v_prediction"})
-    mine = Painter(velocity, painter.encode, HOW, NEGATIVE)
-    (picture, _) = mine.paint(PROMPTS, SEEDS)
-    assert picture is not None
-    assert apart(picture, painted(painter, HOW)[0]) > 1

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sdp.config.generate import SamplerConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import load_painter
-from sdp.generate.sample import Sampling
 from sdp.generate.source import choose
 from sdp.model import load
 from sdp.model.export import export
@@ -46,7 +46,7 @@ def test_a_checkpoint_gives_its_average_or_its_raw_weights(model: Path, tmp_path
         chosen = choose(generate_config(tmp_path / "out", uri, weights=weights))
         assert chosen.uri == uri
         assert chosen.scheduler["prediction_type"] == "v_prediction"
-        unet = load_painter(chosen, Sampling()).networks.unet
+        unet = load_painter(chosen, SamplerConfig()).unet
         assert not unet.training
         assert torch.allclose(first(unet.state_dict()), original * factor)
 
@@ -75,7 +75,7 @@ def test_an_exported_model_draws_with_the_same_weights(model: Path, tmp_path: Pa
     uri = make_checkpoint(tmp_path / "run", model)
     export(uri, str(tmp_path / "exported"))
     choices = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
-    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in choices)
+    (a, b) = (load_painter(drawer, SamplerConfig()) for drawer in choices)
     assert torch.equal(first(a.unet.state_dict()), first(b.unet.state_dict()))
     assert a.schedule["prediction_type"] == b.schedule["prediction_type"]
 
@@ -118,4 +118,4 @@ def test_a_checkpoint_without_its_configuration_is_refused(model: Path, tmp_path
 def test_weights_that_are_not_finite_or_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
     spoilt = make_checkpoint(tmp_path / "spoilt", model, spoil="ema.conv_in.weight")
     with pytest.raises(SdpError, match="has NaN or infinite weights"):
-        load_painter(choose(generate_config(tmp_path / "out", spoilt)), Sampling())
+        load_painter(choose(generate_config(tmp_path / "out", spoilt)), SamplerConfig())

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.config.generate import SamplerConfig
 from sdp.device import DTYPES, BatchLimit
 from sdp.errors import OutOfMemory, StorageError
 from sdp.generate.painter import Painter, text_encoding
-from sdp.generate.sample import SamplerNetworks, Sampling, image_seed
+from sdp.generate.sample import image_seed
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
@@ -23,7 +24,6 @@ from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 
-_GUIDANCE = 7.5
 _BATCH = 4
 """Pictures drawn at once, since each needs GPU memory beside training's."""
 
@@ -81,7 +81,7 @@ class DrawSamples(Callback):
         """Return the parameters to draw with, by their names in checkpoints; the first call builds the networks."""
         if self._trained is None:
             config, device = self.config, trainer.world.device
-            encodes, resolution = config.model.train_text_encoder, config.data.resolution
+            encodes = config.model.train_text_encoder
             model = resolve(config.model.source, storage=config.storage.options()).path
             dtype = DTYPES[config.precision] if device.type == "cuda" else torch.float32
             trained = empty_networks(model, config.lora, text_encoder=encodes).eval().requires_grad_(False)
@@ -92,7 +92,6 @@ class DrawSamples(Callback):
             assert objective.prediction is not None, "resolved when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
-            networks = SamplerNetworks(trained.unet, load.load_vae(model, device=device), schedule, dtype)
             # One that is not trained is loaded for a moment: trainers that receive embeddings have none.
             encoder = trained.text_encoder
             encoder = encoder or load.load_text_encoder(model, dtype=trainer.conditioning.empty.dtype, device=device)
@@ -101,6 +100,8 @@ class DrawSamples(Callback):
                 prompts = ("", *config.samples.prompts)
                 embeddings = dict(zip(prompts, encode(prompts), strict=True))
                 encode = lambda texts: torch.stack([embeddings[text] for text in texts])  # noqa: E731
-            sampling = Sampling("ddim", config.samples.steps, _GUIDANCE, resolution)
-            self._painter = Painter(networks, encode, sampling, limit=BatchLimit(_BATCH))
+            vae, sampler = load.load_vae(model, device=device), SamplerConfig(steps=config.samples.steps)
+            self._painter = Painter(
+                trained.unet, vae, encode, schedule, sampler, config.data.resolution, dtype, BatchLimit(_BATCH)
+            )
         return {name: weights.data for name, weights in self._trained.weights().items()}
