@@ -1,8 +1,7 @@
-"""The evaluate stage end to end: in one process, after a sudden end, and on a Ray of several nodes."""
+"""The evaluate stage end to end, in one process."""
 
 import json
-import shutil
-from collections.abc import Iterator
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import torch
 from sdp.cli import main
 from sdp.datasets import tombstones
 from sdp.datasets.tombstones import Takedown
-from sdp.errors import DatasetError, ModelError, UserError
+from sdp.errors import DatasetError
 from sdp.evaluate import job
 from sdp.evaluate.networks import Transformers
+from sdp.evaluate.prepare import prepare
 from sdp.generate import job as generate
 from sdp.model import networks
 from sdp.report.sections import gather
@@ -32,10 +32,7 @@ from tests.evaluate_kit import (
     write_pictures,
 )
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
-from tests.programs import WATCHED, run_program
 from tests.sandbox_kit import write_poison
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,18 +115,6 @@ def test_the_figures_are_those_of_the_networks_by_hand(inputs: Path, done: tuple
     assert [path.name for path in out.iterdir() if path.name != "_lease"] == ["evaluation.json"]
 
 
-def test_one_network_for_both_scores_encodes_pictures_once(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = []
-    embed = Transformers.embed
-    monkeypatch.setattr(Transformers, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
-    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": inputs / "clip"})))
-    assert sum(looked) == 50
-    assert figures["features"]["kind"] == "clip"
-    assert figures["clip"]["score"] == pytest.approx(by_hand(inputs)["clip"], rel=1e-4)
-
-
 def test_pictures_that_cannot_be_used_are_accounted_for(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,15 +133,6 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     assert counts == {"input": 7, "written": 4, "filtered": 0, "failed": 3, "reasons": reasons}
     assert figures["fid"]["generated"] == 4
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
-
-
-def test_parquet_files_are_a_source_too(inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    table = pa.table({"jpg": [encoded(picture(n)) for n in range(20)], "txt": [caption_of(n) for n in range(20)]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
-    source = {"uri": tmp_path / "a.parquet", "image_column": "jpg", "caption_column": "txt"}
-    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source=source)))
-    assert figures["fid"]["value"] == pytest.approx(done[1]["fid"]["value"], rel=1e-5)
-    assert figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -202,21 +178,12 @@ def test_the_report_shows_the_figures_and_the_pictures(
     assert gather([str(done[0])])[-1].verdict.startswith("20 pictures against 30")
 
 
-def test_a_single_evaluator_starts_no_ray(inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    config = tmp_path / "evaluate.json"
-    config.write_text(evaluate_config(tmp_path / "out", **settings_for(inputs)).model_dump_json())
-    ended = run_program(WATCHED, ["evaluate", "--config", str(config)])  # it looks at what its process has imported
-    assert ended.returncode == 0, ended.stderr.decode()
-    shown = ended.stderr.decode()
-    assert "CLIP score" in shown
-    assert "FID" in shown
-    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["fid"] == done[1]["fid"]
-
-
 def test_a_dry_run_prints_its_plan_and_writes_nothing(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert job.run(evaluate_config(tmp_path / "out", **settings_for(inputs)), dry_run=True) == {}
+    config = evaluate_config(tmp_path / "out", **settings_for(inputs))
+    assert job.run(config, dry_run=True) == {}
+    assert pickle.loads(pickle.dumps(prepare(config).sets)), "Ray's workers need it"
     shown = capsys.readouterr().err
     assert "20 pictures" in shown
     assert "dinov2" in shown
@@ -265,56 +232,3 @@ def test_a_set_without_usable_pictures_is_refused(inputs: Path, tmp_path: Path) 
     (folder / "000000.png").write_bytes(b"no picture")
     with pytest.raises(DatasetError, match=r"expected 2 readable pictures or more, got 1 \(not_an_image 1\)"):
         job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder})))
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[dict[str, str]]:
-    """A Ray of three nodes: a head without room for an evaluator, one that calls itself A10G and one A100."""
-    import ray
-
-    from tests.local_ray import several_nodes
-
-    machines = [
-        {"num_cpus": 2, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}} for kind in ("A10G", "A100")
-    ]
-    with several_nodes(*machines):
-        yield {node["Labels"].get("ray.io/accelerator-type", ""): node["NodeID"] for node in ray.nodes()}
-
-
-def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
-    inputs: Path, done: tuple[Path, dict[str, Any]], nodes: dict[str, str], tmp_path: Path
-) -> None:
-    scaling = {"num_workers": 1, "accelerator": "A10G"}
-    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, scaling=scaling)))
-    assert figures["fid"] == pytest.approx(done[1]["fid"], rel=1e-5)
-    assert figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
-    import ray
-
-    actors = [a for a in ray._private.state.actors().values() if "MapWorker" in a["ActorClassName"]]
-    assert {actor["Address"]["NodeID"] for actor in actors} == {nodes["A10G"]}
-    with pytest.raises(UserError, match="has no captions"):
-        job.run(
-            evaluate_config(
-                tmp_path / "o2", **settings_for(inputs, source={"uri": inputs / "references"}, scaling=scaling)
-            )
-        )
-    assert (inputs / "clip").exists()
-
-
-def test_a_network_lost_during_the_run_is_reported_unchanged(
-    nodes: dict[str, str], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    assert nodes
-    dino = shutil.copytree(inputs / "dino", tmp_path / "dino")
-    join = job.WorkerPool.join
-
-    def joined(self: Any) -> None:
-        join(self)
-        (dino / "model.safetensors").unlink(missing_ok=True)
-
-    monkeypatch.setattr(job.WorkerPool, "join", joined)
-    scaling = {"num_workers": 1, "accelerator": "A100"}
-    with pytest.raises(ModelError) as refused:
-        job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": dino}, scaling=scaling)))
-    assert str(refused.value).startswith(f"features.model: model source {dino}: model.safetensors is missing")

@@ -1,81 +1,44 @@
-"""A model in a bucket of a real S3 server."""
+"""A model and a feature network in a bucket of a real S3 server."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sdp.errors import AccessDenied, ModelError, NotFound
+from sdp.model import networks
 from sdp.model.layout import present
 from sdp.model.sources import check, parse, prediction_type, resolve
 from sdp.storage import open_storage
+from tests.evaluate_kit import tiny_clip
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.needs("versitygw")
 
 
-@pytest.fixture
-def uri(s3_env: Gateway, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the address of a copy of the tiny model."""
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    storage = open_storage(f"{s3_env.uri}/{request.node.name}/model")
-    tiny = resolve("builtin:tiny").path
-    for name in present(tiny):
-        storage.publish(name, (tiny / name).read_bytes())
+
+
+def test_a_model_in_a_bucket_is_the_model_that_was_put_there(s3_env: Gateway) -> None:
+    storage, tiny = open_storage(f"{s3_env.uri}/models/tiny"), resolve("builtin:tiny")
+    for name in present(tiny.path):
+        storage.publish(name, (tiny.path / name).read_bytes())
     storage.publish("README.md", b"not part of the model")
-    return storage.uri
-
-
-def test_a_model_in_a_bucket_is_the_model_that_was_put_there(uri: str) -> None:
-    check(uri)
-    assert prediction_type(uri) == "epsilon"
-    got = resolve(uri)
-    tiny = resolve("builtin:tiny")
+    check(storage.uri)
+    assert prediction_type(storage.uri) == "epsilon"
+    got = resolve(storage.uri)
     assert got.digest == tiny.digest
-    assert present(got.path) == present(tiny.path)
-    assert not (got.path / "README.md").exists()
-    assert resolve(replace(parse(uri), sha256=tiny.digest)).path == got.path
+    assert [path.name for path in got.path.rglob("*.md")] == []
+    assert resolve(replace(parse(storage.uri), sha256=tiny.digest)).path == got.path
 
 
-def test_the_workers_of_a_machine_download_it_once(uri: str) -> None:
-    code = (
-        "from sdp.model import cache\nfrom sdp.model.sources import resolve\n"
-        "real, reads = cache._fetch, []\n"
-        "cache._fetch = lambda storage, file, to: (reads.append(file), real(storage, file, to))\n"
-        f"print(resolve({uri!r}).path, len(reads))\n"
-    )
-    workers = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ.copy()) for _ in range(4)
-    ]
-    outputs = [worker.communicate(timeout=120)[0].decode().split() for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * 4
-    assert {path for path, _ in outputs} == {str(resolve(uri).path)}
-    files = len(present(resolve(uri).path))
-    assert sorted(int(reads) for _, reads in outputs) == [0, 0, 0, files]
-
-
-def test_a_missing_part_in_a_bucket_is_named(uri: str) -> None:
-    open_storage(uri).delete("vae/diffusion_pytorch_model.safetensors")
-    with pytest.raises(ModelError, match=r"vae/diffusion_pytorch_model\.safetensors is missing"):
-        check(uri)
-    check(uri, ["text_encoder", "tokenizer"])
-
-
-def test_a_missing_bucket_is_one_line(s3_env: Gateway) -> None:
-    assert s3_env.endpoint
-    for call in (check, resolve):
-        with pytest.raises(NotFound) as caught:
-            call("s3://no-such-bucket/model")
-        assert caught.value.exit_code == 2
-        assert "\n" not in str(caught.value)
-
-
-def test_wrong_credentials_are_one_line(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    for call in (check, resolve):
-        with pytest.raises(AccessDenied) as caught:
-            call(uri)
-        assert caught.value.exit_code == 2
+def test_a_network_in_a_bucket_is_the_one_that_was_put_there(s3_env: Gateway, tmp_path: Path) -> None:
+    clip, folder = tiny_clip(tmp_path / "clip"), open_storage(f"{s3_env.uri}/evaluate/clip")
+    for file in clip.iterdir():
+        folder.publish(file.name, file.read_bytes())
+    folder.publish("onnx/model.safetensors", b"no part of it")
+    network = networks.find(folder.uri, "clip.model")
+    assert (network.kind, network.digest) == ("clip", networks.find(str(clip), "clip.model").digest)
+    assert not (network.path / "onnx").exists()
+    assert networks.find(network.source, "clip.model").path == network.path

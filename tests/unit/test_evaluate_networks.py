@@ -3,6 +3,7 @@
 import importlib
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,6 @@ def find(folder: Path) -> FeatureNetwork:
     return networks.find(str(folder), "features.model")
 
 
-def test_a_network_is_known_by_its_files(clip: Path) -> None:
-    assert find(clip).kind == "clip"
-    assert find(clip).source.sha256 == find(clip).digest
-
-
 def test_other_files_in_the_folder_are_ignored(clip: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(clip, tmp_path / "copy")
     (copy / "README.md").write_text("hello")
@@ -43,7 +39,7 @@ def test_other_files_in_the_folder_are_ignored(clip: Path, tmp_path: Path) -> No
     (copy / "preprocessor_config.json").write_text("{}")
     assert find(copy).digest != find(clip).digest
     with pytest.raises(ModelError, match="its content changed while it was in use"):
-        networks.find(find(clip).source.__class__("local", str(copy), None, find(clip).digest), "clip.model")
+        networks.find(replace(find(copy).source, sha256=find(clip).digest), "clip.model")
 
 
 def lose(name: str) -> Callable[[Path], None]:
@@ -75,6 +71,16 @@ def test_a_folder_without_a_network_is_refused_in_one_line(
         find(copy)
     assert str(refused.value).startswith(f"features.model: model source {copy}: {message}")
     assert "\n" not in str(refused.value)
+
+
+def test_a_relative_folder_means_the_same_to_a_worker_that_is_elsewhere(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(clip, tmp_path / "clip")
+    monkeypatch.chdir(tmp_path)
+    network = networks.find("./clip", "clip.model")
+    monkeypatch.chdir("/")
+    assert networks.find(network.source, "clip.model").digest == network.digest
 
 
 @pytest.mark.parametrize("source", ["builtin:tiny", "owner/name", "ftp://host/x", "/no/such/folder"])
@@ -137,22 +143,6 @@ def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
     (cut,), (uncut,) = network.scores(rows, ["b " * 75]), network.scores(rows, ["b " * 200])
     assert cut == pytest.approx(uncut, abs=1e-4)
     assert network.scores(rows[:0], []).shape == (0,)
-
-
-def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
-    from transformers import CLIPImageProcessor, CLIPModel
-
-    network = load_network(find(clip), CPU)
-    assert isinstance(network, Transformers)
-    pictures = [picture(n) for n in range(4)]
-    views = [network.prepare(pixels) for pixels in pictures]
-    together = network.embed(views)
-    alone = np.concatenate([network.embed([view]) for view in views])
-    assert np.allclose(together, alone, atol=1e-5)
-    pixels = CLIPImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt")
-    with torch.no_grad():
-        expected = CLIPModel.from_pretrained(clip).get_image_features(**pixels).pooler_output
-    assert np.allclose(together, expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "write"), [("dinov2", tiny_dino), ("vit", tiny_first_dino)])

@@ -17,7 +17,7 @@ from sdp.model import cache, layout, sources
 from sdp.model.family import SD1, SD2
 from sdp.model.layout import PARTS
 from sdp.model.sources import check, parse, resolve
-from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
+from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.local import LocalStorage
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -109,28 +109,11 @@ def test_other_forms_are_refused_with_the_forms_there_are(text: str) -> None:
     assert "builtin:tiny" in refusal(lambda: check(text))
 
 
-def test_the_builtin_model_has_every_part() -> None:
-    assert check("builtin:tiny").kind == "builtin"
-    assert resolve("builtin:tiny").path.name == "tiny"
-
-
-def test_a_whole_folder_passes(model: Path) -> None:
-    check(str(model))
-    check(f"file://{model}")
-
-
 def test_a_source_that_is_no_folder_is_refused_with_the_forms_there_are(model: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", model / "model_index.json"):
         line = refusal(lambda path=path: check(str(path)))  # type: ignore[misc]
         assert "no such folder" in line
         assert "owner/name@REVISION" in line
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_missing_part_is_named(model: Path, part: str) -> None:
-    shutil.rmtree(model / part)
-    assert f"{part}/" in refusal(lambda: check(str(model)))
-    check(str(model), [name for name in PARTS if name != part])
 
 
 @pytest.mark.parametrize(
@@ -148,6 +131,7 @@ def test_a_missing_file_is_named_even_if_a_pickled_one_is_there(model: Path, nam
     (model / name).rename((model / name).with_suffix(".bin"))
     assert f"{name} is missing" in (line := refusal(lambda: check(str(model))))
     assert "reading a .bin may run code" in line
+    check(str(model), [part for part in PARTS if part != name.partition("/")[0]])
 
 
 def test_weights_in_several_files_are_taken(model: Path) -> None:
@@ -184,23 +168,6 @@ def test_the_digest_is_the_one_of_sha256sum(model: Path) -> None:
     names = layout.present(model)
     sums = "".join(f"{hashlib.sha256((model / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
     assert resolve(str(model)).digest == hashlib.sha256(sums.encode()).hexdigest()
-    if shutil.which("sha256sum"):
-        printed = subprocess.run(["sha256sum", *names], cwd=model, check=True, capture_output=True).stdout
-        assert printed.decode() == sums
-
-
-def test_the_digest_follows_every_content_and_every_name(model: Path) -> None:
-    seen = {resolve(str(model)).digest}
-    for name in layout.present(model):
-        path = model / name
-        before = path.read_bytes()
-        path.write_bytes(before + b" ")
-        seen.add(resolve(str(model)).digest)
-        path.write_bytes(before)
-    assert len(seen) == 1 + len(layout.present(model))
-    (model / "tokenizer/merges.txt").rename(model / "tokenizer/added_tokens.json")
-    seen.add(resolve(str(model)).digest)
-    assert len(seen) == 2 + 10
 
 
 def test_other_files_in_the_folder_do_not_change_the_digest(model: Path) -> None:
@@ -217,10 +184,6 @@ def test_a_pinned_model_that_has_changed_is_refused(model: Path) -> None:
     line = refusal(lambda: resolve(replace(parse(str(model)), sha256=pinned)))
     assert pinned in line
     assert "has changed" in line
-
-
-def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
-    assert "is missing" in refusal(lambda: resolve(str(tmp_path)))
 
 
 def test_the_digest_of_a_large_model_is_remembered_until_a_file_changes(
@@ -294,31 +257,26 @@ def test_a_bucket_is_downloaded_once_for_several_threads_in_pieces(
     assert models[0].digest == resolve(str(model)).digest
 
 
-def test_a_download_that_broke_off_leaves_no_model_and_the_next_one_succeeds(
-    bucket: str, home: Path, monkeypatch: pytest.MonkeyPatch
+def gone() -> bytes:
+    raise Unavailable("the server is gone")
+
+
+@pytest.mark.parametrize(("answer", "message"), [(gone, "gone"), (bytes, "ended early, at 0 of")])
+def test_a_download_that_breaks_off_leaves_no_model_and_the_next_one_succeeds(
+    bucket: str, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], bytes], message: str
 ) -> None:
     real = LocalStorage.read_range
     reads: list[str] = []
 
     def breaking(self: LocalStorage, path: str, start: int, length: int) -> bytes:
         reads.append(path)
-        if len(reads) == 4:
-            raise Unavailable("the server is gone")
-        return real(self, path, start, length)
+        return answer() if len(reads) == 4 else real(self, path, start, length)
 
     monkeypatch.setattr(LocalStorage, "read_range", breaking)
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match=message):
         resolve(bucket)
     assert [path.name for path in home.iterdir() if not path.name.startswith((".", "known"))] == []
-    got = resolve(bucket)
-    assert layout.present(got.path) == layout.present(Path(resolve(bucket).path))
-    assert layout.digest(got.path, layout.present(got.path)) == got.digest
-
-
-def test_a_truncated_file_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalStorage, "read_range", lambda *_: b"")
-    with pytest.raises(Unavailable, match="ended early, at 0 of"):
-        resolve(bucket)
+    assert resolve(bucket).digest == resolve(str(model)).digest
 
 
 def test_a_model_that_changes_during_its_download_is_not_kept(
@@ -328,15 +286,13 @@ def test_a_model_that_changes_during_its_download_is_not_kept(
 
     def changing(self: LocalStorage, path: str, start: int, length: int) -> bytes:
         data = real(self, path, start, length)
-        (model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"somebody else's, and longer")
+        (model / "vae/config.json").write_bytes(b"somebody else's, and longer")
         return data
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "read_range", changing)
-        with pytest.raises(Unavailable, match=r"ended early|changed while it was downloaded"):
-            resolve(bucket)
+    monkeypatch.setattr(LocalStorage, "read_range", changing)
+    with pytest.raises(Unavailable, match=r"ended early|changed while it was downloaded"):
+        resolve(bucket)
     assert [path.name for path in home.iterdir() if not path.name.startswith((".", "known"))] == []
-    assert resolve(bucket).digest == resolve(str(model)).digest
 
 
 def test_a_bucket_whose_model_was_replaced_gives_the_new_one(bucket: str, model: Path) -> None:
@@ -352,21 +308,7 @@ def test_a_bucket_without_a_model_is_refused(bucket: str, model: Path) -> None:
     model.mkdir()
     assert "no model" in refusal(lambda: resolve(bucket))
     assert "is missing" in refusal(lambda: check(bucket))
-
-
-def test_a_large_bucket_is_not_listed_beyond_the_parts(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed: list[str] = []
-    real = LocalStorage.list
-
-    def noted(self: LocalStorage, prefix: str = "") -> list[FileInfo]:
-        listed.append(prefix)
-        return real(self, prefix)
-
-    monkeypatch.setattr(LocalStorage, "list", noted)
-    check(bucket)
-    assert listed == []
-    resolve(bucket)
-    assert set(listed) == set(PARTS)
+    assert "is missing" in refusal(lambda: resolve(str(model)))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(bucket: str, home: Path) -> None:
