@@ -17,7 +17,7 @@ from sdp.errors import ModelError, one_line
 from sdp.imaging import Pixels
 from sdp.model.clip import embedding, read_tensors
 from sdp.model.load import load_network as load_network_of
-from sdp.model.load import load_tokenizer
+from sdp.model.load import load_tokenizer, token_ids
 from sdp.model.networks import FeatureNetwork
 
 FeatureRows = NDArray[np.float32]
@@ -87,7 +87,6 @@ class Transformers:
         processor: Any = transformers.CLIPImageProcessor if self._is_clip else transformers.AutoImageProcessor
         self._processor = processor.from_pretrained(network.path)
         if self._is_clip:
-            self._longest = int(self._network.config.text_config.max_position_embeddings)
             self._tokenizer: Any = load_tokenizer(network.path, "")
 
     def prepare(self, pixels: Pixels) -> NetworkInput:
@@ -110,11 +109,8 @@ class Transformers:
         """Return, for each picture, 100 times the cosine between its embedding and its caption's, cut if too long."""
         if not captions:
             return np.zeros(0, np.float32)
-        tokens = self._tokenizer(
-            list(captions), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
-        ).to(self._device)
-        output = self._network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-        texts = embedding(output).float().cpu().numpy()
+        tokens = token_ids(self._tokenizer, captions).to(self._device)
+        texts = embedding(self._network.get_text_features(input_ids=tokens)).float().cpu().numpy()
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(texts, axis=1)
         cosines: NDArray[np.float32] = (rows * texts).sum(axis=1) / norms
         return 100 * cosines

@@ -13,12 +13,11 @@ from sdp.device import BatchLimit, choose_device
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
-from sdp.evaluate.networks import FeatureRows, LoadedNetwork, NetworkInput, Transformers, load_network
+from sdp.evaluate.networks import LoadedNetwork, NetworkInput, Transformers, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.evaluate.result import Features
 from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
-from sdp.model.networks import FeatureNetwork
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 
@@ -99,18 +98,18 @@ class EvaluateWorker:
     def _embed(self, spec: EvaluateSpec, batch: Sequence[_Prepared]) -> Features:
         """Return the features of a batch; pictures whose features are NaN or infinite have failed."""
 
-        def rows_of(network: FeatureNetwork) -> FeatureRows:
-            return self._loaded[network.digest].embed([picture.views[network.digest] for picture in batch])
-
+        rows = {
+            digest: self._loaded[digest].embed([picture.views[digest] for picture in batch])
+            for digest in batch[0].views
+        }
         features, scores = np.zeros((len(batch), 0), np.float32), np.zeros(0, np.float32)
         if spec.features is not None:
-            features = rows_of(spec.features)
+            features = rows[spec.features.digest]
         finite = np.asarray(np.isfinite(features).all(axis=1))
         if spec.clip is not None:
-            shared = spec.features is not None and spec.features.digest == spec.clip.digest
-            rows, clip = features if shared else rows_of(spec.clip), self._loaded[spec.clip.digest]
+            clip = self._loaded[spec.clip.digest]
             captioned = np.flatnonzero(finite & np.array([bool(picture.caption) for picture in batch]))
             assert isinstance(clip, Transformers)
-            scores = clip.scores(rows[captioned], [batch[n].caption for n in captioned.tolist()])
+            scores = clip.scores(rows[spec.clip.digest][captioned], [batch[n].caption for n in captioned.tolist()])
         outcomes = Counter({(WRITTEN, ""): int(finite.sum()), (FAILED, "not_finite"): int((~finite).sum())})
         return Features(features[finite], scores, +outcomes)

@@ -81,18 +81,12 @@ def digest(path: Path, names: Sequence[str]) -> str:
 
 
 def _matching(storage: Storage, patterns: Sequence[str]) -> list[FileInfo]:
-    """Return the files that match a pattern, segment by segment; list only folders that can hold some."""
+    """Return the files that match a pattern, segment by segment."""
 
     def matches(path: str) -> bool:
         return any(fnmatchcase(path, each) and path.count("/") == each.count("/") for each in patterns)
 
-    # A pattern in the folder itself needs all of the folder; a name there is asked for.
-    names = [each for each in patterns if "/" not in each and not set(each) & set("*?[")]
-    others = sorted({each.rpartition("/")[0] for each in patterns if each not in names})
-    listed = storage.list() if "" in others else [file for part in others for file in storage.list(part)]
-    files = {file.path: file for file in listed if matches(file.path)}
-    files.update((name, storage.stat(name)) for name in names if name not in files and storage.exists(name))
-    return list(files.values())
+    return [file for file in storage.list() if matches(file.path)]
 
 
 def _fetch(storage: Storage, file: FileInfo, target: Path) -> None:

@@ -8,7 +8,6 @@ number has saved.
 
 import json
 import math
-import threading
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,9 +83,6 @@ class Staged:
             stream.wait_event(self._ready)
             self._copies = self._copy_files(pin=True)
         stream.synchronize()
-        # Shards on another GPU were copied by that GPU's own stream.
-        for device in {shard.device for shards in self._shards.values() for shard in shards} - {self._device}:
-            torch.cuda.current_stream(device).synchronize()
 
     def _copy_files(self, *, pin: bool) -> dict[str, memoryview]:
         copies = {}
@@ -257,8 +253,7 @@ class _Reader(_Unprepared, StorageReader):
     """Reads the chunks that a worker needs."""
 
     def __init__(self, storage: Storage, index: TensorIndex, device: torch.device) -> None:
-        self._storage, self._stored, self._device = storage, index.tensors, device
-        self._checksums = _Checksums(storage) if index.has_checksums else None
+        self._storage, self._index, self._stored, self._device = storage, index, index.tensors, device
 
     def read_metadata(self) -> md.Metadata:
         return md.Metadata({name: _as_metadata(tensor) for name, tensor in self._stored.items()})
@@ -276,31 +271,48 @@ class _Reader(_Unprepared, StorageReader):
             index = item.storage_index
             chunk, dtype = places[index.fqn, tuple(index.offset or ())], _dtype(self._stored[index.fqn].dtype)
             items.setdefault(_Stretch(chunk.file, chunk.start, chunk, dtype), []).append(item)
+        checksums: dict[tuple[str, int], int] = {}
 
         def read(run: list[_Stretch]) -> None:
-            content = self._read_run(run[0].file, run[0].start, sum(stretch.bytes for stretch in run))
+            begin = run[0].start
+            content = self._read_run(run[0].file, begin, run[-1].end - begin)
             for stretch in run:
-                at = stretch.start - run[0].start
-                data = content[at : at + stretch.bytes]
-                if self._checksums is not None and data:
-                    self._checksums.check(stretch.chunk, data)
+                data = content[stretch.start - begin : stretch.end - begin]
+                if self._index.has_checksums and zlib.crc32(data) != checksums.get((stretch.file, stretch.start)):
+                    where = f"{len(data):,} bytes from {stretch.start:,}"
+                    raise DamagedCheckpoint(
+                        f"{self._storage.uri_of(stretch.file)}: {where} do not match their checksum"
+                    )
+                # A copy, since a chunk may begin anywhere in a file, and a tensor may not.
+                tensor = torch.frombuffer(bytearray(data), dtype=stretch.dtype).view(stretch.chunk.sizes)
                 for item in items[stretch]:
-                    _fill(planner, item, stretch.tensor(data))
+                    _fill(planner, item, tensor)
 
         with thread_pool(self._device, _THREADS, "sdp-load") as pool:
+            if self._index.has_checksums:
+                for part in pool.map(self._read_checksums, {_checksum_file(stretch.file) for stretch in items}):
+                    checksums |= part
             list(pool.map(read, _runs(items)))
         return _completed(None)
 
     def _read_run(self, file: str, start: int, length: int) -> memoryview:
-        if not length:
-            return memoryview(b"")
         try:
-            data = bytearray(self._storage.read_range(file, start, length))
+            data = self._storage.read_range(file, start, length)
         except NotFound as error:
             raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: missing") from error
         if len(data) != length:
             raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: too short")
         return memoryview(data)
+
+    def _read_checksums(self, name: str) -> dict[tuple[str, int], int]:
+        """Return the checksum of each chunk of a writer, by its file and start."""
+        try:
+            files = json.loads(self._storage.read(name))["crc32"]
+            return {(file, start): crc for file, entries in files.items() for start, crc in entries}
+        except NotFound as error:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: missing") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
 
 
 class _Stretch(NamedTuple):
@@ -312,30 +324,20 @@ class _Stretch(NamedTuple):
     dtype: torch.dtype
 
     @property
-    def bytes(self) -> int:
-        return self.chunk.values * self.dtype.itemsize
-
-    def tensor(self, data: memoryview) -> Tensor:
-        """Return the chunk that these bytes are."""
-        if not data:
-            return torch.empty(self.chunk.sizes, dtype=self.dtype)
-        aligned = bytearray(data)
-        return torch.frombuffer(aligned, dtype=self.dtype).view(self.chunk.sizes)
+    def end(self) -> int:
+        return self.start + self.chunk.values * self.dtype.itemsize
 
 
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
     """Return the stretches in runs that lie one after another in a file; each run is read by one request."""
     runs: list[list[_Stretch]] = []
-    before, length = None, 0
-    for stretch in sorted(stretches, key=lambda stretch: (stretch.file, stretch.start, stretch.bytes)):
-        follows = before is not None and (before.file, before.start + before.bytes) == (stretch.file, stretch.start)
-        length = length + stretch.bytes if follows else stretch.bytes
-        if follows and length <= RUN_BYTES:
-            runs[-1].append(stretch)
+    for stretch in sorted(stretches, key=lambda stretch: (stretch.file, stretch.start)):
+        run = runs[-1] if runs else []
+        follows = bool(run) and (run[-1].file, run[-1].end) == (stretch.file, stretch.start)
+        if follows and stretch.end - run[0].start <= RUN_BYTES:
+            run.append(stretch)
         else:
             runs.append([stretch])
-            length = stretch.bytes
-        before = stretch
     return runs
 
 
@@ -387,36 +389,6 @@ def _flat(tensor: Tensor) -> Tensor:
     """Return a view of a plain tensor's bytes."""
     flat = tensor.contiguous().view(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
-
-
-class _Checksums:
-    """The checksums that the writers stored. Each writer's file is read with the first of its chunks."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._lock = threading.Lock()
-        self._known: dict[str, dict[tuple[str, int], int]] = {}
-
-    def check(self, chunk: TensorChunk, data: memoryview) -> None:
-        """Raise DamagedCheckpoint unless a chunk's bytes have their stored checksum."""
-        name = _checksum_file(chunk.file)
-        with self._lock:
-            if name not in self._known:
-                self._known[name] = self._read(name)
-        if zlib.crc32(data) != self._known[name].get((chunk.file, chunk.start)):
-            raise DamagedCheckpoint(
-                f"{self._storage.uri_of(chunk.file)}: {len(data):,} bytes from {chunk.start:,} do not match their "
-                "checksum"
-            )
-
-    def _read(self, name: str) -> dict[tuple[str, int], int]:
-        try:
-            files = json.loads(self._storage.read(name))["crc32"]
-            return {(file, start): crc for file, entries in files.items() for start, crc in entries}
-        except NotFound as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: missing") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
 
 
 def _checksum_file(file: str) -> str:

@@ -36,9 +36,8 @@ class TrainedNetworks(nn.Module):
 
     def forward(self, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
         """Return the U-Net's prediction; `text` is token ids if the text encoder is trained, else its output."""
-        if self.text_encoder is not None:  # it may be on another device
-            device = next(self.text_encoder.parameters()).device
-            text = encode_text(self.text_encoder, text.to(device)).to(latents.device)
+        if self.text_encoder is not None:
+            text = encode_text(self.text_encoder, text)
         return predict(self.unet, latents, timesteps, text)
 
     def weights(self) -> dict[str, nn.Parameter]:

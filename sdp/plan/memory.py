@@ -130,10 +130,6 @@ def _micro_batches(config: TrainConfig, workers: int) -> tuple[int, int]:
     return count, -(-share // count)
 
 
-def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
-    return config.replaced(strategy=config.strategy.replaced(**changes))
-
-
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
@@ -147,7 +143,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)
     own = lower_bound = estimate(config, place)
     if strategy.compile or config.lora.rank is not None:
-        lower_bound = estimate(_with_changes(config, activation_checkpointing=True), place)
+        lower_bound = estimate(config.replaced(strategy=strategy.replaced(activation_checkpointing=True)), place)
     hardware = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
     needed = f"which needs {lower_bound.total / GIB:.0f} GiB"
