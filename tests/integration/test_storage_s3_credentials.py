@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import AccessDenied
-from sdp.storage import StorageOptions, open_storage
+from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.needs("versitygw")
@@ -115,17 +115,6 @@ def test_the_container_gives_them(
     assert open_storage(f"{bare.uri}/d").names() == []
 
 
-def test_a_profile_gives_them(bare: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / ".aws" / "credentials").write_text(
-        f"[lab]\naws_access_key_id = {bare.access_key}\naws_secret_access_key = {bare.secret_key}\n"
-        "[default]\naws_access_key_id = other\naws_secret_access_key = other\n"
-    )
-    with pytest.raises(AccessDenied, match="access denied"):
-        open_storage(f"{bare.uri}/profile").names()
-    monkeypatch.setenv("AWS_PROFILE", "lab")
-    assert open_storage(f"{bare.uri}/profile").names() == []
-
-
 def test_a_process_that_a_profile_names_gives_them_through_boto3(bare: Gateway, tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps({"Version": 1, **json.loads(keys(bare)), "SessionToken": None}))
@@ -138,16 +127,3 @@ def test_a_process_that_a_profile_names_gives_them_through_boto3(bare: Gateway, 
         open_storage(f"{bare.uri}/process").names()
     assert str(caught.value).startswith(f"{bare.uri}/process: ")
     assert "\n" not in str(caught.value)
-
-
-def test_the_endpoint_can_be_an_option_or_stand_in_the_config_file(
-    s3_env: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    storage = open_storage(f"{s3_env.uri}/endpoint", StorageOptions(endpoint=s3_env.endpoint))
-    storage.publish("x", b"1")
-    (tmp_path / ".aws").mkdir()
-    config = tmp_path / ".aws" / "config"
-    config.write_text(f"[profile lab]\nservices = here\n[services here]\ns3 =\n  endpoint_url = {s3_env.endpoint}\n")
-    monkeypatch.setenv("AWS_PROFILE", "lab")
-    assert open_storage(f"{s3_env.uri}/endpoint").read("x") == b"1"

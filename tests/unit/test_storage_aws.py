@@ -63,13 +63,16 @@ def key_of(access: S3Access) -> str | None:
     return access.credentials()["access_key_id"] if access.credentials else None
 
 
-def test_keys_in_the_environment_come_before_any_profile(home: Path) -> None:
-    assert key_of(find({**KEYS, "AWS_PROFILE": "lab"}, home)) is None  # obstore takes them from there itself
-
-
-def test_a_web_identity_comes_before_the_profile(home: Path) -> None:
-    env = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"}
-    assert key_of(find(env, home)) is None
+@pytest.mark.parametrize(
+    "env",
+    [
+        {**KEYS, "AWS_PROFILE": "lab"},
+        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
+        {"AWS_SKIP_SIGNATURE": "true"},
+    ],
+)
+def test_what_the_environment_holds_comes_before_any_profile(home: Path, env: dict[str, str]) -> None:
+    assert key_of(find(env, home)) is None  # obstore takes them from there itself
 
 
 def test_the_profile_gives_keys_token_and_region(home: Path) -> None:
@@ -99,15 +102,16 @@ def test_the_endpoint_is_the_options_the_services_the_general_one_or_the_profile
     assert find({"AWS_ENDPOINT_URL": "http://b"}, home).endpoint == "http://b"
     assert find({"AWS_PROFILE": "here", **KEYS}, home).endpoint == "http://127.0.0.1:9000"
     assert find({}, home).endpoint is None
-    with pytest.raises(UserError, match=r"storage\.endpoint is 'localhost:9000'; it must begin with http"):
+    with pytest.raises(
+        UserError, match=r"storage\.endpoint or AWS_ENDPOINT_URL is 'localhost:9000'; it must begin with http"
+    ):
         find({}, home, endpoint="localhost:9000")
 
 
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ({"AWS_ACCESS_KEY_ID": "x"}, "AWS_SECRET_ACCESS_KEY is not set"),
-        ({"AWS_SECRET_ACCESS_KEY": "x"}, "AWS_ACCESS_KEY_ID is not set"),
+        ({"AWS_ACCESS_KEY_ID": "x"}, "missing: AWS_SECRET_ACCESS_KEY"),
         ({"AWS_PROFILE": "nobody"}, "AWS_PROFILE is 'nobody', which ~/.aws does not have"),
     ],
 )
@@ -118,13 +122,7 @@ def test_settings_that_cannot_work_are_denied_before_any_request(home: Path, env
     assert says in str(caught.value)
 
 
-def test_without_credentials_it_is_denied_unless_access_is_anonymous(tmp_path: Path) -> None:
-    with pytest.raises(AccessDenied, match="no AWS credentials found"):
-        find({}, tmp_path)
-    assert find({"AWS_SKIP_SIGNATURE": "true"}, tmp_path).credentials is None
-
-
-def test_a_missing_bucket_is_reported_for_the_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_named_folder_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
