@@ -86,30 +86,35 @@ class Storage(ABC):
         self.uri = location.uri
 
     @abstractmethod
-    def list(self, prefix: str = "") -> FileList:
-        """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
+    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
+        """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none.
 
-    @abstractmethod
+        With `limit`, return only that many, whichever.
+        """
+
     def names(self, prefix: str = "", limit: int | None = None) -> Names:
-        """Return the sorted paths of `list`, at less cost for many objects; with `limit`, only that many, whichever."""
+        """Return the paths of `list`."""
+        return [info.path for info in self.list(prefix, limit)]
 
     @abstractmethod
-    def folders(self) -> Names:
-        """Return the names of the folders directly below, sorted, without listing what is in them."""
+    def find(self, path: str) -> FileInfo | None:
+        """Describe an object; None if there is none."""
 
-    @abstractmethod
     def stat(self, path: str) -> FileInfo:
         """Describe an object; raise NotFound if there is none."""
+        if (info := self.find(path)) is None:
+            raise NotFound(f"{self.uri_of(path)}: no such file; check the path")
+        return info
+
+    def exists(self, path: str) -> bool:
+        return self.find(path) is not None
+
+    def read(self, path: str) -> bytes:
+        return self.read_range(path, 0, None)
 
     @abstractmethod
-    def exists(self, path: str) -> bool: ...
-
-    @abstractmethod
-    def read(self, path: str) -> bytes: ...
-
-    @abstractmethod
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Return at most `length` bytes from `start`; fewer where the object ends before."""
+    def read_range(self, path: str, start: int, length: int | None) -> bytes:
+        """Return at most `length` bytes from `start`, fewer where the object ends before; None: the whole object."""
 
     @abstractmethod
     def open(self, path: str) -> "pa.NativeFile":
@@ -129,10 +134,8 @@ class Storage(ABC):
 
     def etag(self, path: str) -> str | None:
         """Return the etag of the present version; None if there is no such object."""
-        try:
-            return self.stat(path).etag
-        except NotFound:
-            return None
+        info = self.find(path)
+        return info.etag if info else None
 
     def swap(self, path: str, data: Data, etag: str | None) -> FileInfo:
         """Write over the version that `etag` returned; raise Conflict if another writer has changed it since."""

@@ -1,11 +1,12 @@
-"""The failures behind obstore's exceptions, whose text is a dump of the Rust error.
+"""The failures behind obstore's exceptions, whose text is a dump of the Rust error, and sdp's errors for them.
 
 Only an HTTP status, the server's own code and sentence, and the kind of transport error are taken from that dump. The
 rest may hold signatures and query strings.
 """
 
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import unescape
 from typing import Literal
@@ -18,6 +19,8 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
+
+from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError, Unavailable
 
 REPORTED: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 """The exceptions that obstore raises; TimeoutError is an OSError."""
@@ -42,6 +45,38 @@ FailureKind = Literal[
 class StorageFailure:
     kind: FailureKind
     cause: str
+
+
+Explain = Callable[[StorageFailure, str], SdpError]
+"""Makes the error for a failure, given a phrase that counts the attempts and their time."""
+
+_ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
+    "missing": (NotFound, "{name}: not found ({cause}); check the URI"),
+    "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
+    "denied": (AccessDenied, "{name}: access denied{at} ({cause}); check {remedy}"),
+    "credentials": (AccessDenied, "{named}: {credentials}"),
+    "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
+    "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
+    "changed": (Conflict, "{name}: changed or deleted meanwhile; run the same command again"),
+    "transient": (
+        Unavailable,
+        "{name}: {cause}{at} ({tried}); check that the server is up and reachable, then run the same command again",
+    ),
+}
+"""Errors by kind of failure. Those of the bucket name what the user `named`, not a file that sdp chose."""
+_OTHER = (StorageError, "{name}: {cause}{at}; check the URI and the server's settings")
+
+
+def explaining(name: str, kinds: Mapping[str, FailureKind], at: str = "", **bucket: str) -> Explain:
+    """Return a function that makes the errors about `name`; `kinds` maps failures to their meaning in an operation."""
+
+    def error(failure: StorageFailure, tried: str) -> SdpError:
+        skewed = "RequestTimeTooSkewed" in failure.cause
+        remedy = f"the clock of {socket.gethostname()}" if skewed else "credentials, tokens and permissions"
+        kind, text = _ERRORS.get(kinds.get(failure.kind, failure.kind), _OTHER)
+        return kind(text.format(name=name, at=at, cause=failure.cause, tried=tried, remedy=remedy, **bucket))
+
+    return error
 
 
 class Reported(OSError):

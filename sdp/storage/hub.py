@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from sdp.errors import UserError, one_line
 from sdp.storage import web
 from sdp.storage.base import SourceFile, StorageOptions
-from sdp.storage.explain import Reported, StorageFailure
+from sdp.storage.explain import Reported, StorageFailure, explaining
 from sdp.storage.reader import RemoteObject
 from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import join
@@ -72,7 +72,7 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
         return await attempt(_in_thread(listing))
 
-    return wait(persist(call, options, web.explaining(folder.uri_of(folder.path))))
+    return wait(persist(call, options, explaining(folder.uri_of(folder.path), web.KINDS)))
 
 
 def open_hub(uri: str, options: StorageOptions) -> RemoteObject:

@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
-from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Names, Storage, checked, folder, view
+from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Storage, checked, folder, view
 from sdp.storage.uri import Location
 
 if TYPE_CHECKING:
@@ -42,22 +42,13 @@ _CAUSES: dict[int, tuple[type[StorageError], str]] = {
 
 
 class LocalStorage(Storage):
-    def list(self, prefix: str = "") -> FileList:
+    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
         files = []
         with _explained(self.uri):
-            for path, entry in self._walk(prefix):
+            for path, entry in islice(self._walk(prefix), limit):
                 with suppress(FileNotFoundError):  # deleted since
                     files.append(_info(path, entry.stat()))
         return sorted(files, key=lambda info: info.path)
-
-    def names(self, prefix: str = "", limit: int | None = None) -> Names:
-        with _explained(self.uri):
-            return sorted(path for path, _ in islice(self._walk(prefix), limit))
-
-    def folders(self) -> Names:
-        with _explained(self.uri), suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(HIDDEN))
-        return []
 
     def _walk(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
         pending = [folder(prefix)]
@@ -79,25 +70,13 @@ class LocalStorage(Storage):
                     elif entry.is_file():
                         yield path, entry
 
-    def stat(self, path: str) -> FileInfo:
-        with _explained(self.uri_of(path)):
+    def find(self, path: str) -> FileInfo | None:
+        with _explained(self.uri_of(path)), suppress(FileNotFoundError, NotADirectoryError):
             status = self._file(path).stat()
-            if S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "")
-            return _info(path, status)
+            return None if S_ISDIR(status.st_mode) else _info(path, status)
+        return None
 
-    def exists(self, path: str) -> bool:
-        with _explained(self.uri_of(path)):
-            try:
-                return not S_ISDIR(self._file(path).stat().st_mode)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-
-    def read(self, path: str) -> bytes:
-        with _explained(self.uri_of(path)), self._file(path).open("rb") as file:
-            return file.read()
-
-    def read_range(self, path: str, start: int, length: int) -> bytes:
+    def read_range(self, path: str, start: int, length: int | None) -> bytes:
         with _explained(self.uri_of(path)), self._file(path).open("rb") as file:
             file.seek(start)
             return file.read(length)
@@ -106,8 +85,7 @@ class LocalStorage(Storage):
         import pyarrow as pa
 
         # Not memory-mapped: a failing disk or a truncated file would be a SIGBUS instead of an error.
-        with _explained(self.uri_of(path)):
-            self.stat(path)
+        with _explained(self.uri_of(path)), self._file(path).open("rb"):  # which says what is wrong with a folder
             return pa.OSFile(str(self._file(path)), mode="r")
 
     def publish(self, path: str, data: Data) -> FileInfo:
@@ -127,10 +105,8 @@ class LocalStorage(Storage):
 
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
         with self._draft_file(path, data) as (draft, target), self._lock_folder(target):
-            stored = _etag(target.stat()) if target.exists() else None
-            if stored != etag:
-                what = "has been changed" if stored else "has been deleted"
-                raise Conflict(f"{self.uri_of(path)}: {what} by another writer; run the same command again")
+            if self.etag(path) != etag:
+                raise Conflict(f"{self.uri_of(path)}: changed or deleted meanwhile; run the same command again")
             draft.replace(target)
             return _info(path, target.stat())
 

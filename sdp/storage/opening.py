@@ -154,11 +154,8 @@ def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
     above, _, name = location.uri.rpartition("/")
     if not location.path.strip("/"):
         return None
-    storage = open_storage(above or "/", options)
-    if not storage.exists(name):  # this raises where the bucket is missing
-        return None
-    info = storage.stat(name)
-    return SourceFile(location.uri, info.size, _portable_etag(uri, info.etag))
+    info = open_storage(above or "/", options).find(name)
+    return SourceFile(location.uri, info.size, _portable_etag(uri, info.etag)) if info else None
 
 
 def _portable_etag(uri: str, etag: str | None) -> str | None:

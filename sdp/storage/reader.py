@@ -8,15 +8,13 @@ an error.
 import asyncio
 import io
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import obstore
 
-from sdp.errors import SdpError
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import REPORTED, StorageFailure, classify
+from sdp.storage.explain import REPORTED, Explain, classify
 from sdp.storage.retry import Attempt, persist, wait
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ AHEAD = 1024 * 1024
 PIECE = 8 * 1024 * 1024
 """Bytes of one request of a parallel read."""
 _PARALLEL = 8
-
-Explain = Callable[[StorageFailure, str], SdpError]
 
 
 class RemoteObject:

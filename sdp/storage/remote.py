@@ -7,8 +7,8 @@ bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 """
 
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,10 +19,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
-from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage import aws
-from sdp.storage.base import Data, FileInfo, FileList, Names, Storage, StorageOptions, checked, folder, view
-from sdp.storage.explain import FailureKind, StorageFailure, classify
+from sdp.storage.base import Data, FileInfo, FileList, Storage, StorageOptions, checked, folder, view
+from sdp.storage.explain import Explain, FailureKind, classify, explaining
 from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait, watch
 from sdp.storage.uri import Location, shown
 
@@ -36,21 +35,6 @@ MULTIPART = 4 * 1024**3
 _PART = 64 * 1024 * 1024
 _PAGE = 1000  # objects that S3 lists at once
 
-_ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
-    "missing": (NotFound, "{uri}: no such object; check the path"),
-    "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
-    "denied": (AccessDenied, "{uri}: access denied{at} ({cause}); check {remedy}"),
-    "credentials": (AccessDenied, "{named}: {credentials}"),
-    "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
-    "exists": (AlreadyExists, "{uri}: exists already; another writer was first, run the same command again"),
-    "changed": (Conflict, "{uri}: changed or deleted by another writer; run the same command again"),
-    "transient": (
-        Unavailable,
-        "{uri}: {cause}{at} ({tried}); check that the store is up and reachable, then run the same command again",
-    ),
-}
-"""Errors by kind of failure. Those of the bucket name what the user `named`, not a file that sdp chose."""
-_OTHER = (StorageError, "{uri}: {cause}{at}; check the URI and the store's settings")
 _NO_GOOGLE_CREDENTIALS = "no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -88,28 +72,11 @@ class ObjectStorage(Storage):
         self._bucket = bucket or Bucket(location, options)
         self._root = f"{location.path}/" if location.path else ""
 
-    def list(self, prefix: str = "") -> FileList:
-        files = self._listed(prefix, _info)
-        return [files[path] for path in sorted(files)]
-
-    def names(self, prefix: str = "", limit: int | None = None) -> Names:
-        return sorted(self._listed(prefix, lambda path, _: path, limit))[:limit]
-
-    def folders(self) -> Names:
-        store = self._ready("")
-
-        async def call(attempt: Attempt) -> Any:
-            return await attempt(obstore.list_with_delimiter_async(store, self._root or None))
-
-        listed = self._run("", call, missing="bucket")
-        return sorted(prefix[len(self._root) :].strip("/") for prefix in listed["common_prefixes"])
-
-    def _listed(self, prefix: str, make: Callable[[str, Any], T], limit: int | None = None) -> dict[str, T]:
-        """List page by page; the deadline is one page's, so that a long listing may go on while it progresses."""
+    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
+        # Page by page; the deadline is one page's, so that a long listing may go on while it progresses.
         inside = folder(prefix)
         below = f"{self._root}{inside}".rstrip("/") or None
-        listed: dict[str, T] = {}
-        empty: set[str] = set()
+        files: dict[str, FileInfo] = {}
         last: str | None = None
         store = self._ready(inside)
 
@@ -130,28 +97,15 @@ class ObjectStorage(Storage):
                 last = batch[-1]["path"]
                 for meta in batch:
                     path = meta["path"][len(self._root) :]
-                    listed[path] = make(path, meta)
-                    if not meta["size"]:
-                        empty.add(path)
-                if limit is not None and len(listed) >= limit:
+                    files[path] = _info(path, meta)
+                if limit is not None and len(files) >= limit:
                     return
 
         wait(pages())
-        for marker in _markers(listed, empty):
-            del listed[marker]
-        return listed
+        names = sorted(files)
+        return [files[name] for name in names if not _is_marker(files[name], names)][:limit]
 
-    def stat(self, path: str) -> FileInfo:
-        info = self._head(path)
-        if info is None:
-            raise self._explain(path)(StorageFailure("missing", ""), "")
-        return info
-
-    def exists(self, path: str) -> bool:
-        return self._head(path) is not None
-
-    def _head(self, path: str) -> FileInfo | None:
-        """Describe an object; None where only the object is missing, and not the bucket."""
+    def find(self, path: str) -> FileInfo | None:
         key, store = self._key(path), self._ready(path)
 
         async def call(attempt: Attempt) -> FileInfo | None:
@@ -169,28 +123,20 @@ class ObjectStorage(Storage):
 
         return self._run(path, call)
 
-    def read(self, path: str) -> bytes:
-        key, store = self._key(path), self._ready(path)
-
-        async def call(attempt: Attempt) -> bytes:
-            response = await attempt(obstore.get_async(store, key))
-            return (await attempt(response.bytes_async(), response.meta["size"])).to_bytes()
-
-        return self._run(path, call)
-
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        if not length:
+    def read_range(self, path: str, start: int, length: int | None) -> bytes:
+        if length == 0:
             return b""
         key, store = self._key(path), self._ready(path)
+        options: Any = None if length is None else {"range": (start, start + length)}
 
         async def call(attempt: Attempt) -> bytes:
             try:
-                response = await attempt(obstore.get_async(store, key, options={"range": (start, start + length)}))
+                response = await attempt(obstore.get_async(store, key, options=options))
             except obstore.exceptions.BaseError as error:
                 if classify(error).kind == "beyond":
                     return b""
                 raise
-            return (await attempt(response.bytes_async(), length)).to_bytes()
+            return (await attempt(response.bytes_async(), length or response.meta["size"])).to_bytes()
 
         return self._run(path, call)
 
@@ -282,39 +228,24 @@ class ObjectStorage(Storage):
     def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: FailureKind) -> T:
         return wait(persist(call, self.options, self._explain(path, **kinds)))
 
-    def _explain(self, path: str, **kinds: FailureKind) -> Callable[[StorageFailure, str], SdpError]:
-        """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
+    def _explain(self, path: str, **kinds: FailureKind) -> Explain:
         access, location = self._bucket.access, self._bucket.location
-
-        def error(failure: StorageFailure, tried: str) -> SdpError:
-            skewed = "RequestTimeTooSkewed" in failure.cause
-            kind, text = _ERRORS.get(kinds.get(failure.kind, failure.kind), _OTHER)
-            return kind(
-                text.format(
-                    uri=self.uri_of(path),
-                    named=location.uri,
-                    bucket=location.bucket,
-                    at=f" at {shown(access.endpoint)}" if access and access.endpoint else "",
-                    cause=failure.cause,
-                    tried=tried,
-                    remedy=f"the clock of {socket.gethostname()}" if skewed else "credentials and permissions",
-                    credentials=access.no_credentials if access else _NO_GOOGLE_CREDENTIALS,
-                    region=access.region if access else "",
-                )
-            )
-
-        return error
+        return explaining(
+            self.uri_of(path),
+            kinds,
+            at=f" at {shown(access.endpoint)}" if access and access.endpoint else "",
+            named=location.uri,
+            bucket=location.bucket,
+            credentials=access.no_credentials if access else _NO_GOOGLE_CREDENTIALS,
+            region=access.region if access else "",
+        )
 
 
-def _markers(paths: Iterable[str], empty: set[str]) -> set[str]:
-    """Return the empty objects that only stand for a folder: "folder/", whose slash obstore drops."""
-    if not empty:
-        return set()
-    folders = {""}  # the listed folder's own
-    for path in paths:
-        while (path := path.rpartition("/")[0]) and path not in folders:
-            folders.add(path)
-    return folders & empty
+def _is_marker(file: FileInfo, names: Sequence[str]) -> bool:
+    """Return whether an object only stands for a folder: "folder/", whose slash obstore drops."""
+    below = f"{file.path}/"
+    at = bisect_left(names, below)
+    return not file.size and (not file.path or (at < len(names) and names[at].startswith(below)))
 
 
 def _info(path: str, meta: Any) -> FileInfo:

@@ -25,9 +25,9 @@ import obstore
 
 from sdp.backoff import backoff
 from sdp.console import say
-from sdp.errors import SdpError, StorageError
+from sdp.errors import StorageError
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import REPORTED, StorageFailure, classify
+from sdp.storage.explain import REPORTED, Explain, StorageFailure, classify
 
 T = TypeVar("T")
 
@@ -86,13 +86,8 @@ def watch(item: T) -> T:
     return item
 
 
-async def persist(
-    call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Callable[[StorageFailure, str], SdpError]
-) -> T:
-    """Attempt a call until it succeeds, fails for good, or the deadline passes.
-
-    `explain` makes the error from the last failure and a phrase that counts the attempts and their time.
-    """
+async def persist(call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Explain) -> T:
+    """Attempt a call until it succeeds, fails for good, or the deadline passes."""
     global _answered, _announced
     start = time.monotonic()
     deadline = start + options.timeout_s

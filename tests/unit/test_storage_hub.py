@@ -162,12 +162,7 @@ def test_an_address_has_repository_revision_and_path(uri: str, parsed: tuple[str
     assert (at.repo, at.revision, at.path, at.root) == parsed
 
 
-@pytest.mark.parametrize("uri", ["hf://o/n/x", "hf://datasets/o", "hf://models/o/n"])
-def test_another_address_is_refused_with_the_form(uri: str) -> None:
-    with pytest.raises(UserError, match=r"hf://datasets/OWNER/NAME\[@REVISION\]/path"):
-        list_source(uri, OPTIONS)
-
-
-def test_a_repository_is_not_a_file() -> None:
-    with pytest.raises(UserError, match="names a repository"):
-        open_source("hf://datasets/o/n", OPTIONS)
+@pytest.mark.parametrize("uri", ["hf://o/n/x", "hf://datasets/o", "hf://models/o/n", "hf://datasets/o/n"])
+def test_another_address_than_a_datasets_file_is_refused_with_the_form(uri: str) -> None:
+    with pytest.raises(UserError, match=r"write hf://datasets/OWNER/NAME\[@REVISION\]/path"):
+        open_source(uri, OPTIONS)

@@ -116,7 +116,7 @@ def test_parts_of_two_versions_are_never_mixed() -> None:
         file = web_file(f"{server.address}/x", OPTIONS).open()
         assert file.read(10) == CONTENT[:10]
         etag = '"v2"'
-        with pytest.raises(Conflict, match="changed while it was read"):
+        with pytest.raises(Conflict, match="changed or deleted meanwhile"):
             file.read(1_000_000)
 
 
