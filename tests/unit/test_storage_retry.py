@@ -1,8 +1,6 @@
 """The number and duration of a storage's retries, against a server that counts."""
 
-import io
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,29 +156,3 @@ def test_create_that_finds_something_reads_it_only_after_an_attempt_of_its_own(
     server.queue.extend([error(500, "InternalError"), error(412, "PreconditionFailed")])
     with pytest.raises(AlreadyExists):
         storage.create("k", b"CONTENT")
-
-
-def test_the_deadline_holds_however_many_retries_there_may_be(storage: Storage, server: Server) -> None:
-    server.queue.extend([error(503, "SlowDown")] * 1000)
-    start = time.monotonic()
-    with pytest.raises(Unavailable):
-        storage.with_options(timeout_s=0.5, retries=1000).read("k")
-    assert time.monotonic() - start < 10
-    assert len(server.requests) > 1
-
-
-def test_a_file_is_opened_with_one_request_and_read_with_few(storage: Storage, server: Server) -> None:
-    file = storage.open("k")
-    assert file.size() == 7
-    assert file.read() == b"content"
-    assert len(server.requests) == 1
-    assert io.BytesIO(b"content").read() == storage.open("k").read()
-
-
-def test_a_key_given_in_the_environment_alone_is_half_a_credential(
-    storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY is not set"):
-        storage.read("k")
-    assert server.requests == []

@@ -88,10 +88,6 @@ def test_an_etag_changes_with_the_content_and_survives_a_move(top: Path) -> None
     assert list_source(f"{top}/a.parquet")[0].etag != before.etag
 
 
-def test_the_suffixes_of_a_folder_are_a_choice(top: Path) -> None:
-    assert [file.uri for file in list_source(str(top), suffixes=(".txt",))] == [f"{top}/readme.txt"]
-
-
 def test_a_file_of_a_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"url": ["a", "b"]})
     pq.write_table(table, tmp_path / "t.parquet")

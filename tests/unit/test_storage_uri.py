@@ -77,13 +77,6 @@ def test_a_read_only_source_is_known_by_its_scheme(uri: str, only: bool) -> None
     assert is_read_only(uri) is only
 
 
-def test_an_unknown_scheme_lists_the_known_ones() -> None:
-    with pytest.raises(UserError) as caught:
-        open_storage("ftp://host/x")
-    for known in ("local path", "file://", "s3://", "gs://", "https://", "http://", "hf://"):
-        assert known in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("parts", "joined"),
     [

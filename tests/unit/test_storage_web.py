@@ -1,6 +1,5 @@
 """Reading from https:// and http:// addresses."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -54,17 +53,6 @@ def test_a_file_is_read_from_its_address(server: Server, path: str) -> None:
     assert any(request.path == path for request in server.requests)
 
 
-def test_an_empty_file_is_empty(server: Server) -> None:
-    assert open_source(f"{server.address}/empty", OPTIONS).read() == b""
-
-
-def test_ranges_are_asked_for_and_not_the_whole(server: Server) -> None:
-    file = open_source(f"{server.address}/x.parquet", OPTIONS)
-    file.seek(100)
-    file.read(1000)
-    assert [bool(request.headers.get("range")) for request in server.requests] == [True, True]
-
-
 def test_a_server_that_knows_no_ranges_is_read_once(server: Server) -> None:
     file = open_source(f"{server.address}/whole", OPTIONS)
     before = len(server.requests)
@@ -106,23 +94,15 @@ def test_an_error_page_that_is_no_text_hides_nothing(server: Server) -> None:
         open_source(f"{server.address}/scrawl500", OPTIONS)
 
 
-def test_a_server_in_trouble_is_tried_again_and_then_unavailable(server: Server) -> None:
-    server.queue.append(Answer(503))
-    assert open_source(f"{server.address}/x", OPTIONS).size() == len(CONTENT)
-    server.queue.extend([Answer(500)] * 10)
-    start = time.monotonic()
-    with pytest.raises(Unavailable):
-        open_source(f"{server.address}/x", OPTIONS)
-    assert time.monotonic() - start < OPTIONS.timeout_s + 1
-
-
 def test_a_file_whose_end_never_comes_is_not_taken_for_a_short_one() -> None:
     file_end = Answer(200, CONTENT[:1000], {"Content-Length": str(len(CONTENT)), "Connection": "close"})
     with serving(lambda _: file_end) as cutting, pytest.raises(Unavailable):
         open_source(f"{cutting.address}/x", OPTIONS).read()
 
 
-def test_the_web_cannot_be_listed(server: Server) -> None:
+def test_the_web_cannot_be_listed_and_an_empty_file_is_empty(server: Server) -> None:
+    assert open_source(f"{server.address}/empty", OPTIONS).read() == b""
+    server.requests.clear()
     with pytest.raises(UserError, match="name each file"):
         list_source(f"{server.address}/part-*.parquet", OPTIONS)
     assert server.requests == []
