@@ -9,7 +9,6 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
@@ -200,7 +199,6 @@ class _Feeder:
         self._device = device
         self._pinned = device.type == "cuda"
         self._copies = new_stream(device) if self._pinned else None
-        self._slots = [_Slot(), _Slot()]
 
     def __call__(
         self, batches: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]
@@ -224,15 +222,14 @@ class _Feeder:
 
     def _send(self, batch: NDArray[Any]) -> tuple[Tensor, Any]:
         """Begin to copy a batch; return it and the event that ends the copy."""
-        slot = self._slots.pop(0)
-        self._slots.append(slot)
-        host = slot.take(batch, pinned=self._pinned)
+        # torch reuses pinned memory, but not before the copy has ended.
+        host = torch.empty(batch.shape, dtype=torch.from_numpy(batch[:0].copy()).dtype, pin_memory=self._pinned)
+        host.numpy()[:] = batch  # by numpy, since torch has no read-only tensors and the batch is in shared memory
         if self._copies is None:
             return host, None
         with torch.cuda.stream(self._copies):
             batch_on_device = host.to(self._device, non_blocking=True)
-        slot.copied = record(self._copies)
-        return batch_on_device, slot.copied
+        return batch_on_device, record(self._copies)
 
     def _received(self, batch: Tensor, copied: Any) -> Tensor:
         if copied is not None:
@@ -240,27 +237,6 @@ class _Feeder:
             stream.wait_event(copied)
             batch.record_stream(stream)
         return batch
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A host buffer for one batch at a time."""
-
-    buffer: Tensor | None = None
-    copied: Any = None
-    """The event after which the device no longer reads the buffer."""
-
-    def take(self, batch: NDArray[Any], *, pinned: bool) -> Tensor:
-        """Return a copy of the batch in the buffer, once the previous one has been read."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        # Copied by numpy, since torch has no read-only tensors and the batch is in shared memory.
-        if self.buffer is None or self.buffer.numel() * self.buffer.element_size() < batch.nbytes:
-            self.buffer = torch.empty(batch.nbytes, dtype=torch.uint8, pin_memory=pinned)
-        flat = self.buffer[: batch.nbytes]
-        flat.numpy()[:] = np.ascontiguousarray(batch).reshape(-1).view(np.uint8)
-        kind = torch.from_numpy(np.empty(0, batch.dtype)).dtype
-        return flat.view(kind).view(batch.shape)
 
 
 def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
