@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from sdp.encode.chunk import TransformStats
-from sdp.errors import SdpError
 
 _LARGE = 65_536
 """Bytes from which an array is not copied into the pickle."""
@@ -32,8 +31,6 @@ class Note:
     batch_limits: Mapping[int, int] = field(default_factory=dict)
     died: str | None = None
     """Reason for a missing result: the piece killed or failed its workers."""
-    error: SdpError | None = None
-    """An error that no retry would fix."""
 
 
 def pack(head: Any, value: Any, *, note: Note | None = None) -> pa.Table:

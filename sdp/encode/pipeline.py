@@ -119,8 +119,6 @@ class Pipeline:
                     raise SdpError(f"encode: Ray Data failed ({reason}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
-                    if note.error is not None:
-                        raise note.error
                     if note.number in self._sent:  # otherwise it had a result under another number
                         sent = self._sent[note.number]
                         for number in sent.numbers:
@@ -252,7 +250,8 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
         try:
             value, stats = _retry_storage(partial(ray.get(stages).transform, item))
         except SdpError as error:
-            return pack(replace(note, error=error), None)
+            ray.get(desk.stop.remote(error))
+            return pack(replace(note, died=str(error)), None)
         except Exception as error:  # noqa: BLE001 (the desk counts it, and ends the run if it persists)
             ray.get(desk.fail.remote(worker, number, _line(error)))
         else:
@@ -300,17 +299,18 @@ class Encode:
     def __call__(self, block: pa.Table) -> pa.Table:
         """Encode one piece."""
         note, value = unpack(block)
-        if note.died is None and note.error is None:
+        if note.died is None:
             died = ray.get(self._desk.begin.remote(self._worker, note.number))
             note = replace(note, encoded_on=self._worker.node, died=died)
-        if note.died is not None or note.error is not None:
+        if note.died is not None:
             return pack(None, None, note=note)
         try:
             began = time.monotonic()
             rows = self._stages.encode(self._encoder, value)
             busy_s, idle_s = self._occupancy.add(began, time.monotonic())
         except SdpError as error:
-            return pack(None, None, note=replace(note, error=error))
+            ray.get(self._desk.stop.remote(error))
+            return pack(None, None, note=replace(note, died=str(error)))
         except Exception as error:  # noqa: BLE001 (a process does not recover from a device fault)
             ray.get(self._desk.fail.remote(self._worker, note.number, _line(error)))
             os._exit(1)
