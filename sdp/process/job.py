@@ -46,8 +46,6 @@ _WRITES = 4
 """Parts written at once; also the most that may wait before further units begin."""
 _WRITE_RETRIES = 3
 _WAIT_S = 0.5
-_WINDOW_S = 30.0
-"""Time over which the progress line averages its rates."""
 _EMIT_S = 1.0
 
 
@@ -215,7 +213,6 @@ class _Run:
         self._batch_sizes = dict(prepared.spec.settings.batch_sizes)
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
-        self._recent: deque[tuple[float, int, int]] = deque()
         self._began = time.monotonic()
         self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
 
@@ -318,10 +315,7 @@ class _Run:
         figures.pipeline = state
         figures.encoders_most = max(figures.encoders_most, state.encoders)
         figures.transforms_most = max(figures.transforms_most, state.transforms)
-        self._recent.append((now, figures.transformed.items, figures.images_encoded))
-        while self._recent[0][0] < now - _WINDOW_S:
-            self._recent.popleft()
-        self._progress.update(progress_line(figures, self._recent))
+        self._progress.update(progress_line(figures))
         if now - self._emitted > _EMIT_S or self._units.finished:
             self._emitted = now
             emit(self._telemetry, figures)

@@ -49,7 +49,7 @@ class ProcessFigures:
     """The size to which batches were split where memory was short, by resolution (or TEXT)."""
     gpus_each: float = 0.0
     """GPUs of an encoder."""
-    elapsed_s: float = 0.0
+    elapsed_s: float = 1e-9
     transformed_on: Counter[str] = field(default_factory=Counter)
     encoded_on: Counter[str] = field(default_factory=Counter)
     """Images, by the node that encoded them."""
@@ -58,6 +58,11 @@ class ProcessFigures:
     def wait(self) -> float:
         """The share of their time that encoders waited for input."""
         return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s + self.idle_s else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Images that were encoded, per second."""
+        return self.images_encoded / self.elapsed_s
 
     @property
     def transformed(self) -> TransformStats:
@@ -89,14 +94,12 @@ def suggestion(figures: ProcessFigures) -> str:
     return f"the transforms (encoders {waited}); add CPU nodes, or use fewer encoders"
 
 
-def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, int]]) -> str:
+def progress_line(figures: ProcessFigures) -> str:
     """Return the run's progress: rows, rates, waiting and time left."""
-    (since, transformed, encoded), (now, transformed_now, encoded_now) = recent[0], recent[-1]
-    seconds = max(now - since, 1e-9)
-    rate = (encoded_now - encoded) / seconds
     line = (
-        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate:.0f} img/s · "
-        f"transform {(transformed_now - transformed) / seconds:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
+        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {figures.rate:.0f} img/s · "
+        f"transform {figures.transformed.items / figures.elapsed_s:.0f} img/s · "
+        f"encoders wait {figures.wait * 100:.0f} %"
     )
     if figures.counts.written:
         line += f" · {size(figures.bytes_per_image)} an image"
@@ -147,12 +150,11 @@ def summary(
         *more,
     ]
     if figures.parts_written:
-        rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
             (
                 "this run",
                 f"{counted(figures.images_encoded, 'image')} in "
-                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {rate:.0f} img/s",
+                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {figures.rate:.0f} img/s",
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
