@@ -24,7 +24,7 @@ from sdp.console import counted
 from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import attempt_of
-from sdp.encode.reading import RowGroup, footer_of, read_group
+from sdp.encode.reading import RowGroup, footer_of, read_rows
 from sdp.errors import DatasetError
 from sdp.storage import SourceFile, StorageOptions, list_source
 from sdp.storage.moved import with_sample
@@ -224,7 +224,7 @@ def _digest(files: Sequence[SourceFile], options: StorageOptions) -> str:
 
 def _sorted(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: StorageOptions | None) -> pa.Table:
     """Return some row groups, sorted by their first column, the key."""
-    tables = [read_group(group, names, options).select(names) for group in groups]
+    tables = [table.select(names) for group in groups for table in read_rows((group, 0, group.rows), names, options)]
     plain = [pa.table([_plain(table[name], name) for name in names], names) for table in tables]
     table = pa.concat_tables(plain, promote_options="default")  # a file without any value has a column of nulls
     table = table.filter(table[0].is_valid()).sort_by(names[0]).combine_chunks()

@@ -197,12 +197,20 @@ def read_piece(
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
 
     def select(table: pa.Table, rows: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
+        """Return the wanted rows with their tables' columns, and the reason to leave each out, if there is one."""
         selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
             selected &= np.isin(rows, only)
         if not selected.all():
             table, rows = table.filter(pa.array(selected)), rows[selected]
-        return _joined(table, rows, columns, options)
+        filtered = np.full(len(rows), "", object)
+        if len(rows):
+            for joined in columns.tables:
+                table, present = joined.join(table, rows, options)
+                filtered[~present & joined.drop & (filtered == "")] = "not_in_table"
+            for score in columns.scores:
+                filtered[score.mask(table) & (filtered == "")] = score.reason
+        return table, rows, filtered.tolist()
 
     def read(span: _Span) -> Iterable[tuple[pa.Table, NDArray[np.int64], list[str]]]:
         tables = _tables(span, columns, options)
@@ -245,20 +253,6 @@ def _spans(piece: Piece) -> Iterator[_Span]:
         at += group.rows
         if start < stop:
             yield group, start, stop
-
-
-def _joined(
-    table: pa.Table, rows: NDArray[np.int64], columns: Columns, options: StorageOptions | None
-) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
-    """Return the rows with their tables' columns, and for each the reason to leave it out, if there is one."""
-    filtered = np.full(len(rows), "", object)
-    if len(rows):
-        for joined in columns.tables:
-            table, present = joined.join(table, rows, options)
-            filtered[~present & joined.drop & (filtered == "")] = "not_in_table"
-        for score in columns.scores:
-            filtered[score.mask(table) & (filtered == "")] = score.reason
-    return table, rows, filtered.tolist()
 
 
 def _rows_of(
@@ -387,13 +381,6 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
         with suppress(NotFound):
             caption = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace").strip()
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
-
-
-def read_group(
-    group: RowGroup, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
-) -> pa.Table:
-    """Return those of the columns that exist, with text cut."""
-    return pa.concat_tables(read_rows((group, 0, group.rows), columns, options, image))
 
 
 _unfinished: "dict[tuple[object, ...], _Reader]" = {}

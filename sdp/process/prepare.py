@@ -75,7 +75,7 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     shape = _shape(config, model)
     spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
-        recipe=Recipe.of(config.transform, tuple(config.resolutions), config.seed),
+        recipe=Recipe(tuple(config.resolutions), config.transform.crop, config.seed),
         settings=EncoderSettings.of(
             config.encode,
             config.seed,

@@ -44,7 +44,6 @@ def test_rows_draw_in_proportion_to_the_weights() -> None:
     assert abs(drawn[1] / 8000 - 0.75) < 0.02
     assert {draw(3, row, [0.0, 0.0]) for row in range(50)} == {0}, "zeros: the first"
     assert [draw(3, row, [1, 1]) for row in range(64)] != [draw(4, row, [1, 1]) for row in range(64)]
-    assert [draw(3, row, [1, 1]) for row in range(64)] != [draw(3, row, [1, 1], epoch=1) for row in range(64)]
 
 
 def test_a_row_draws_the_same_caption_however_the_source_is_cut(tmp_path: Path) -> None:

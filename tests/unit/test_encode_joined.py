@@ -73,13 +73,8 @@ def test_only_the_row_groups_of_a_pieces_addresses_are_read(
 ) -> None:
     rows = range(1000)
     table = write_table(tmp_path / "t.parquet", {"row": rows, "caption": [f"new {row}" for row in rows]})
-    pictures, read, read_group = open_with(images, table_of(table)), list[int](), joined.read_group
-
-    def noted(group: Any, *rest: Any) -> pa.Table:
-        read.append(group.number)
-        return read_group(group, *rest)
-
-    monkeypatch.setattr(joined, "read_group", noted)
+    pictures, read, read_rows = open_with(images, table_of(table)), list[int](), joined.read_rows
+    monkeypatch.setattr(joined, "read_rows", lambda span, *rest: read.append(span[0].number) or read_rows(span, *rest))
     assert len(rows_of(pictures, tmp_path / "out", piece=20)) == 54
     assert read == [0, 1, 2, 3, 4, 5], "each once, and none of the others"
 
@@ -103,14 +98,6 @@ def test_files_of_a_table_may_differ_in_type(images: Path, tmp_path: Path) -> No
     assert [(row.caption, row.filtered) for row in rows[:6]] == [
         ("a", ""), ("b", ""), ("c", "score:score"), ("d", "score:score"), ("e", "score:score"), ("f", "score:score")
     ]  # fmt: skip
-
-
-def test_files_of_a_table_may_differ_in_the_type_of_their_keys(images: Path, tmp_path: Path) -> None:
-    for number, kind in enumerate([pa.string(), pa.large_string(), pa.binary()]):
-        keys = pa.array([f"k{number}"]).cast(kind)
-        write_table(tmp_path / f"t/{number}.parquet", {"key": keys, "caption": [f"new {number}"]})
-    rows = rows_of(open_with(images, table_of(tmp_path / "t", by="key")), tmp_path / "out")
-    assert [row.caption for row in rows[:3]] == ["new 0", "new 1", "new 2"]
 
 
 def test_rows_without_an_entry_are_filtered_if_the_table_says_so(images: Path, tmp_path: Path) -> None:
@@ -181,11 +168,6 @@ def test_scores_may_be_columns_of_the_images_themselves(tmp_path: Path) -> None:
     better = write_table(tmp_path / "t.parquet", {"row": [2, 3], "aesthetic": [5.5, 1.0]})
     rows = rows_of(open_with(tmp_path / "source", table_of(better), scores=bounds), tmp_path / "out")
     assert [row.row for row in rows if not row.filtered] == [1, 2], "the table's take the place of the images' own"
-
-
-def test_scores_in_a_dictionary_are_numbers() -> None:
-    table = pa.table({"aesthetic": pa.array([4.0, 5.0, None, 4.0]).dictionary_encode()})
-    assert Score("score:aesthetic", "aesthetic", minimum=5.0).mask(table).tolist() == [True, False, True, True]
 
 
 # --- what is refused before anything begins --------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
     width = family.text_width(model.path) if config.text_encoded else None
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
-        recipe=Recipe.of(config.transform, (side,), config.seed),
+        recipe=Recipe((side,), config.transform.crop, config.seed),
         settings=EncoderSettings.of(
             config.encode, config.seed, "moments", {side: batch}, compiled=config.encode.compile
         ),
