@@ -89,14 +89,6 @@ def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     assert {value[3] for _, _, value in results} == {""}, "who was granted no GPU sees none"
 
 
-def test_pieces_can_be_fed_because_of_what_has_come_back() -> None:
-    with Pipeline(Toy(), placement(), 1) as pipeline:
-        for number in range(5):
-            pipeline.feed(number, number)
-            ((key, _, _),) = collect(pipeline, 1)
-            assert key == number
-
-
 def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_pieces, died = pipeline_module._read_pieces, tmp_path / "died"
 

@@ -1,6 +1,5 @@
 """`sdp process` on a real local Ray: images in, latents out, whatever happens in between."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig
-from sdp.datasets import parts, runs, tombstones
+from sdp.datasets import parts, runs
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
@@ -20,13 +18,12 @@ from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
 from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import EncoderSettings, Recipe, draw, noise
+from sdp.encode.recipe import EncoderSettings, Recipe, draw
 from sdp.encode.transform import Transform
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
-from sdp.process.prepare import prepare, with_tombstones
 from sdp.storage import open_storage
 from tests.kit import text_at
 from tests.local_ray import one_node
@@ -167,35 +164,6 @@ def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_pat
     assert (tries[4], tries[5], tries[9]) == (1, 2, 2)
 
 
-def test_a_source_of_paths_without_bytes_is_an_error_and_the_account_names_the_paths(
-    tmp_path: Path, model: Path
-) -> None:
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    images = pa.array([{"path": f"{row}.jpg"} for row in range(3)], kind)
-    pq.write_table(pa.table({"image": images, "caption": ["c"] * 3}), tmp_path / "a.parquet")
-    config = config_of(tmp_path / "a.parquet", tmp_path / "out", model)
-    with pytest.raises(
-        DatasetError, match=r"no row was written, 3 failed and 0 were filtered \(empty 3\); .*--only-failed$"
-    ):
-        job.run(config)
-    account = account_of(open_dataset(open_storage(str(tmp_path / "out"))))
-    assert account["detail"].to_pylist() == [f"no bytes, only the path {row}.jpg" for row in range(3)]
-
-
-def test_a_picture_that_is_mended_is_read_by_a_retry_and_known_to_later_runs(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for row in range(4):
-        (folder / f"{row}.jpg").write_bytes(b"" if row == 2 else picture(row))
-    config = config_of(folder, tmp_path / "out", model, "output.rows_per_file=10", "source.caption=c")
-    assert run(config).manifest.counts.reasons == {"empty": 1}
-    (folder / "2.jpg").write_bytes(picture(2))
-    retried = job.run(config, only_failed=True)
-    assert retried.figures.images_encoded == 1
-    dataset = run(config)
-    assert (dataset.manifest.counts.written, dataset.manifest.version) == (4, 2)
-
-
 def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account(
     tmp_path: Path, images: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,34 +227,6 @@ def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path,
     empty = np.load(tmp_path / "out" / "_text" / "empty.npy")
     assert empty.shape == (1, 77, 32)
     assert np.allclose(empty[0], nothing, atol=1e-2)
-
-
-def test_the_moments_are_those_of_the_distribution_of_the_samples(
-    tmp_path: Path, images: Path, model: Path, processed: Dataset
-) -> None:
-    dataset = run(config_of(images, tmp_path / "out", model, *USUAL, "encode.latents=moments"))
-    table = rows_of(dataset)
-    assert len(table["moments_64"][0].as_py()) == 2 * 8 * 8 * 8
-    samples = latents_of(rows_of(processed))
-    for row, cell in zip(table["row"].to_pylist(), table["moments_64"].to_pylist(), strict=True):
-        mean, log_variance = np.frombuffer(cell, np.float16).astype(np.float32).reshape(2, 4, 8, 8)
-        (drawn,) = noise(4, np.array([row]), (4, 8, 8), resolution=64)
-        assert np.allclose(mean + np.exp(log_variance / 2) * drawn, samples[row], atol=4e-3)
-
-
-def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    pictures = [picture(row, *size) for row, size in enumerate([(80, 80), (80, 190), (190, 80), (80, 200)])]
-    pq.write_table(pa.table({"image": pa.array(pictures, pa.binary()), "caption": ["c"] * 4}), folder / "a.parquet")
-    dataset = run(config_of(folder, tmp_path / "out", model, "transform.crop=buckets"))
-    table = rows_of(dataset)
-    schema = pq.read_schema(dataset.storage.open(dataset.parts["path"][0].as_py()))
-    shapes = json.loads(schema.field("latents_64").metadata[b"shapes"])
-    heights = [shapes[bucket][1:] for bucket in table["bucket"].to_pylist()]
-    assert heights == [[8, 8], [5, 12], [12, 5], [5, 12]]
-    for bucket, cell in zip(table["bucket"].to_pylist(), table["latents_64"].to_pylist(), strict=True):
-        assert len(cell) == 2 * int(np.prod(shapes[bucket]))
 
 
 def test_the_output_does_not_depend_on_the_number_of_workers(
@@ -378,13 +318,6 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
     missing.write_bytes(content)
 
 
-def test_workers_get_the_sources_takedowns(tmp_path: Path, model: Path) -> None:
-    make_images(tmp_path, rows=20)
-    tombstones.add(open_storage(str(tmp_path / "images")), [tombstones.Takedown("row", "11")])
-    spec = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
-    assert list(BitMap64.deserialize(spec.taken_down)) == [11]
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -428,11 +361,6 @@ def test_an_accelerator_that_no_node_has_is_refused_with_the_existing_ones(
 ) -> None:
     line = refused(config_of(images, tmp_path / "out", model, "encode.accelerator=A10G"))
     assert line.startswith("encode.accelerator: expected an accelerator type that a node offers, got 'A10G'")
-
-
-def test_labels_that_no_node_has_are_refused_with_the_existing_ones(tmp_path: Path, images: Path, model: Path) -> None:
-    line = refused(config_of(images, tmp_path / "out", model, "transform.node_labels={ray.io/node-group: cpu}"))
-    assert line.startswith("transform.node_labels: no node has {ray.io/node-group: cpu} (ray.io/node-group is ")
 
 
 def test_an_output_of_another_configuration_or_model_is_refused(

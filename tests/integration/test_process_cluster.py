@@ -78,13 +78,6 @@ def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_fo
 
 
 @pytest.mark.usefixtures("nodes")
-def test_an_accelerator_that_no_node_has_is_refused_with_the_types_that_there_are(tmp_path: Path, model: Path) -> None:
-    make_images(tmp_path, rows=10)
-    with pytest.raises(UserError, match=r"encode\.accelerator: .*'H100'.*the cluster has A100, A10G"):
-        job.run(config_of(tmp_path / "images", tmp_path / "out", model, "encode.accelerator=H100"))
-
-
-@pytest.mark.usefixtures("nodes")
 def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

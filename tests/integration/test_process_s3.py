@@ -1,22 +1,16 @@
 """`sdp process` with source, model and output in buckets of a real S3 server."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from sdp.datasets import parts
-from sdp.datasets.manifest import Dataset
 from sdp.process import job
 from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
-from tests.kit import accounted
 from tests.local_ray import one_node
-from tests.process_kit import config_of, every_tenth, make_images, write_model, write_plain
-from tests.waiting import as_soon_as
+from tests.process_kit import config_of, make_images, write_model
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -52,12 +46,6 @@ def run(*settings: str, **options: bool) -> job.ProcessSummary:
     return summary
 
 
-def rows_of(dataset: Dataset) -> list[int]:
-    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    rows: list[int] = pa.concat_tables(tables)["row"].to_pylist()
-    return rows
-
-
 def test_latents_in_a_bucket_are_those_on_a_disk(tmp_path: Path, bucket: str, gateway: Gateway) -> None:
     make_images(tmp_path, rows=60, unit_rows=20)
     model = write_model(tmp_path / "model")
@@ -80,36 +68,3 @@ def test_latents_in_a_bucket_are_those_on_a_disk(tmp_path: Path, bucket: str, ga
     mended = run(images, f"{bucket}/out", far_model)
     assert (mended.figures.parts_written, mended.figures.rows_total) == (1, 20)
     assert remote.storage.read(names[1]) == content
-
-
-def test_plain_parquet_in_a_bucket_is_a_source(tmp_path: Path, bucket: str) -> None:
-    write_plain(tmp_path / "plain", 30)
-    source = upload(tmp_path / "plain", f"{bucket}/plain")
-    dataset = run(source, f"{bucket}/out", str(write_model(tmp_path / "model"))).dataset
-    assert dataset is not None
-    assert rows_of(dataset) == list(range(30))
-
-
-def test_a_server_that_goes_away_for_a_while_is_waited_for(tmp_path: Path, bucket: str, gateway: Gateway) -> None:
-    make_images(tmp_path, rows=120, unit_rows=20)
-    model = str(write_model(tmp_path / "model"))
-    images = upload(tmp_path / "images", f"{bucket}/images")
-    went: list[float] = []
-
-    def leave_and_return(_: bool) -> None:
-        gateway.kill()
-        went.append(time.monotonic())
-        time.sleep(2)  # so long it is away
-        gateway.start()
-
-    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), leave_and_return)
-    summary = run(images, f"{bucket}/out", model)
-    ended = time.monotonic()
-    restarter.join()
-    dataset = summary.dataset
-    assert dataset is not None
-    assert went[0] < ended, "else it was gone when nobody asked"
-    assert rows_of(dataset) == [row for row in range(120) if not every_tenth(row)]
-    assert accounted(dataset) == [row for row in range(120) if not every_tenth(row)]
-    for file in dataset.storage.list("parts"):
-        parts.verify_part(dataset.storage, file)

@@ -134,15 +134,6 @@ def test_moments_are_those_of_the_scaled_latent() -> None:
     assert np.allclose(sampled, latents(encoder_of(make_vae())(chunk)), atol=4e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_lower_precision_gives_nearly_the_same_latents(dtype: str) -> None:
-    chunk = chunk_of([1, 2, 3])
-    exact = latents(encoder_of()(chunk)).astype(np.float32)
-    near = latents(encoder_of(dtype=dtype)(chunk)).astype(np.float32)
-    assert not np.array_equal(near, exact)
-    assert np.abs(near - exact).mean() < 0.02 * np.abs(exact).mean()
-
-
 # --- what they do not depend on --------------------------------------------------------------------------------------
 
 
@@ -152,22 +143,6 @@ def test_a_rows_latents_do_not_depend_on_batch_size_or_company(batch: int) -> No
     together = latents(encoder_of(batch=batch)(chunk_of([7, 9, 5, 4, 6])))
     for row, place in ((7, 0), (5, 2), (6, 4)):
         assert np.allclose(together[place], alone[row], atol=1e-3)
-
-
-def test_the_same_chunk_gives_the_same_bits_again() -> None:
-    chunk = chunk_of(list(range(10)))
-    assert latents(encoder_of()(chunk)).tobytes() == latents(encoder_of()(chunk)).tobytes()
-
-
-def test_groups_of_several_shapes_are_each_encoded_as_themselves() -> None:
-    wide = np.random.default_rng(0).integers(0, 256, (2, 16, 64, 3), np.uint8)
-    tall = np.random.default_rng(1).integers(0, 256, (1, 64, 16, 3), np.uint8)
-    chunk = chunk_of([1, 2, 3])
-    chunk.crops.clear()
-    chunk.crops[32] = [ShapeGroup(np.array([0, 2]), wide), ShapeGroup(np.array([1]), tall)]
-    encoded = encoder_of()(chunk)
-    assert [group.values.shape for group in encoded.latents[32]] == [(2, 4, 2, 8), (1, 4, 8, 2)]
-    assert [group.positions.tolist() for group in encoded.latents[32]] == [[0, 2], [1]]
 
 
 # --- what may go wrong -----------------------------------------------------------------------------------------------
@@ -255,21 +230,6 @@ def test_captions_become_the_text_encoders_last_hidden_state() -> None:
     assert encoded.text is not None
     assert encoded.text.dtype == np.float16
     assert np.allclose(encoded.text, expected.numpy(), atol=5e-3)
-
-
-def test_a_caption_that_comes_to_nan_is_a_failed_row() -> None:
-    text = make_text_encoder()
-    chunk = chunk_of([1, 2, 3])
-    chunk.tokens[1] = 901
-    with torch.no_grad():
-        text.get_input_embeddings().weight[901] = float("nan")
-    encoded = encoder_of(text=text)(chunk)
-    assert encoded.good.tolist() == [True, False, True]
-    assert [(o.row, o.reason) for o in encoded.outcomes] == [(2, "not_finite")]
-
-
-def test_without_a_text_encoder_there_are_no_embeddings() -> None:
-    assert encoder_of()(chunk_of([1])).text is None
 
 
 # --- the way it is used ----------------------------------------------------------------------------------------------

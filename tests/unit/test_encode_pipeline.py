@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sdp import cluster
-from sdp.encode.blocks import Note, pack, unpack
+from sdp.encode.blocks import pack, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
@@ -68,18 +68,6 @@ def test_a_piece_that_succeeds_under_another_number_is_blamed_no_more() -> None:
         await desk.begin(ENCODER, 1)
         await desk.fail(ENCODER, 1, DIED)
         assert await desk.begin(OTHER, 1) is None
-
-    at_desk(script)
-
-
-def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> None:
-    async def script(desk: Desk) -> None:
-        for encoder in (ENCODER, OTHER):
-            await desk.begin(encoder, 1)
-            await desk.begin(encoder, 2)
-            await desk.begin(WorkerId("encode", "node", "next"), 2)
-            await desk.fail(WorkerId("encode", "node", "next"), None, "stopped")
-        assert await desk.begin(WorkerId("encode", "node", "last"), 1) == DIED
 
     at_desk(script)
 
@@ -158,17 +146,6 @@ def test_pieces_are_handed_out_until_their_transform_begins() -> None:
     at_desk(script)
 
 
-def test_encoders_that_are_there_are_counted() -> None:
-    async def script(desk: Desk) -> None:
-        for encoder in (ENCODER, OTHER):
-            await desk.load(encoder, f"actor {encoder[2]}")
-            await desk.start(encoder, f"actor {encoder[2]}")
-        await desk.leave("actor other")
-
-    state = at_desk(script)
-    assert (state.encoders, state.started) == (1, True)
-
-
 def test_an_encoder_that_died_without_a_piece_is_noticed_when_its_actor_restarts() -> None:
     async def script(desk: Desk) -> None:
         await desk.load(ENCODER, "actor")
@@ -191,15 +168,6 @@ def test_encoders_that_never_start_are_retried_a_few_times_and_reported_in_one_l
             await desk.fail(WorkerId("encode", "node", str(number)), None, "RuntimeError: no kernel image")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died in a row .* RuntimeError: no kernel"):
-        check_state(at_desk(script), PLACEMENT, 1, 1.0)
-
-
-def test_encoders_that_die_while_loading_are_counted() -> None:
-    async def script(desk: Desk) -> None:
-        for number in range(11):
-            await desk.load(WorkerId("encode", "node", str(number)), "actor")
-
-    with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
         check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
@@ -298,10 +266,6 @@ def test_a_block_is_one_row_that_holds_any_objects_and_arrays_where_they_lie() -
 def test_one_large_array_is_packed_without_a_copy() -> None:
     pixels = np.zeros(1_000_000, np.uint8)
     assert pack(1, pixels)["data"].chunk(0).buffers()[2].address == pixels.ctypes.data
-
-
-def test_a_note_travels_in_the_schema() -> None:
-    assert b"sdp.note" in pack(None, None, note=Note(3)).schema.metadata
 
 
 def _stream(table: pa.Table) -> pa.Buffer:

@@ -56,17 +56,6 @@ def test_a_plain_source_is_read_once_each_row_with_its_position_as_address(tmp_p
     assert units == [list(range(20)), list(range(20, 40)), list(range(40, 50))]
 
 
-def test_pieces_are_row_groups_put_together_up_to_their_size(tmp_path: Path) -> None:
-    output, upstream = over_images(tmp_path, rows=100, unit_rows=100)
-    (work,) = output.pending()
-    pieces = Planner(output.index, upstream, 20)(work)
-    assert max(piece.take for piece in pieces) <= 20
-    assert sum(piece.take for piece in pieces) == 90
-    groups = [group for piece in pieces for group in piece.groups]
-    assert len(set(groups)) == len(groups), "nothing is read twice"
-    assert len(pieces) <= 6
-
-
 def test_large_row_groups_are_shared_by_several_pieces(tmp_path: Path) -> None:
     write_plain(tmp_path / "plain", 40, files=1, group=40)
     output = over_plain(tmp_path, unit_rows=40)
@@ -101,14 +90,6 @@ def test_a_rows_image_key_and_caption_come_with_it(tmp_path: Path) -> None:
         assert bytes(row.image) == picture(row.row)
 
 
-def test_a_plain_row_without_a_key_gets_its_address_for_one(tmp_path: Path) -> None:
-    write_plain(tmp_path / "plain", 3, files=1)
-    output = over_plain(tmp_path)
-    (work,) = output.pending()
-    (piece,) = Planner(output.index, None, 10)(work)
-    assert [row.key for row in read_piece(piece, Columns())] == [f"{n:012d}" for n in range(3)]
-
-
 def test_columns_of_other_names_and_the_hubs_structs_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
@@ -138,14 +119,6 @@ def test_captions_in_bytes_are_decoded_and_other_values_are_none(tmp_path: Path,
     output = over_plain(tmp_path)
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
     assert [row.caption for row in read_piece(piece, Columns())] == ["a cat", "ein Kätzchen", None, None]
-
-
-def test_a_key_without_a_text_is_its_address(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    dates = pa.array([1 << 40, 0], pa.timestamp("s"))  # Python knows no such year
-    pq.write_table(pa.table({"image": [b"", b""], "caption": ["a", "b"], "key": dates}), tmp_path / "plain/a.parquet")
-    (piece,) = Planner((output := over_plain(tmp_path)).index, None, 10)(output.pending()[0])
-    assert [row.key for row in read_piece(piece, Columns())] == ["000000000000", "1970-01-01 00:00:00"]
 
 
 def test_only_the_rows_asked_for_are_given(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import LAYOUT, schema
-from sdp.errors import ConfigError, DatasetError, ModelError, UserError
+from sdp.errors import DatasetError, ModelError, UserError
 from sdp.model import sources
 from sdp.process.prepare import Prepared, prepare
 from tests.process_kit import config_of, make_images, picture, write_plain
@@ -63,15 +63,6 @@ def test_a_part_comes_out_near_the_target(plain: Path, settings: list[str], monk
     monkeypatch.setattr("sdp.process.prepare.PART_BYTES", 4_000_000)
     job = prepared(plain, *settings)
     assert 0.9 * 4_000_000 < part_of(job) < 1.1 * 4_000_000
-
-
-def test_two_billion_images_are_some_ten_thousands_of_parts(plain: Path) -> None:
-    rows = prepared(plain, "resolutions=[256]").head.unit_rows
-    assert 60_000 < 2_000_000_000 / rows < 70_000, "256 MB each; the reference's 5000 rows would make 400,000"
-
-
-def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
-    assert prepared(plain, "output.rows_per_file=5000").head.unit_rows == 5000
 
 
 def test_only_images_that_sdp_download_has_decoded_are_decoded_without_a_sandbox(tmp_path: Path, plain: Path) -> None:
@@ -213,18 +204,3 @@ def test_a_dataset_without_its_head_is_not_a_plain_source(tmp_path: Path, source
     shutil.copytree(tmp_path / "images" / "parts", tmp_path / "copy" / "parts")
     with pytest.raises(DatasetError, match=r"000000000.parquet is a part of a dataset of sdp; name the"):
         prepare(config_of(tmp_path / source, tmp_path / "out", "builtin:tiny"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (["source.caption_column=image"], "source.caption_column: expected another column than image_column"),
-        (["transform.crop=random", "transform.crops=2"], "transform.crops: expected a known key, got an unknown key"),
-    ],
-)
-def test_settings_that_would_fail_on_the_workers_are_refused_before(
-    tmp_path: Path, settings: list[str], line: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        config_of(tmp_path / "in", tmp_path / "out", "builtin:tiny", *settings)
-    assert str(error.value).startswith(line)
