@@ -20,8 +20,7 @@ from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import EncoderSettings, Recipe, draw
 from sdp.encode.transform import Transform
-from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
-from sdp.lease import Lease
+from sdp.errors import ConfigError, DatasetError, ModelError, SdpError, UserError
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
 from sdp.storage import open_storage
@@ -95,25 +94,31 @@ def run(config: ProcessConfig, **options: bool) -> Dataset:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_pictures_with_one_caption_becomes_latents_and_its_bad_picture_a_failure(
+def test_a_folder_of_pictures_with_one_caption_becomes_latents_and_a_bad_picture_can_be_mended(
     tmp_path: Path, model: Path
 ) -> None:
     (tmp_path / "own").mkdir()
     for number in range(5):
         (tmp_path / f"own/{number}.jpg").write_bytes(b"no picture" if number == 3 else picture(number))
     caption = "a photo of unqtkn cat"
-    dataset = run(config_of(tmp_path / "own", tmp_path / "out", model, f"source.caption={caption}", "seed=4"))
+    config = config_of(tmp_path / "own", tmp_path / "out", model, f"source.caption={caption}", "seed=4")
+    dataset = run(config)
     table, account = rows_of(dataset), account_of(dataset)
     assert table["row"].to_pylist() == [0, 1, 2, 4]
     assert table["key"].to_pylist() == ["0", "1", "2", "4"]
     expected = tokenize(load_tokenizer(model), [caption])[0].tobytes()
     assert {cell.as_py() for cell in table["token_ids"]} == {expected}
     assert account.filter(pa.compute.equal(account["row"], 3))["reason"].to_pylist() == ["not_an_image"]
+    (tmp_path / "own/3.jpg").write_bytes(picture(3))
+    assert job.run(config, only_failed=True).figures.images_encoded == 1
+    mended = run(config)
+    assert (mended.manifest.counts.written, mended.manifest.version) == (5, 2)
 
 
 def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path, processed: Dataset) -> None:
     counts = processed.manifest.counts
     assert (counts.input, counts.written, counts.failed) == (54, 54, 0), "upstream's failures are upstream's"
+    assert processed.storage.names("_lease") == ["_lease/0000000001.json"], "no other job could write meanwhile"
     table = rows_of(processed)
     assert table["row"].to_pylist() == [row for row in range(60) if not every_tenth(row)]
     assert table["key"].to_pylist()[:3] == ["k0", "k1", "k2"]
@@ -371,9 +376,3 @@ def test_an_output_of_another_configuration_or_model_is_refused(
     assert "seed was 4 and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
     other = write_model(tmp_path / "model2", seed=1)
     assert "model.digest" in refused(config_of(images, out, other, *USUAL), DatasetError)
-
-
-def test_a_second_job_on_the_same_output_is_refused(tmp_path: Path, images: Path, model: Path) -> None:
-    with Lease.acquire(open_storage(str(tmp_path / "out")), "another job"):
-        line = refused(config_of(images, tmp_path / "out", model), LeaseHeld)
-    assert "another job" in line
