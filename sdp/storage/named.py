@@ -17,34 +17,27 @@ _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))", re.ASCII)
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write to, which replaces `path` once it is whole.
+def written_for(option: str, path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write to, which replaces `path` once it is whole; an error names the option it comes from.
 
     A device, a pipe or another program's stdout cannot be replaced, so the whole content is written to it.
     """
-    if _is_special(path):
-        with tempfile.TemporaryFile() as buffer:
-            yield buffer
-            buffer.seek(0)
-            with _open_special(path) as special:
-                shutil.copyfileobj(buffer, special)
-        return
     target = path.resolve()  # a link stays, and its target is replaced
     draft = target.with_name(f"{target.name}.{token_hex(4)}.part")
     try:
-        with draft.open("wb") as file:
-            yield file
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def written_for(option: str, path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write to, like `written`; an error names the option that the path comes from."""
-    try:
-        with written(path) as file:
-            yield file
+        if _is_special(path):
+            with tempfile.TemporaryFile() as buffer:
+                yield buffer
+                buffer.seek(0)
+                with _open_special(path) as special:
+                    shutil.copyfileobj(buffer, special)
+            return
+        try:
+            with draft.open("wb") as file:
+                yield file
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         cause = error.strerror or error
         raise UserError(f"{option}: {path}: cannot be written ({cause}); choose another path") from error

@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.cli import main
-from sdp.storage.named import written
+from sdp.storage.named import written_for
 from tests.kit import make_images
 
 
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "page"
     file.write_bytes(b"before")
-    with pytest.raises(ZeroDivisionError), written(file) as sink:
+    with pytest.raises(ZeroDivisionError), written_for("--out", file) as sink:
         sink.write(b"half" * (1 // (sink.write(b"half") - 4)))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("page", b"before")]
-    with written(file) as sink:
+    with written_for("--out", file) as sink:
         sink.write(b"whole")
         assert file.read_bytes() == b"before"
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("page", b"whole")]
@@ -29,7 +29,7 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
 
 def test_a_links_target_is_written_and_the_link_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "page")
-    with written(tmp_path / "link") as sink:
+    with written_for("--out", tmp_path / "link") as sink:
         sink.write(b"whole")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "page").read_bytes() == b"whole"
@@ -41,7 +41,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    with written(pipe) as sink:
+    with written_for("--out", pipe) as sink:
         sink.write(b"x" * 200_000)
         sink.seek(0)
         sink.write(b"y")
@@ -50,16 +50,12 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("arguments", [["report", "--out"], ["inspect", "--account"]])
-def test_a_device_is_written_to_and_never_replaced(
-    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_is_written_to_and_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = make_images(tmp_path).storage.uri
     for name, code in (("null", 0), ("full", 2)):
         # Through links, so that what is wrong here would not break this machine.
         (tmp_path / name).symlink_to(f"/dev/{name}")
-        command, option = arguments
-        assert main([command, images, option, str(tmp_path / name)]) == code
+        assert main(["inspect", images, "--account", str(tmp_path / name)]) == code
         assert (tmp_path / name).is_char_device()
         assert (tmp_path / name).is_symlink()
         assert ("No space left" in capsys.readouterr().err) == (code == 2)
