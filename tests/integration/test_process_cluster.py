@@ -1,6 +1,5 @@
 """On a cluster of several kinds of nodes (on this machine, accelerators made up) each stage lands where it should."""
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from sdp import waiting
 from sdp.datasets import parts
-from sdp.errors import SdpError, UserError
+from sdp.errors import UserError
 from sdp.process import job
 from tests.kit import accounted
 from tests.local_ray import several_nodes
@@ -116,28 +114,3 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, m
         parts.verify_part(summary.dataset.storage, file)
     assert sorted(accounted(summary.dataset)) == [row for row in range(300) if row % 10 != 7]
     assert summary.figures.deaths >= 1
-
-
-@pytest.mark.slow
-def test_if_the_only_encoders_node_goes_the_job_names_what_is_missing_and_ends(
-    nodes: Cluster, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(waiting, "_STALLED_S", 1.0)
-    monkeypatch.setattr(waiting, "_LINES_S", 1.0)
-    make_images(tmp_path, rows=300, unit_rows=50)
-    doomed = nodes.add_node(
-        num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "V100"}, object_store_memory=STORE
-    )
-    nodes.wait_for_nodes()
-    parts_folder = tmp_path / "out" / "parts"
-    remover = as_soon_as(
-        lambda: parts_folder.exists() and any(parts_folder.iterdir()),
-        lambda _: nodes.remove_node(doomed, allow_graceful=False),
-    )
-    settings = ("encode.accelerator=V100", "output.rows_per_file=25", "encode.batch_size=1", "encode.wait_s=20")
-    with pytest.raises(SdpError, match=r"^encode\.wait_s: no node offered 1 V100 GPU \(0 of 1 ready\)") as raised:
-        job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
-    remover.join()
-    assert not isinstance(raised.value, UserError), "the supervisor runs the job again"
-    lines = capsys.readouterr().err
-    assert re.search(r"encode: no progress for [\d.]+ s; waiting for 1 V100 GPU \(0 of 1 ready\)", lines), lines

@@ -100,19 +100,6 @@ def test_one_that_is_kept_as_it_is_must_be_cheap_to_decode(monkeypatch: pytest.M
     assert check(data, image_rules(size=None)).outcome == "written"
 
 
-def test_one_without_an_end_is_refused() -> None:
-    with pytest.raises(ImageError, match="PNG"):
-        decode(png(photo(40, 30))[:-12])
-
-
-def test_extreme_aspect_ratios_are_refused_and_sizes_beyond_a_format_are_reported() -> None:
-    ruler = check(png(np.zeros((8, 808, 3), np.uint8)), image_rules(size=8))
-    assert (ruler.outcome, ruler.reason) == ("filtered", "aspect")
-    wide = check(png(np.zeros((20, 400, 3), np.uint8)), image_rules(size=1000, enlarge=True, format="webp"))
-    assert (wide.outcome, wide.reason) == ("failed", "too_many_pixels")
-    assert wide.detail == "20000 × 1000 pixels, too many for the format webp"
-
-
 def test_pixels_beyond_those_of_the_header_cost_nothing() -> None:
     pixels = photo(256, 256)
     deflate = zlib.compressobj(9)

@@ -4,7 +4,6 @@ The stand-in keeps one rule of the XML API: a PUT with x-goog-if-generation-matc
 has that generation, 0 meaning that there is none.
 """
 
-import pickle
 from collections.abc import Iterator
 from urllib.parse import unquote
 
@@ -52,14 +51,6 @@ def storage(server: Server, monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.setenv("GOOGLE_BASE_URL", server.address)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "made-up")
     return open_storage("gs://bucket/top", StorageOptions(timeout_s=30, retries=1))
-
-
-def test_a_storage_is_made_without_contacting_anybody() -> None:
-    storage = open_storage("gs://bucket/a b/c/")
-    assert storage.uri == "gs://bucket/a b/c"
-    assert storage.child("d").uri == "gs://bucket/a b/c/d"
-    assert storage.uri_of("e/f.parquet") == "gs://bucket/a b/c/e/f.parquet"
-    assert pickle.loads(pickle.dumps(storage)) == storage
 
 
 def test_objects_are_asked_for_by_bucket_and_key(storage: Storage, server: Server) -> None:
