@@ -185,8 +185,8 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     from sdp.config.train import PricesConfig
     from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry
-    from sdp.telemetry.registry import RegistryBackend
     from sdp.train.callbacks.telemetry import EmitMetrics
+    from tests.registry import RegistryBackend
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)

@@ -16,7 +16,6 @@ from sdp.errors import UserError
 from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
-from sdp.telemetry.registry import RegistryBackend
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
@@ -27,6 +26,7 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
+from tests.registry import RegistryBackend
 from tests.training import Watch, config, train
 
 # --- profile ---------------------------------------------------------------------------------------------------------

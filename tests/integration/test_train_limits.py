@@ -17,7 +17,6 @@ from sdp.model.family import SD2
 from sdp.report.run import checkpoint_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
-from sdp.telemetry.registry import RegistryBackend
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
@@ -25,6 +24,7 @@ from sdp.train.messages import summary_lines
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
+from tests.registry import RegistryBackend
 from tests.training import Watch, config, poison, train
 
 

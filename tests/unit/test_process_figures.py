@@ -14,7 +14,7 @@ from sdp.encode.desk import State
 from sdp.process.messages import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
-from sdp.telemetry.registry import RegistryBackend
+from tests.registry import RegistryBackend
 
 
 def running(**changed: object) -> ProcessFigures:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sdp.telemetry import Telemetry, run_name
 from sdp.telemetry.catalogue import CATALOGUE, SECONDS
-from sdp.telemetry.registry import RegistryBackend
+from tests.registry import RegistryBackend
 
 
 @pytest.fixture

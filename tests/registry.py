@@ -1,11 +1,10 @@
-"""Metrics without Ray, in prometheus-client's registry; nothing serves them."""
+"""A backend for metrics in a registry of prometheus-client, which tests read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sdp.telemetry.catalogue import ACTIONS, COUNTER, GAUGE, HISTOGRAM, Metric
 
@@ -14,7 +13,7 @@ FAMILIES: dict[str, Any] = {COUNTER: Counter, GAUGE: Gauge, HISTOGRAM: Histogram
 
 @dataclass
 class RegistryBackend:
-    """A backend on a registry of prometheus-client."""
+    """Keeps metrics in a registry."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _families: dict[str, Any] = field(default_factory=dict)
@@ -29,9 +28,3 @@ class RegistryBackend:
             )
             self._families[metric.name] = family
         getattr(family.labels(**labels), ACTIONS[metric.kind])(value)
-
-
-@cache
-def default() -> RegistryBackend:
-    """Return this process's only backend: a registry refuses a second family of the same name."""
-    return RegistryBackend(REGISTRY)
