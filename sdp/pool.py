@@ -13,13 +13,12 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from uuid import uuid4
 
 from sdp import cluster, ray_loss, telemetry
 from sdp.config import WorkersConfig
-from sdp.console import Progress, counted, duration, spent
+from sdp.console import Progress, counted, duration
 from sdp.errors import SdpError, UserError
 from sdp.lease import Lease
 
@@ -43,14 +42,12 @@ class PoolWorker(Protocol[_Task, _Made]):
 
 @dataclass(slots=True)
 class PoolFigures:
-    """Counts and seconds of one run."""
+    """Pictures and seconds of one run."""
 
     total: int = 0
     """Pictures that this run has to do."""
     done: int = 0
     elapsed_s: float = 0.0
-    gpu_hours: float = 0.0
-    """GPU-hours of the workers, at work or waiting."""
 
     @property
     def rate(self) -> float:
@@ -59,12 +56,11 @@ class PoolFigures:
 
     @property
     def summary(self) -> str:
-        """Return a summary of this run: 200 pictures in 3:05, 2.06 GPU-hours, 1.08/s."""
-        return f"{counted(self.done, 'picture')} in {spent(self.elapsed_s, self.gpu_hours)}, {self.rate:,.3g}/s"
+        """Return a summary of this run: 200 pictures in 3:05, 1.08/s."""
+        return f"{counted(self.done, 'picture')} in {duration(self.elapsed_s)}, {self.rate:,.3g}/s"
 
     def __str__(self) -> str:
         line = f"{self.done:,} of {counted(self.total, 'picture')} · {self.rate:,.3g}/s"
-        line += f" · {self.gpu_hours:,.2f} GPU-hours" * bool(self.gpu_hours)
         if 0 < self.done < self.total:
             line += f" · ETA {duration((self.total - self.done) / self.rate)}"
         return line
@@ -94,7 +90,6 @@ class Tracker:
             if self._counter is not None:
                 self._telemetry.reach(self._counter, self.figures.done)
         self.figures.elapsed_s = time.monotonic() - self._began
-        self.figures.gpu_hours = sum(list(self._pool.gpu_s.values())) / 3600  # another thread may add one
         self._progress.update(str(self.figures))
         self._telemetry.progress(self._pool.job, self.figures.done, self.figures.total)
 
@@ -109,8 +104,6 @@ class WorkerPool:
     scaling: WorkersConfig
     output: str = ""
     """URI of the job's output: the `run` label of its metrics."""
-    gpu_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that each worker has held its GPU, up to its last result."""
 
     @property
     def is_local(self) -> bool:
@@ -151,16 +144,9 @@ class WorkerPool:
         A worker in this process calls `on_rows` during a task. For actors, a thread calls it with 0 every few seconds.
         """
         if self.is_local:
-            clock = _Clock()
             worker = make_worker()
-
-            def count(rows: int) -> None:
-                self.gpu_s[clock.worker] = clock.seconds()
-                on_rows(rows)
-
             for task in tasks:
-                yield worker.make(task, count)
-                count(0)
+                yield worker.make(task, on_rows)
             return
         from ray.exceptions import RayError
 
@@ -176,9 +162,8 @@ class WorkerPool:
             with watched(Stall(self.job, [self._place()], self.scaling.wait_s), progress):
                 for row in self._dataset(make_worker, tasks).iter_rows():
                     result: Made | SdpError
-                    result, worker_name, seconds = pickle.loads(row["made"])
+                    result = pickle.loads(row["made"])
                     made += 1
-                    self.gpu_s[worker_name] = seconds
                     if isinstance(result, SdpError):
                         raise result
                     yield result
@@ -226,7 +211,6 @@ class _PoolActor:
 
     def __init__(self, make_worker: bytes, role: str, output: str) -> None:
         cluster.hide_gpus_unless_granted()
-        self._clock = _Clock()
         self._worker: PoolWorker[Any, Any] = pickle.loads(make_worker)()
         telemetry.begin(output).process(role)
 
@@ -236,16 +220,4 @@ class _PoolActor:
             result: Any = self._worker.make(pickle.loads(row["task"]), lambda _: None)
         except SdpError as error:
             result = error
-        return {"made": pickle.dumps((result, self._clock.worker, self._clock.seconds()))}
-
-
-class _Clock:
-    """The seconds for which this process's worker has held a GPU."""
-
-    def __init__(self) -> None:
-        self.worker, self._began = uuid4().hex, time.monotonic()
-
-    def seconds(self) -> float:
-        """Return the seconds since this clock was made; none on a CPU, where torch is not loaded or sees no GPU."""
-        torch = sys.modules.get("torch")
-        return time.monotonic() - self._began if torch is not None and torch.cuda.is_available() else 0.0
+        return {"made": pickle.dumps(result)}

@@ -47,7 +47,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
             check=lease.confirm,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
-        runs.keep(storage, record.ended(infos, gpu_hours=figures.gpu_hours))
+        runs.keep(storage, record.ended(infos))
     say(table(_closing(dataset, figures, config.output.image_files)))
     return dataset
 
