@@ -71,63 +71,6 @@ def test_a_test_whose_program_is_missing_fails_where_ci_is_true(
     )
 
 
-def test_several_tests_that_miss_a_program_are_counted_together(run: pytest.Pytester) -> None:
-    run.makepyfile(
-        """
-        import pytest
-        pytestmark = pytest.mark.needs("unobtainium")
-        def test_one(): pass
-        def test_two(): pass
-        """
-    )
-    run.runpytest_inprocess().stdout.fnmatch_lines(["unobtainium (2 tests): go install *"])
-
-
-def test_the_missing_programs_are_summed_up_when_tests_run_in_parallel_too(
-    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    run.makepyfile(NEEDS_IT.replace("unobtainium", "kubeconform"))
-    run.makeconftest(CONFTEST.read_text() + "\ntools.find = lambda name: None\n")
-    run.runpytest_subprocess("-p", "xdist", "-n", "1").stdout.fnmatch_lines(["kubeconform (1 test): go install *"])
-
-
-def test_nothing_is_summed_up_when_nothing_is_missing(run: pytest.Pytester) -> None:
-    run.makepyfile("def test_without_it(): pass")
-    run.runpytest_inprocess().stdout.no_fnmatch_line("*outside programs*")
-
-
-def test_the_tool_fixture_gives_the_program_s_path_or_skips(
-    run: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "bin" / "kubeconform"
-    program.parent.mkdir()
-    program.touch(mode=0o755)
-    monkeypatch.setattr(tools, "BIN", program.parent)
-    run.makepyfile(
-        f"""
-        import pytest
-        @pytest.fixture(scope="session")
-        def server(tool):
-            return tool("kubeconform")
-        def test_there(server):
-            assert str(server) == {str(program)!r}
-        def test_missing(tool):
-            tool("unobtainium")
-        """
-    )
-    result = run.runpytest_inprocess()
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["unobtainium (1 test): *"])
-
-
-def test_a_program_that_the_table_does_not_know_is_an_error_that_says_so(run: pytest.Pytester) -> None:
-    run.makepyfile("import pytest\n@pytest.mark.needs('typo')\ndef test_it(): pass")
-    result = run.runpytest_inprocess()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*no outside program is called 'typo': add it to TOOLS in scripts/tools.py*"])
-
-
 def test_e2e_tests_run_only_when_asked_for(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nmarkers =\n  needs(tool): needs it\n  e2e: on a cluster")
     run.mkdir("e2e").joinpath("test_cluster.py").write_text("def test_it(): pass")
@@ -137,17 +80,6 @@ def test_e2e_tests_run_only_when_asked_for(run: pytest.Pytester) -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "not e2e" in settings["addopts"][-1]
     assert '-m "not e2e"' in (ROOT / "Makefile").read_text()
-
-
-def test_a_program_is_found_where_go_install_puts_it_though_it_is_not_on_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "gopath" / "bin" / "unobtainium"
-    program.parent.mkdir(parents=True)
-    program.touch(mode=0o755)
-    assert tools.find("unobtainium") is None
-    monkeypatch.setattr(tools, "_go_bin", lambda: str(program.parent))
-    assert tools.find("unobtainium") == program
 
 
 def test_the_programs_that_tests_ask_for_are_read_from_their_marks_and_calls(tmp_path: Path) -> None:
@@ -176,13 +108,6 @@ class Machine:
         return True
 
 
-def test_a_go_program_is_built_at_its_pinned_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tools, "BIN", tmp_path)
-    machine = Machine(monkeypatch, programs=set(), has={"go"}, asks=None)
-    tools.fetch(["kubeconform"])
-    assert machine.done == ["go install github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"]
-
-
 def test_a_go_program_of_another_version_is_replaced_and_one_of_the_right_version_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -191,12 +116,6 @@ def test_a_go_program_of_another_version_is_replaced_and_one_of_the_right_versio
     monkeypatch.setattr(tools, "go_version_of", lambda path: {"helm": "v3.0.0", "kubeconform": "v0.8.0"}[path.name])
     assert tools.fetch(["helm", "kubeconform"]) == []
     assert machine.done == ["go install helm.sh/helm/v4/cmd/helm@v4.3.1"]
-
-
-def test_nothing_is_fetched_that_no_test_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, programs=set(), has={"go", "apt-get"}, asks="y")
-    assert tools.fetch([]) == []
-    assert machine.done == []
 
 
 @pytest.mark.parametrize(

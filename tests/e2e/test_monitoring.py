@@ -158,18 +158,6 @@ def test_a_jobs_metrics_have_the_labels_that_rules_and_dashboards_need(cluster: 
     }
 
 
-def test_uninstall_leaves_nothing_of_it(monitoring: Kube, ask: Callable[..., Any], tool: Callable[[str], Path]) -> None:  # noqa: ARG001 (it is there)
-    command = [str(tool("helm")), "uninstall", RELEASE, "-n", monitoring.namespace]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-
-    def left() -> list[str]:
-        kinds = "daemonsets,pods,configmaps,networkpolicies,services,serviceaccounts"
-        remaining = monitoring.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
-        return [f"{one['kind']}/{one['metadata']['name']}" for one in remaining]
-
-    monitoring.until(lambda: not left(), 90, "nothing is left of the release")
-
-
 def _all_up(ask: Callable[..., Any]) -> list[Object]:
     """Return true if all targets are up: the head's three, a worker's and an exporter."""
     targets: list[Object] = ask("targets", state="active")["activeTargets"]

@@ -89,11 +89,3 @@ def test_generate_draws_the_requested_pictures(cluster: Kube, trained: str) -> N
     description = jobs.inspect(cluster, f"{jobs.OUTPUT}/pictures")
     assert (description["complete"], description["counts"]["written"]) == (True, 2)
     assert trained in json.dumps(description)
-
-
-def test_a_job_that_is_created_again_changes_nothing_where_all_is_done(cluster: Kube, images: str) -> None:
-    before = jobs.inspect(cluster, images)
-    log = jobs.run(cluster, "download")
-    assert f"{images}: {site.IMAGES} rows" in log
-    assert "this run" not in log, "which would tell of rows that were fetched"
-    assert jobs.inspect(cluster, images) == before

@@ -68,8 +68,3 @@ def test_train_online_asks_for_trainers_and_encoders_at_once(empty: Kube) -> Non
 @pytest.mark.usefixtures("trained")
 def test_generators_ask_for_the_gpu_of_their_accelerator(empty: Kube) -> None:
     assert asked(empty, "generate", 1, "output.uri=s3://sdp/e2e/pictures-asked") == [[1, [A10G]]]
-
-
-@pytest.mark.usefixtures("trained")
-def test_evaluators_ask_for_the_gpu_of_their_accelerator(empty: Kube) -> None:
-    assert asked(empty, "evaluate", 1, "output.uri=s3://sdp/e2e/evaluation-asked") == [[1, [A10G]]]

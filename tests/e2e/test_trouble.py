@@ -13,14 +13,6 @@ from tests.e2e.settings import Settings
 LONG = ("max_steps=160", "checkpoint.every_steps=20", "checkpoint.keep_last=20")
 STEPS, DUE = 160, 150
 RARE = (f"max_steps={STEPS}", f"checkpoint.every_steps={DUE}", "checkpoint.keep_last=20")
-KILL_DRIVER = """
-import os, pathlib, signal
-for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words = entry.read_bytes().split(b"\\0")
-    if b"sdp" in words and b"train" in words and b"-m" in words and b"sdp.supervisor" not in words:
-        os.kill(int(entry.parent.name), signal.SIGKILL)
-        print(entry.parent.name)
-"""
 LONGER_S = 900.0
 
 
@@ -86,25 +78,6 @@ def test_an_evicted_trainers_pod_writes_a_checkpoint_first(cluster: Kube, latent
     history = exact(cluster, "run-told", latents)
     assert history["preemption"] == 1
     assert saved_early(cluster, "run-told")
-
-
-def test_an_encoder_s_pod_killed_in_mid_job_leaves_whole_latents(cluster: Kube, images: str) -> None:
-    small = ("output.rows_per_file=10", "seed=1", f"output.uri={jobs.OUTPUT}/latents-killed")
-    job = jobs.submit(cluster, "process", *small)
-    prefix = "e2e/latents-killed/parts/"
-    cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
-    kill(cluster, pod_of(cluster, "a10g"))
-    jobs.succeeded(cluster, job, LONGER_S)
-    check_latents(cluster, "latents-killed", images)
-
-
-def test_a_driver_that_is_killed_is_started_again_by_its_supervisor(cluster: Kube, latents: str) -> None:
-    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-driver", *LONG)
-    at_work(cluster, "run-driver")
-    assert cluster.python(jobs.head(cluster), KILL_DRIVER, container="ray-head").split(), "there was a driver"
-    jobs.succeeded(cluster, job, LONGER_S)
-    exact(cluster, "run-driver", latents)
-    assert "supervisor: the job was killed by signal 9" in jobs.log(cluster, job)
 
 
 def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(cluster: Kube, latents: str) -> None:

@@ -1,7 +1,5 @@
 """From readings to metric families, without a driver."""
 
-import re
-
 import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
@@ -19,13 +17,6 @@ def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
             rest = {k: v for k, v in sample.labels.items() if k not in {"gpu", "uuid", "product", "node"}}
             result[sample.name, ",".join(rest.values())] = sample.value
     return result
-
-
-@pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
-def test_the_name_of_a_counter_ends_with_total_and_no_other(row: object) -> None:
-    name, kind = row.name, row.type  # type: ignore[attr-defined]
-    assert re.fullmatch(r"sdp_(gpu|exporter)_[a-z_]+", name)
-    assert name.endswith("_total") == (kind == "counter")
 
 
 def test_names_are_unique_and_every_help_text_is_a_sentence() -> None:
