@@ -75,9 +75,8 @@ class Desk:
         self._worker_of: dict[int, WorkerId] = {}
         self._first: dict[int, int] = {}
         """The first number of each piece that was sent again under another."""
-        self._deaths_of: dict[int, int] = {}
-        """Deaths of workers by the first number of the piece that they held."""
-        self._reasons: dict[int, str] = {}
+        self._deaths_of: dict[int, list[str]] = {}
+        """The reasons for deaths of workers, by the first number of the piece that they held."""
         self._encoders: dict[str, WorkerId] = {}
         """By actor, which outlives its processes."""
         self._loading: dict[str, WorkerId] = {}
@@ -112,8 +111,8 @@ class Desk:
             self._record_death(before, self._held[before][0], "its worker died each time")
         self._ready.discard(number)
         first = self._first.get(number, number)
-        if self._deaths_of.get(first, 0) >= TRIES:
-            return self._reasons[first]
+        if len(reasons := self._deaths_of.get(first, [])) >= TRIES:
+            return reasons[-1]
         self._pieces.pop(number, None)
         self._worker_of[number] = worker
         self._held.setdefault(worker, []).append(number)
@@ -134,9 +133,7 @@ class Desk:
             self._state.transformed_stats += stats or TransformStats()
         else:
             self._worker_of.pop(number, None)
-            first = self._first.pop(number, number)
-            for account in (self._deaths_of, self._reasons):
-                account.pop(first, None)
+            self._deaths_of.pop(self._first.pop(number, number), None)
 
     async def fail(self, worker: WorkerId, number: int | None, reason: str) -> None:
         """Record that a worker fails at a piece, or as it starts."""
@@ -210,9 +207,7 @@ class Desk:
         self._state.deaths[worker.stage] += 1
         self._state.last[worker.stage] = reason
         if number is not None:
-            first = self._first.get(number, number)
-            self._deaths_of[first] = self._deaths_of.get(first, 0) + 1
-            self._reasons[first] = reason
+            self._deaths_of.setdefault(self._first.get(number, number), []).append(reason)
 
 
 def check_state(state: State, placement: Placement, transforms: int, waited_s: float, *, fed: bool = True) -> None:

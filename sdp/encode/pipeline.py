@@ -16,8 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -27,29 +26,14 @@ from ray.exceptions import RayError
 from sdp import cluster, ray_loss, ray_private, telemetry
 from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
-from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
+from sdp.encode.work import Stages
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.waiting import Stall
 
-_STORAGE_RETRIES = 3
-"""Retries of a storage that does not answer."""
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0
-
-
-class Stages(Protocol):
-    """The work on a piece: pickled once, and run in workers."""
-
-    def transform(self, item: Any) -> tuple[Any, TransformStats]:
-        """Read and transform an item."""
-
-    def load(self) -> Any:
-        """Load an encoder."""
-
-    def encode(self, encoder: Any, value: Any) -> Any:
-        """Encode the value that `transform` returned."""
 
 
 PieceResult = tuple[Any, Note, "ObjectRef[pa.Table]"]
@@ -248,7 +232,7 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
     note = Note(number, transformed_on=worker.node)
     while (died := ray.get(desk.begin.remote(worker, number))) is None:
         try:
-            value, stats = _retry_storage(partial(ray.get(stages).transform, item))
+            value, stats = ray.get(stages).transform(item)
         except SdpError as error:
             ray.get(desk.stop.remote(error))
             return pack(replace(note, died=str(error)), None)
@@ -322,14 +306,6 @@ class Encode:
         """Tell the desk that the pool shrinks."""
         with contextlib.suppress(Exception):
             self._desk.leave.remote(self._actor)
-
-
-def _retry_storage(call: Callable[[], Any]) -> Any:
-    """Call a function, and again if its storage does not answer."""
-    for _ in range(_STORAGE_RETRIES):
-        with contextlib.suppress(Unavailable):
-            return call()
-    return call()
 
 
 def _line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,19 @@ WorkItem = tuple[Piece, NDArray[np.int64] | None]
 """A piece, and its rows to encode (None: all)."""
 
 
+class Stages(Protocol):
+    """The work on a piece: pickled once, and run in workers."""
+
+    def transform(self, item: Any) -> tuple[Any, TransformStats]:
+        """Read and transform an item."""
+
+    def load(self) -> Any:
+        """Load an encoder."""
+
+    def encode(self, encoder: Any, value: Any) -> Any:
+        """Encode the value that `transform` returned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
     """The images that a job's workers read, and the output, as sent to every worker."""
@@ -54,7 +67,7 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsSpec(SourceSpec, ABC):
+class RowsSpec(SourceSpec, Stages, ABC):
     """The pipeline's stages for pieces of a dataset, with all settings of their transforms and encoders."""
 
     kind: ClassVar[str]
@@ -66,18 +79,6 @@ class RowsSpec(SourceSpec, ABC):
     @abstractmethod
     def schema(self) -> pa.Schema:
         """The columns of the rows that they make."""
-
-    @abstractmethod
-    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
-        """Read a piece of the source and transform its rows."""
-
-    @abstractmethod
-    def load(self) -> Any:
-        """Load an encoder."""
-
-    @abstractmethod
-    def encode(self, encoder: Any, value: Chunk) -> PieceRows:
-        """Encode a chunk; return its rows, ready to be stored."""
 
     def run_transform(self, transform: Transform, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece of the source and transform its rows, with the times that both take."""
