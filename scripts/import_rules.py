@@ -84,7 +84,7 @@ RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
         "sdp/download/pipeline.py",
-        "sdp/download/survey.py",
+        "sdp/download/repeats.py",
         "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/cluster.py",

@@ -1,10 +1,11 @@
-"""Rows of an images dataset that repeat the content of a lower row, found once all parts exist.
+"""Rows of an images dataset that repeat a lower row: its URL, or its content, found once all parts exist.
 
-The parts stay as they are. For each list of parts that a manifest names, the set of repeated rows is stored beside
-them; the manifest counts these rows as filtered, and readers leave them out.
+The parts stay as they are. For each list of parts that a manifest names, the set of rows with repeated content is
+stored beside them; the manifest counts these rows as filtered, and readers leave them out. NAME is the digest of that
+list, or `urls-` and the number of rows whose URLs have been compared.
 
-    _repeated/DIGEST.json            the number of rows; written last
-    _repeated/DIGEST/000000.roaring  the rows
+    _repeated/NAME.json            the number of rows; written last
+    _repeated/NAME/000000.roaring  the rows
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +35,14 @@ Find = Callable[[Sequence[PartInfo], str], int]
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The content of `_repeated/DIGEST.json`."""
+    """The content of `_repeated/NAME.json`."""
 
     rows: Whole
-    reason: str = REASON
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The repeated rows of a dataset."""
+    """A set of repeated rows."""
 
     storage: Storage
     folder: str
@@ -56,22 +56,21 @@ class Repeated:
 
 def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
     """Return the repeated rows that a manifest counts."""
-    return Repeated(storage, _folder(files_digest)) if manifest_repeated else None
+    return Repeated(storage, folder(files_digest)) if manifest_repeated else None
 
 
-def known(storage: Storage, files_digest: str) -> int | None:
-    """Return the number of repeated rows in a list of parts; None if they have not been found yet."""
+def known(storage: Storage, name: str) -> int | None:
+    """Return the number of repeated rows; None if they have not been found yet."""
     try:
-        return parse(_Record, storage.read(f"{_folder(files_digest)}.json")).rows
+        return parse(_Record, storage.read(f"{folder(name)}.json")).rows
     except (NotFound, BadRecord):  # a damaged record is replaced
         return None
 
 
-def keep(storage: Storage, files_digest: str, rows: Iterable[Addresses], check: Callable[[], None]) -> int:
+def keep(storage: Storage, name: str, rows: Iterable[Addresses], check: Callable[[], None]) -> int:
     """Store the repeated rows; return their number. `check` checks the lease."""
-    folder = _folder(files_digest)
-    count = address_sets.publish(storage, folder, rows, check)
-    storage.publish_held(f"{folder}.json", dump(_Record(count)), check)
+    count = address_sets.publish(storage, folder(name), rows, check)
+    storage.publish_held(f"{folder(name)}.json", dump(_Record(count)), check)
     return count
 
 
@@ -129,5 +128,6 @@ def repeated(*shares: tuple[Keys, Addresses]) -> Addresses:
     return np.sort(all_rows[order[repeats]])
 
 
-def _folder(files_digest: str) -> str:
-    return f"_repeated/{files_digest[:16]}"
+def folder(name: str) -> str:
+    """Return the folder of a set of repeated rows."""
+    return f"_repeated/{name[:16]}"

@@ -23,7 +23,7 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, order_retry, publish_plan
 from sdp.datasets.units import PARTS, Work, parse_part_name
-from sdp.download import blocklists, messages, survey
+from sdp.download import blocklists, messages, repeats
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
@@ -32,9 +32,6 @@ from sdp.download.worker import WorkerSettings
 from sdp.errors import DatasetError
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
-
-_IMAGES_A_SECOND = 100.0
-"""Images per second that one CPU downloads, for a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         pending = output.pending()
         begun = runs.begin("download")
         infos, figures = _write_pending(config, output, rules, pending, lease)
-        find_repeated = partial(survey.find_repeated, storage, placement(config), lease.confirm)
+        find_repeated = partial(repeats.find_content, storage, placement(config), lease.confirm)
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -109,21 +106,11 @@ def _write_pending(
     cluster.connect()
     cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow="RAY_ADDRESS" in os.environ)
     shape = PoolShape.of(config, len(pending))
+    if config.dedup.urls:
+        repeated_urls = repeats.find_urls(config, output, rules, placement(config), lease.confirm)
+        rules = replace(rules, repeated_urls=repeated_urls)
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)
-    survey_to = _survey(settings, output, shape, lease)
-    return write_parts(settings, output, pending, _rows_to_do(output, pending), shape, lease, survey_to)
-
-
-def _survey(settings: WorkerSettings, output: Output, shape: PoolShape, lease: Lease) -> int:
-    """Survey the source, unless that is done; return the address up to which the survey knows repeated URLs."""
-    config, rows = settings.config, output.index.rows
-    result = survey.load(output.storage, rows)
-    if result is None:
-        result = survey.survey_source(config, output, settings.rules, placement(config), lease.confirm)
-        other_hosts_s = rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
-        for line in survey.forecast(result.hosts, config.hosts, other_hosts_s):
-            say(line)
-    return result.stop if result.duplicates else 0
+    return write_parts(settings, output, pending, _rows_to_do(output, pending), shape, lease)
 
 
 def _intention(planned: Output, before: Dataset | None, files: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -24,7 +24,7 @@ from sdp.console import Progress
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
-from sdp.download import messages, survey
+from sdp.download import messages
 from sdp.download.budgets import Answer, Ask, SharedBudgets
 from sdp.download.figures import DownloadFigures
 from sdp.download.spans import read_span, spans
@@ -73,17 +73,13 @@ def write_parts(
     rows: int,
     shape: PoolShape,
     lease: Lease,
-    survey_to: int,
 ) -> tuple[list[PartInfo], DownloadFigures]:
-    """Write all pending parts, of `rows` rows in total; return their footers and the run's figures.
-
-    `survey_to` is the address up to which a survey lists repeated URLs; 0 means that there is no survey.
-    """
+    """Write all pending parts, of `rows` rows in total; return their footers and the run's figures."""
     hub = cluster.start_beside_driver(
         Hub, settings.config.hosts, max_restarts=cluster.TASK_RETRIES, max_task_retries=-1
     )
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
-        parts = _dataset(settings, output, pending, shape, hub, survey_to)
+        parts = _dataset(settings, output, pending, shape, hub)
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
     stall = Stall("download", [Place("workers", {"CPU": shape.cpus}, 1, 1, dict(settings.config.workers.node_labels))])
@@ -102,12 +98,12 @@ def write_parts(
 
 
 def _dataset(
-    settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any, survey_to: int
+    settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any
 ) -> ray.data.Dataset:
     config, ray_options = settings.config, placement(settings.config)
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
-        partial(read_units, settings.rules.columns(), output.storage, config.storage.options(), survey_to),
+        partial(read_units, settings.rules.columns(), output.storage, config.storage.options()),
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
         **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), shape.workers, max(2, shape.workers // 4))),
@@ -130,14 +126,11 @@ def _dataset(
 
 
 def read_units(
-    columns: list[str], output: Storage, options: StorageOptions, survey_to: int, row: dict[str, bytes]
+    columns: list[str], output: Storage, options: StorageOptions, row: dict[str, bytes]
 ) -> Iterator[dict[str, bytes]]:
     """Read a span, and yield a row for each unit."""
     try:
         for task in read_span(pickle.loads(row["span"]), columns, output, options):
-            if survey_to:
-                unit = task.work.unit
-                task = replace(task, duplicates=survey.duplicates_in(output, survey_to, unit.start, unit.stop))
             yield {"task": pickle.dumps(task)}
     except SdpError as error:  # passed on as a value: Ray Data would turn it into text
         yield {"task": pickle.dumps(error)}

@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 from sdp.config.download import DownloadSource, FiltersConfig
 from sdp.datasets.columns import LARGEST_CELL, kind_of
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
+from sdp.datasets.repeated import Repeated
 from sdp.datasets.scores import numbers, scores_of
 from sdp.datasets.units import Addresses
 from sdp.download.blocklists import Blocklists
@@ -41,6 +42,8 @@ class Rules:
     taken_down: Blocklists = field(default_factory=Blocklists)
     """URLs and hashes of takedowns."""
     taken_down_rows: BitMap64 = field(default_factory=BitMap64)
+    repeated_urls: Repeated | None = None
+    """Rows whose URL a lower one has."""
 
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
@@ -74,17 +77,13 @@ class RowToFetch:
     """The detail of the outcome if the row is written."""
 
 
-def plan(
-    table: pa.Table, rows: Addresses, rules: Rules, duplicates: BitMap64 | None = None
-) -> tuple[list[RowToFetch], list[Outcome]]:
-    """Return which of these addresses to fetch, and the outcomes of the others.
-
-    `duplicates` are addresses whose URL a lower one has.
-    """
+def plan(table: pa.Table, rows: Addresses, rules: Rules) -> tuple[list[RowToFetch], list[Outcome]]:
+    """Return which of these addresses to fetch, and the outcomes of the others."""
     filtered, too_long = _filtered(table, rules.filters), _too_long(table, rules.source.columns)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
     long_captions = _too_long(table, [rules.source.caption_column])
+    repeats = np.zeros(len(rows), np.bool_) if rules.repeated_urls is None else rules.repeated_urls.mask(rows)
 
     def decide(at: int, row: int) -> RowToFetch | Outcome:
         if row in rules.taken_down_rows:
@@ -101,7 +100,7 @@ def plan(
             return Outcome(row, FAILED, "no_caption", attempts=0)
         if (reason := rules.block_reason(url)) is not None:
             return Outcome(row, FILTERED, reason, attempts=0)
-        if duplicates is not None and row in duplicates:
+        if repeats[at]:
             return Outcome(row, FILTERED, "duplicate_url", attempts=0)
         return RowToFetch(row, at, url, caption, f"{long_captions[at]}, cut" if at in long_captions else None)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyroaring import BitMap64
 
 from sdp.datasets.columns import readable
 from sdp.datasets.outcomes import Outcome, account_table
@@ -47,8 +46,6 @@ class UnitTask:
     """Their rows of the source, in the same order."""
     retried: dict[str, int] = field(default_factory=dict)
     """Failures that a retry supersedes, by reason."""
-    duplicates: BitMap64 | None = None
-    """Addresses whose URL a lower one has."""
 
 
 class UnitRun:
@@ -56,7 +53,7 @@ class UnitRun:
 
     def __init__(self, task: UnitTask, rules: Rules) -> None:
         self._task, self._source = task, rules.source
-        self.to_fetch, self.refused = plan(task.table, task.rows, rules, task.duplicates)
+        self.to_fetch, self.refused = plan(task.table, task.rows, rules)
         self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in self.refused}
         self._images: dict[int, Checked] = {}
         self._changed = threading.Condition()

@@ -17,7 +17,7 @@ from sdp.datasets.manifest import part_infos
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.parts import read_account
 from sdp.datasets.tombstones import Takedown
-from sdp.download import job, survey
+from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
@@ -242,50 +242,34 @@ def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tm
 
 
 @pytest.mark.parametrize("piece_rows", [4_000_000, 20])
-def test_the_lowest_of_several_identical_images_is_kept(
+def test_the_lowest_of_several_identical_urls_and_images_is_kept(
     server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
 ) -> None:
     monkeypatch.setattr("sdp.datasets.repeated.PIECE_ROWS", piece_rows)  # of the small ones several tasks look
     monkeypatch.setattr("sdp.datasets.repeated._PARTITION_ROWS", 2 * piece_rows)
-    source = write_urls(tmp_path / "meta", plain_urls(server, 90))
+    source = write_urls(tmp_path / "meta", [*plain_urls(server, 90), *plain_urls(server, 5)])
     config = config_for(source, tmp_path / "out", dedup={"content": True})
     summary = job.run(config)
     assert summary is not None
     counts = summary.dataset.manifest.counts
-    assert (counts.input, counts.written, counts.filtered) == (90, 40, 50)
-    assert counts.reasons == {"duplicate_content": 50}
+    assert (counts.input, counts.written, counts.filtered) == (95, 40, 55)
+    assert counts.reasons == {"duplicate_content": 50, "duplicate_url": 5}
+    reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
+    assert [row for row, reason in reasons.items() if reason] == list(range(90, 95))
     repeated = summary.dataset.repeated_rows
     assert repeated is not None
-    assert [row for row in range(90) if row in repeated] == list(range(40, 90))
+    assert [row for row in range(95) if row in repeated] == list(range(40, 90))
     rerun = job.run(config)
     assert rerun is not None
     assert rerun.dataset.digest == summary.dataset.digest
 
 
-def test_the_error_that_stops_a_worker_is_reported_unchanged(
-    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_that_stops_a_worker_is_reported_unchanged(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", plain_urls(server, 40))
     file = next(source.iterdir())
     damaged = bytearray(file.read_bytes())
     damaged[8:200] = bytes(192)  # pages; the footer is whole
     file.write_bytes(damaged)
-    monkeypatch.setattr("sdp.download.job._survey", lambda *_: 0)  # it would meet the error first
+    config = config_for(source, tmp_path / "out", dedup={"urls": False})  # else the search meets the error first
     with pytest.raises(SdpError, match=f"^{re.escape(str(file))}: "):
-        job.run(config_for(source, tmp_path / "out"))
-
-
-@pytest.mark.parametrize("urls", [True, False])
-def test_a_large_source_is_surveyed_on_the_cluster_with_the_same_result(
-    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urls: bool
-) -> None:
-    source = write_urls(tmp_path / "meta", [*plain_urls(server, 30), *plain_urls(server, 5)])
-    surveys = []
-    for name, small in (("here", 100_000), ("cluster", 0)):
-        monkeypatch.setattr("sdp.download.survey._SMALL_SOURCE", small)
-        monkeypatch.setattr("sdp.download.survey.PIECE_ROWS", 10)
-        job.run(config_for(source, tmp_path / name, dedup={"urls": urls}))
-        storage = open_storage(str(tmp_path / name))
-        surveys.append((survey.load(storage, 35), list(survey.duplicates_in(storage, 35, 0, 35))))
-    assert surveys[0] == surveys[1]
-    assert surveys[0][1] == (list(range(30, 35)) if urls else [])
+        job.run(config)

@@ -25,7 +25,7 @@ from sdp.datasets.units import Unit, Work
 from sdp.download.image import Checked
 from sdp.download.plan import Rules
 from sdp.download.spans import read_span, spans
-from sdp.download.survey import find_repeated
+from sdp.download.repeats import find_content
 from sdp.download.unit import UnitRun
 from sdp.encode.table import LAYOUT, RowShape, rows_of
 from sdp.storage import list_source, open_storage
@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files, storage = list_source(str(root / "source")), open_storage(str(root / "images"))
     output = open_output(storage, Head("images", 7, False, {}))
     output = freeze_source(output, files, rules.columns(), carried=["similarity"])
-    complete = partial(finish, find_repeated=partial(find_repeated, storage, {}, lambda: None))
+    complete = partial(finish, find_repeated=partial(find_content, storage, {}, lambda: None))
     write_pending(output, rules, LOST | RESCUED)
     output = order_retry(output, complete(output))
     write_pending(output, rules, LOST)
