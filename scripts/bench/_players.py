@@ -66,7 +66,7 @@ class IdleDownload:
         return PartInfo(task.work.name, 1, None, "images", task.work.unit, 0, Counts(written=rows), {}, ((rows, 0, 1),))
 
     def figures(self) -> DownloadFigures:
-        return DownloadFigures()
+        return DownloadFigures(workers=1)
 
 
 def download_nothing() -> None:

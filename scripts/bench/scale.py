@@ -174,7 +174,7 @@ def download(folder: Path, units: int) -> dict[str, float]:
     config = parse("download", {"source": {"uri": str(folder), **columns}, "output": {"uri": f"{folder}-output"}})
     output, lease = read_output(_open(folder)), SimpleNamespace(check=lambda: None)
     settings = WorkerSettings(config, output.storage, Rules(config.source, config.filters), 1)
-    infos, _ = write_parts(settings, output, output.pending(), units, PoolShape(1, 2), lease, 0)  # type: ignore[arg-type]
+    infos, _ = write_parts(settings, output, output.pending(), units, PoolShape(1, 2), lease)  # type: ignore[arg-type]
     assert len({info.path for info in infos}) == units
     return {}
 

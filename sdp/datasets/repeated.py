@@ -107,11 +107,14 @@ def partitions_for(rows: int) -> int:
 
 def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Addresses]]:
     """Return 64 bits of the hashes in some parts, with their rows, by partition."""
-    tables = ordered_map(lambda path: read_rows(storage, path, ["row", "sha256"]), paths, workers=8)
-    table = pa.concat_tables(list(tables))
-    rows = table["row"].to_numpy()
+    table = read_columns(storage, paths, ["row", "sha256"])
     keys = np.array([int(digits[:16], 16) for digits in table["sha256"].to_pylist()], np.uint64)
-    return partitioned(keys, rows, partitions)
+    return partitioned(keys, table["row"].to_numpy(), partitions)
+
+
+def read_columns(storage: Storage, paths: Sequence[str], columns: list[str]) -> pa.Table:
+    """Return columns of some parts as one table."""
+    return pa.concat_tables(ordered_map(lambda path: read_rows(storage, path, columns), paths, workers=8))
 
 
 def partitioned(keys: Keys, rows: Addresses, partitions: int) -> list[tuple[Keys, Addresses]]:

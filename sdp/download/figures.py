@@ -3,13 +3,13 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.datasets.outcomes import Counts, Outcome
+from sdp.datasets.outcomes import FAILED, FILTER_REASONS, FILTERED, WRITTEN, Counts, rule_of
 from sdp.download.fetch import Request
 from sdp.telemetry.catalogue import BYTES, SECONDS
 
@@ -18,10 +18,8 @@ from sdp.telemetry.catalogue import BYTES, SECONDS
 class DownloadFigures:
     """The figures of a worker or of all workers, so far."""
 
-    written: int = 0
-    filtered: int = 0
-    failed: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Addresses by outcome and reason, which is empty for written ones."""
     bytes: int = 0
     """Bytes fetched."""
     stored_bytes: int = 0
@@ -35,19 +33,18 @@ class DownloadFigures:
 
     @property
     def done(self) -> int:
-        return self.written + self.filtered + self.failed
+        return self.outcomes.total()
 
-    def note(self, outcome: Outcome) -> None:
-        """Count the outcome of an address."""
-        setattr(self, outcome.outcome, getattr(self, outcome.outcome) + 1)
-        if outcome.reason is not None:
-            self.reasons[outcome.reason] += 1
+    def of(self, outcome: str) -> int:
+        """Return the number of addresses with an outcome."""
+        return sum(count for (name, _), count in self.outcomes.items() if name == outcome)
 
     def count_parts(self, counts: Iterable[Counts]) -> None:
         """Take the outcomes from the written parts, since those of the workers include units lost with a worker."""
         total = sum(counts, Counts())
-        self.written, self.filtered, self.failed = total.written, total.filtered, total.failed
-        self.reasons = Counter(total.reasons)
+        self.outcomes = Counter({(WRITTEN, ""): total.written})
+        for reason, count in total.reasons.items():
+            self.outcomes[FILTERED if rule_of(reason) in FILTER_REASONS else FAILED, reason] = count
 
     def note_fetch(self, request: Request[Any]) -> None:
         """Count a fetch and its result."""
@@ -57,8 +54,6 @@ class DownloadFigures:
         if request.failure is None:
             self.sizes[bisect_left(BYTES, request.size)] += 1
 
-    def merge(self, other: "DownloadFigures") -> None:
-        for name in ("written", "filtered", "failed", "reasons", "bytes", "stored_bytes", "requests"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.durations += other.durations
-        self.sizes += other.sizes
+    def __add__(self, other: "DownloadFigures") -> "DownloadFigures":
+        names = [each.name for each in fields(self)]
+        return DownloadFigures(**{name: getattr(self, name) + getattr(other, name) for name in names})

@@ -6,10 +6,8 @@ the output shows the whole state.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -22,7 +20,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, order_retry, publish_plan
-from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.datasets.units import Work
 from sdp.download import blocklists, messages, repeats
 from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import PoolShape, placement, write_parts
@@ -54,7 +52,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     decisive["filters.columns"] = decisive["filters.columns"] or None  # as in an output of an sdp that had none
     head = Head(KIND, config.output.rows_per_file, False, decisive)
     existing = open_output(storage, head, writes=False)
-    _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
@@ -66,7 +63,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     if before is not None:
         _refuse_unfinished(existing)
     if dry_run:
-        for line in _intention(planned, before, len(files)):
+        for line in messages.intention(order_retry(planned, before) if before else planned, len(files)):
             say(line)
         return None
     cluster.require_reachable()
@@ -110,20 +107,7 @@ def _write_pending(
         repeated_urls = repeats.find_urls(config, output, rules, placement(config), lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)
-    return write_parts(settings, output, pending, _rows_to_do(output, pending), shape, lease)
-
-
-def _intention(planned: Output, before: Dataset | None, files: int) -> Iterator[str]:
-    if before is not None:
-        return messages.retry_intention(before)
-    pending = planned.pending()
-    return messages.intention(planned.index, pending, _rows_to_do(planned, pending), planned.storage.uri, files)
-
-
-def _rows_to_do(output: Output, pending: Sequence[Work]) -> int:
-    """Count the pending rows, for display; in a retry, those that the manifest counts as failed."""
-    retried = any(work.attempt for work in pending) and output.storage.exists(manifest.MANIFEST)
-    return messages.rows_to_do(pending, open_dataset(output.storage, KIND).failures() if retried else {})
+    return write_parts(settings, output, pending, messages.rows_to_do(output, pending), shape, lease)
 
 
 def _refuse_unfinished(output: Output) -> None:
@@ -134,17 +118,6 @@ def _refuse_unfinished(output: Output) -> None:
             f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
             "--only-failed first"
         )
-
-
-def _refuse_folders(storage: Storage) -> None:
-    """Refuse folders with the names of parts, before any row is fetched."""
-    folder = Path(storage.uri, PARTS)
-    if "://" in storage.uri or not folder.is_dir():  # object stores have no folders, and a new output none yet
-        return
-    with os.scandir(folder) as entries:
-        taken = next((entry.path for entry in entries if parse_part_name(PARTS + entry.name) and entry.is_dir()), None)
-    if taken is not None:
-        raise DatasetError(f"{taken}: expected a part, got a folder; move it away")
 
 
 def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:

@@ -1,11 +1,12 @@
 """The lines that a download prints before, during and after its work, and its metrics."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from sdp.console import counted, duration, size, table
 from sdp.datasets.index import Index
-from sdp.datasets.manifest import Dataset
-from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
+from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset
+from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN, rule_of
+from sdp.datasets.output import Output
 from sdp.datasets.units import Work
 from sdp.download.figures import DownloadFigures
 from sdp.telemetry import Telemetry
@@ -21,9 +22,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
     parts = [
         f"{min(figures.done, total):,} of {counted(total, 'row')}",  # a replaced worker's rows are counted twice
         f"{rate:,.0f}/s",
-        f"{figures.written:,} written",
-        f"{figures.failed:,} failed",
-        f"{figures.filtered:,} filtered",
+        *(f"{figures.of(outcome):,} {outcome}" for outcome in (WRITTEN, FAILED, FILTERED)),
         f"{size(figures.bytes / elapsed_s)}/s",
         eta,
     ]
@@ -33,9 +32,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
 def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     """Emit the figures as metrics."""
     telemetry.progress("download", min(figures.done, total), total)
-    telemetry.reach("sdp_download_rows_total", figures.written, outcome=WRITTEN, reason="")
-    for reason, count in figures.reasons.items():
-        outcome = FILTERED if reason in FILTER_REASONS else FAILED
+    for (outcome, reason), count in figures.outcomes.items():
         telemetry.reach("sdp_download_rows_total", count, outcome=outcome, reason=reason)
     telemetry.reach("sdp_download_requests_total", figures.requests)
     telemetry.reach("sdp_download_fetched_bytes_total", figures.bytes)
@@ -44,17 +41,20 @@ def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     telemetry.observed("sdp_download_image_bytes", figures.sizes.tolist())
 
 
-def intention(index: Index, pending: list[Work], rows: int, where: str, files: int) -> Iterator[str]:
+def intention(output: Output, files: int) -> Iterator[str]:
     """Yield the lines of a dry run."""
-    works = index.works()
+    index, works, pending = output.index, output.index.works(), output.pending()
     listed = f"{counted(index.listed_rows, 'row')} listed, {index.rows:,} of them to be downloaded"
     yield f"source: {counted(files, 'file')}, {listed}"
-    yield f"output: {where}, {counted(len(works), 'part')} in all, {len(works) - len(pending):,} of them done"
-    yield f"to do: {counted(len(pending), 'part')} with {counted(rows, 'row')}"
+    done = len(works) - len(pending)
+    yield f"output: {output.storage.uri}, {counted(len(works), 'part')} in all, {done:,} of them done"
+    yield f"to do: {counted(len(pending), 'part')} with {counted(rows_to_do(output, pending), 'row')}"
 
 
-def rows_to_do(pending: Iterable[Work], failures: Mapping[int, int]) -> int:
-    """Count the rows of some parts; in a retry only the failed ones, if `failures` knows them by unit."""
+def rows_to_do(output: Output, pending: Sequence[Work]) -> int:
+    """Count the rows of some parts; in a retry, those that the manifest counts as failed."""
+    retried = any(work.attempt for work in pending) and output.storage.exists(MANIFEST)
+    failures = open_dataset(output.storage).failures() if retried else {}
     return sum(failures.get(work.unit.number, len(work.unit)) if work.attempt else len(work.unit) for work in pending)
 
 
@@ -67,13 +67,6 @@ def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
         )
 
 
-def retry_intention(dataset: Dataset) -> Iterator[str]:
-    """Yield the lines of a retry's dry run."""
-    failed, units = dataset.manifest.counts.failed, len(dataset.failures())
-    parts = f"{units:,} of {counted(dataset.manifest.parts, 'part')}"
-    yield f"to do: {counted(failed, 'failed row')} in {parts} of {dataset.storage.uri}"
-
-
 def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:
     """Yield the result, the reasons of failures, and the next command."""
     counts = dataset.manifest.counts
@@ -83,12 +76,12 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
     )
     if counts.reasons:
         ordered = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))
-        rows = [(f"{count:,}", reason, _MEANINGS.get(reason, "")) for reason, count in ordered]
+        rows = [(f"{count:,}", reason, _MEANINGS.get(rule_of(reason), "")) for reason, count in ordered]
         yield table(rows, ("rows", "reason", ""))
     if figures.done:
         yield (
-            f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.written:,} of them written, "
-            f"{counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
+            f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.of(WRITTEN):,} of them "
+            f"written, {counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
     if counts.failed:
         yield f"to retry failures: sdp download … --only-failed; to see them: sdp inspect {dataset.storage.uri}"

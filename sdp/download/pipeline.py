@@ -178,10 +178,7 @@ class Hub:
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
-        total = DownloadFigures(workers=len(self._figures))
-        for figures in self._figures.values():
-            total.merge(figures)
-        return total
+        return sum(self._figures.values(), DownloadFigures())
 
 
 @contextmanager

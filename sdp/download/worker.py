@@ -7,10 +7,10 @@ Several units may be under way: the next one begins when connections would be id
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sdp.backoff import backoff
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info
@@ -32,8 +32,8 @@ _BUFFER_BYTES = 256_000_000
 """Fetched images that one worker holds before they are decoded: five of the largest that fetch.max_bytes allows."""
 _CHECK_S = 1.0
 """Time between checks whether the threads still work."""
-_WRITE_TRIES = 5
-_WRITE_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 60.0
+_WRITE_RETRIES = 4
+"""Retries of a part, each of which takes as long as the storage retries a request: two minutes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class DownloadWorker:
         self._settings, config = settings, settings.config
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
-        self._closing = threading.Event()
         self._turn = threading.Lock()
         handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
         decoder_settings = DecoderSettings(handler, DECODER_MEMORY_BYTES)
@@ -75,7 +74,7 @@ class DownloadWorker:
         unit = UnitRun(task, self._settings.rules)
         with self._lock:
             for outcome in unit.refused:
-                self._figures.note(outcome)
+                self._figures.outcomes[outcome.outcome, outcome.reason or ""] += 1
         with self._turn:  # the next unit's requests come after this one's
             while not self._fetcher.wait_for_room(_CHECK_S):
                 self._check()
@@ -90,14 +89,7 @@ class DownloadWorker:
     def figures(self) -> DownloadFigures:
         """Return the figures so far."""
         with self._lock:
-            total = DownloadFigures()
-            total.merge(self._figures)
-            return total
-
-    def close(self) -> None:
-        self._closing.set()
-        self._fetcher.close()
-        self._decoders.close()
+            return DownloadFigures(workers=1) + self._figures
 
     def _on_fetched(self, request: Request[_Token]) -> None:
         with self._lock:
@@ -129,24 +121,18 @@ class DownloadWorker:
 
     def _settle(self, unit: UnitRun, outcome: Outcome, image: Checked | None = None) -> None:
         with self._lock:
-            self._figures.note(outcome)
+            self._figures.outcomes[outcome.outcome, outcome.reason or ""] += 1
         unit.settle(outcome, image)
 
     def _write(self, unit: UnitRun) -> PartInfo:
-        """Publish the part; retry for minutes while the store is unavailable, rather than lose the unit."""
-        retry = 0
-        while True:
-            try:
+        """Publish the part; while the store is unavailable, retry for longer than it does itself: a unit is much work."""
+        for _ in range(_WRITE_RETRIES):
+            with suppress(Unavailable):
                 return unit.write(self._settings.output)
-            except Unavailable:
-                retry += 1
-                if retry == _WRITE_TRIES or self._closing.wait(backoff(retry - 1, _WRITE_PAUSE_S, _LONGEST_PAUSE_S)):
-                    raise
+        return unit.write(self._settings.output)
 
     def _check(self) -> None:
         """Raise the error that has stopped the fetcher or the decoders."""
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
                 raise SdpError(f"a download worker failed ({type(error).__name__}: {error})") from error
-        if self._closing.is_set():
-            raise SdpError("the download worker is closing")

@@ -14,8 +14,7 @@ from sdp import cluster
 from sdp.config import ScoreConfig
 from sdp.console import counted, say, table
 from sdp.datasets import repeated
-from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.parts import PartInfo, read_rows
+from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
@@ -86,8 +85,7 @@ def find_duplicates(
 
 def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Addresses]:
     """Return the hashes in some parts, with their rows."""
-    tables = ordered_map(lambda path: read_rows(storage, path, ["row", "hash"]), paths, workers=8)
-    table = pa.concat_tables(list(tables))
+    table = repeated.read_columns(storage, paths, ["row", "hash"])
     hashes, rows = table["hash"].to_numpy(), table["row"].to_numpy()
     gone = np.array(BitMap64.deserialize(taken_down).to_array() if taken_down else [], np.int64)
     kept = ~np.isin(rows, gone)

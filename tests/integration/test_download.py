@@ -2,16 +2,16 @@
 
 import io
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from PIL import Image
 
 from scripts.demo import shapes
-from sdp.config import parse
+from sdp.cli import main
 from sdp.datasets import runs, tombstones
 from sdp.datasets.manifest import part_infos
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
@@ -20,7 +20,7 @@ from sdp.datasets.tombstones import Takedown
 from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage
-from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
+from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls, written_rows
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 
@@ -76,15 +76,6 @@ def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: I
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
 
 
-def test_a_body_in_tiny_pieces_holds_up_no_other_row(server: ImageServer, tmp_path: Path) -> None:
-    urls = [*plain_urls(server, 60), server.image_url(60, "chunked", size=2, bytes=2_000_000)]
-    began = time.monotonic()
-    summary = job.run(config_for(write_urls(tmp_path / "meta", urls), tmp_path / "out"))
-    assert time.monotonic() - began < 40  # a millionth of a second a piece, where a queue of pieces took 90 s
-    assert summary is not None
-    assert len(check_exactly_once(summary.dataset, range(61))) == 61
-
-
 def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer, tmp_path: Path) -> None:
     other_host = server.image_url(1).replace("127.0.0.1", "localhost")
     targets = [server.image_url(0), other_host, server.image_url(2), server.image_url(3)]
@@ -134,7 +125,7 @@ def test_a_retry_requests_only_failed_rows(
 
     capsys.readouterr()
     assert job.run(config, only_failed=True, dry_run=True) is None
-    assert "to do: 2 failed rows in 2 of 2 parts" in capsys.readouterr().err
+    assert "to do: 2 parts with 2 rows" in capsys.readouterr().err
     summary = job.run(config, only_failed=True)
     said = capsys.readouterr().err
     assert summary is not None
@@ -164,15 +155,6 @@ def test_a_download_without_any_image_ends_with_an_error(server: ImageServer, tm
     with pytest.raises(DatasetError, match=said):
         job.run(config)  # nothing has been repaired
     assert server.stats.requests == 2
-
-
-def test_a_folder_in_the_place_of_a_part_is_reported_before_any_work(server: ImageServer, tmp_path: Path) -> None:
-    taken = tmp_path / "out" / "parts" / "000000001.parquet"
-    taken.mkdir(parents=True)
-    config = config_for(write_urls(tmp_path / "meta", plain_urls(server, 40)), tmp_path / "out")
-    with pytest.raises(DatasetError, match=f"^{re.escape(str(taken))}: expected a part, got a folder; move it away$"):
-        job.run(config)
-    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["parts", "000000001.parquet"]
 
 
 TROUBLE: dict[str, tuple[str, str | None]] = {
@@ -222,25 +204,6 @@ def test_each_misbehaviour_ends_with_its_reason_and_none_delays_the_others(serve
     assert {row: actual[:2] for row, actual in outcomes(summary.dataset).items()} == expected
 
 
-def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tmp_path: Path) -> None:
-    hosts = ("127.0.0.1", "127.0.0.2")
-    with ImageServer(images=100, distinct=40, hosts=hosts) as server:
-        # One image, which is compressed once, under sixty URLs.
-        bombs = [server.image_url(0, "gzip-bomb", host=hosts[1], bytes=400_000_000, tag=row) for row in range(60)]
-        source = write_urls(tmp_path / "meta", [*bombs, *(server.image_url(row) for row in range(60, 100))])
-        data = {
-            "source": {"uri": str(source)},
-            "output": {"uri": str(tmp_path / "out")},
-            "fetch": {"allow_networks": ["127.0.0.0/8"]},
-            "dedup": {"content": False},
-        }
-        summary = job.run(parse("download", data))
-    assert summary is not None
-    written = check_exactly_once(summary.dataset, range(100))
-    assert sorted(written) == list(range(60, 100))
-    assert summary.dataset.manifest.counts.reasons == {"too_big": 60}
-
-
 @pytest.mark.parametrize("piece_rows", [4_000_000, 20])
 def test_the_lowest_of_several_identical_urls_and_images_is_kept(
     server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
@@ -273,3 +236,44 @@ def test_the_error_that_stops_a_worker_is_reported_unchanged(server: ImageServer
     config = config_for(source, tmp_path / "out", dedup={"urls": False})  # else the search meets the error first
     with pytest.raises(SdpError, match=f"^{re.escape(str(file))}: "):
         job.run(config)
+
+
+def test_rows_taken_down_during_a_download_are_left_out_and_not_fetched_again(
+    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = plain_urls(server, 40)
+    source = write_urls(tmp_path / "meta", urls)
+    storage = open_storage(str(tmp_path / "out"))
+    write_pending = job._write_pending
+
+    def meanwhile(*arguments: Any) -> Any:
+        added = tombstones.add(storage, [Takedown("url", f"{urls[27]}#by-mail")])
+        assert added.rows == []
+        return write_pending(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "_write_pending", meanwhile)
+        summary = job.run(config_for(source, tmp_path / "out"))
+    assert summary is not None
+    assert outcomes(summary.dataset)[27][0] == "written"
+    assert "1 written row has been taken down in the meantime" in capsys.readouterr().err
+    assert list(tombstones.load(storage).rows) == [27]
+    digest = written_rows(summary.dataset)[28]["sha256"]
+    assert tombstones.add(storage, [Takedown("sha256", digest)]).rows == [28]
+    assert main(["audit", storage.uri, "--url", urls[27]]) == 0
+    assert "row 27, taken down\n" in capsys.readouterr().out
+
+    # A download that begins now knows of it.
+    asked = server.stats.requests
+    source = write_urls(tmp_path / "again", [urls[27], urls[28], urls[29]])
+    (tmp_path / "new" / "_tombstones").mkdir(parents=True)
+    for name in storage.names("_tombstones/"):
+        if "looked" not in name:
+            (tmp_path / "new" / name).write_bytes(storage.read(name))
+    summary = job.run(config_for(source, tmp_path / "new"))
+    assert summary is not None
+    assert [outcomes(summary.dataset)[row][:2] for row in (0, 1)] == [("filtered", "tombstone")] * 2
+    assert server.stats.requests == asked + 2
+    capsys.readouterr()
+    assert main(["audit", summary.dataset.storage.uri, "--sha256", digest]) == 0
+    assert capsys.readouterr().out.startswith("row 1, taken down\n")

@@ -1,9 +1,6 @@
 """`sdp score` on a real local Ray: pictures in, scores out, and a process job that leaves rows out by them."""
 
 import io
-import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,24 +16,17 @@ from PIL import Image as Pillow
 
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.datasets import parts, repeated, tombstones
-from sdp.datasets.manifest import Dataset, finish, open_dataset
-from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
-from sdp.datasets.output import read_output
-from sdp.datasets.parts import Layout, write_part
-from sdp.datasets.source import order_retry
-from sdp.errors import ConfigError, DatasetError, LeaseHeld, UserError
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.imaging import decode
-from sdp.lease import Lease
 from sdp.process import job as processing
 from sdp.score import job, near
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_clip, tiny_dino
 from tests.kit import accounted, text_at
 from tests.local_ray import one_node
-from tests.process_kit import DEADLY, config_of, every_tenth, images_table, make_images, picture, write_model
-from tests.sandbox_kit import write_poison
+from tests.process_kit import config_of, every_tenth, make_images, picture, write_model
 from tests.score_kit import score_config, write_predictor
-from tests.waiting import until
 
 COPIES = {12: 3, 31: 3, 44: 9}
 """Rows with the picture of a lower row."""
@@ -46,38 +36,10 @@ def image(row: int) -> bytes:
     return picture(COPIES.get(row, row))
 
 
-def follow_instructions(traces: str) -> None:
-    """Make a worker process note in `traces` each chunk that it scores, and die of what ends in DEADLY."""
-    import time
-
-    from sdp.score import stages
-
-    score, folder, decoded = stages.ScoreSpec.encode, Path(traces), stages.decode
-
-    def noted(self: Any, encoder: Any, chunk: Any) -> Any:
-        (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
-        time.sleep(0.1)
-        return score(self, encoder, chunk)
-
-    def deadly(data: Any, **options: Any) -> Any:
-        if bytes(data[-len(DEADLY) :]) == DEADLY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return decoded(data, **options)
-
-    stages.ScoreSpec.encode, stages.decode = noted, deadly  # type: ignore[method-assign]
-
-
 @pytest.fixture(scope="module", autouse=True)
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder, poison = tmp_path_factory.mktemp("traces"), tmp_path_factory.mktemp("poison")
-
-    def setup() -> None:
-        follow_instructions(str(folder))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(poison), os.environ.get("PYTHONPATH", "")])
-
-    write_poison(poison)
-    with one_node(cpus=3, setup=setup):
-        yield folder
+def local_ray() -> Iterator[None]:
+    with one_node(cpus=3):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +176,8 @@ def test_the_summary_says_what_to_put_into_process(
     assert "nothing to do: all parts existed" in said
     assert result.duplicates == 3
     assert files_in(root / "scores") == before, "and nothing is written again"
+    (root / "scores" / job.DUPLICATES).write_bytes(b"torn")
+    assert duplicates_of(run(score_config(root / "images", root / "scores", *wanted(networks)))) == COPIES
 
 
 def test_another_distance_needs_no_other_parts_and_no_clip(tmp_path: Path) -> None:
@@ -234,29 +198,40 @@ def test_another_distance_needs_no_other_parts_and_no_clip(tmp_path: Path) -> No
     assert files_in(tmp_path / "out/duplicates") != table
 
 
-def test_rows_without_a_caption_have_no_similarity_and_are_kept(tmp_path: Path, networks: Path) -> None:
-    images = pa.array([picture(row) for row in range(6)], pa.binary())
-    table = pa.table({"image": images, "caption": ["a", None, " ", "b", "", "c"]})
+def test_plain_pictures_are_scored_and_hostile_ones_have_their_reason(tmp_path: Path, networks: Path) -> None:
+    hostile = {
+        2: (picture(2)[:-700], "undecodable"),
+        4: (b"<html>", "not_an_image"),
+        5: (None, "empty"),
+        9: (huge(), "too_many_pixels"),
+    }
+    images = [hostile[row][0] if row in hostile else picture(row) for row in range(12)]
+    captions = ["a", None, "c", " ", "e", "f", "", *["g"] * 5]
     (tmp_path / "plain").mkdir()
-    pq.write_table(table, tmp_path / "plain/a.parquet")
-    dataset = run(score_config(tmp_path / "plain", tmp_path / "out", f"score.clip_model={networks / 'clip'}"))
+    table = pa.table({"image": pa.array(images, pa.binary()), "caption": captions})
+    pq.write_table(table, tmp_path / "plain/a.parquet", row_group_size=5)
+    dataset = run(score_config(tmp_path / "plain", tmp_path / "out", *wanted(networks)))
+    assert reasons_of(dataset) == {row: reason for row, (_, reason) in hostile.items()}
     rows = rows_of(dataset)
-    assert [score is None for score in rows["similarity"].to_pylist()] == [False, True, True, False, True, False]
-    assert rows.num_rows == 6
+    assert rows["row"].to_pylist() == [row for row in range(12) if row not in hostile]
+    unknown = [
+        row for row, score in zip(rows["row"].to_pylist(), rows["similarity"].to_pylist(), strict=True) if score is None
+    ]
+    assert unknown == [1, 3, 6]
+    assert accounted(dataset) == list(range(12))
 
 
-def test_pictures_without_any_caption_are_scored_if_no_similarity_is_wanted(tmp_path: Path, networks: Path) -> None:
+def test_pictures_need_captions_only_for_similarity(
+    tmp_path: Path, networks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own").mkdir()
-    for number in range(3):
-        (tmp_path / f"own/{number}.jpg").write_bytes(picture(number))
+    (tmp_path / "own/1.jpg").write_bytes(picture(1))
     clip = f"score.clip_model={networks / 'clip'}"
     with pytest.raises(UserError, match=r"source\.caption: the pictures .* have no captions"):
         job.run(score_config(tmp_path / "own", tmp_path / "out", clip))
     more = (f"score.aesthetics={networks / 'predictor.pth'}", "score.similarity=false")
-    assert rows_of(run(score_config(tmp_path / "own", tmp_path / "out", clip, *more))).num_rows == 3
-
-
-# --- what is in the way ----------------------------------------------------------------------------------------------
+    job.run(score_config(tmp_path / "own", tmp_path / "out", clip, *more), dry_run=True)
+    assert "row, key, aesthetics, hash" in capsys.readouterr().err
 
 
 def huge() -> bytes:
@@ -264,95 +239,6 @@ def huge() -> bytes:
     sink = io.BytesIO()
     Pillow.new("1", (10_001, 10_000)).save(sink, "PNG")
     return sink.getvalue()
-
-
-def test_every_hostile_row_has_its_reason(tmp_path: Path, networks: Path) -> None:
-    hostile = {
-        2: (picture(2)[:-700], "undecodable"),
-        4: (b"<html>", "not_an_image"),
-        5: (None, "empty"),
-        7: (picture(7) + b"SEGFAULT", "crashed"),
-        9: (huge(), "too_many_pixels"),
-    }
-    images = [hostile[row][0] if row in hostile else picture(row) for row in range(12)]
-    (tmp_path / "plain").mkdir()
-    table = pa.table({"image": pa.array(images, pa.binary()), "caption": ["c"] * 12})
-    pq.write_table(table, tmp_path / "plain/a.parquet", row_group_size=5)
-    settings = wanted(networks)
-    dataset = run(score_config(tmp_path / "plain", tmp_path / "out", *settings))
-    assert reasons_of(dataset) == {row: reason for row, (_, reason) in hostile.items()}
-    assert rows_of(dataset)["row"].to_pylist() == [row for row in range(12) if row not in hostile]
-    assert accounted(dataset) == list(range(12))
-    retried = run(score_config(tmp_path / "plain", tmp_path / "out", *settings), only_failed=True)
-    assert retried.manifest.counts == dataset.manifest.counts
-
-
-def test_a_picture_that_kills_its_worker_is_isolated_and_recorded(tmp_path: Path) -> None:
-    make_images(tmp_path, rows=40, image=lambda row: picture(row) + (DEADLY if row == 23 else b""))
-    dataset = run(score_config(tmp_path / "images", tmp_path / "out"))
-    assert reasons_of(dataset) == {23: "crashed"}
-    assert Counter(accounted(dataset)) == Counter(row for row in range(40) if not every_tenth(row))
-
-
-def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(
-    tmp_path: Path, networks: Path, traces: Path
-) -> None:
-    for note in traces.iterdir():
-        note.unlink()
-    make_images(tmp_path, rows=80)
-
-    def kill() -> None:
-        until(lambda: len(list(traces.iterdir())) >= 2, "the second chunk")
-        os.kill(int(next(traces.iterdir()).name.split("-")[0]), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    result = job.run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
-    killer.join()
-    assert result.dataset is not None
-    assert result.figures.deaths >= 1
-    assert rows_of(result.dataset)["row"].to_pylist() == [row for row in range(80) if not every_tenth(row)]
-    assert len({note.name.split("-")[0] for note in traces.iterdir()}) == 2, "another one took over"
-
-
-def test_a_missing_part_is_written_again_and_no_other(tmp_path: Path, networks: Path) -> None:
-    make_images(tmp_path, rows=60, image=image)
-    config = score_config(tmp_path / "images", tmp_path / "out", *wanted(networks))
-    dataset = run(config)
-    before, table = files_in(tmp_path / "out/parts"), rows_of(dataset)
-    (tmp_path / "out" / dataset.parts["path"][1].as_py()).unlink()
-    (tmp_path / "out" / job.DUPLICATES).write_bytes(b"torn")
-    repeat = job.run(config)
-    assert repeat.figures.parts_written == 1
-    assert repeat.dataset is not None
-    assert rows_of(repeat.dataset).equals(table)
-    after = files_in(tmp_path / "out/parts")
-    assert sum(after[name] != modified for name, modified in before.items()) == 1
-    assert duplicates_of(repeat.dataset) == COPIES
-
-
-def test_rows_that_a_retry_of_the_download_added_are_scored_and_joined(tmp_path: Path, networks: Path) -> None:
-    make_images(tmp_path, rows=60, image=image)
-    config = score_config(tmp_path / "images", tmp_path / "out", *wanted(networks))
-    run(config)
-    storage = open_storage(str(tmp_path / "images"))
-    retry = order_retry(read_output(storage), open_dataset(storage))
-    for work in retry.pending():
-        rescued = [row for row in range(work.unit.start, work.unit.stop) if every_tenth(row)]
-        account = account_table([Outcome(row, WRITTEN) for row in rescued])
-        retried = {"http_status": len(rescued)}
-        write_part(storage, "images", work, images_table(rescued, image), account, layout=Layout(), retried=retried)
-    finish(retry)
-    dataset = run(config)
-    assert rows_of(dataset)["row"].to_pylist() == list(range(60))
-    scores = dict(zip(*(rows_of(dataset)[name].to_pylist() for name in ("row", "aesthetics")), strict=True))
-    bound = float(np.median(list(scores.values())))
-    settings = (f"source.tables=[{{uri: '{tmp_path}/out/parts'}}]", f"filters={{aesthetics: {{min: {bound}}}}}")
-    processed = processing.run(config_of(storage.uri, tmp_path / "latents", networks / "model", *settings)).dataset
-    assert processed is not None
-    low = {row: "score:aesthetics" for row, score in scores.items() if score < bound}
-    assert reasons_of(processed) == low
-    assert low.keys() & {7, 17, 27, 37, 47, 57}, "some of the rescued rows are among them"
 
 
 def test_takedowns_are_left_out_and_stand_for_no_other_row(tmp_path: Path) -> None:
@@ -368,15 +254,17 @@ def test_takedowns_are_left_out_and_stand_for_no_other_row(tmp_path: Path) -> No
 
 
 def test_near_duplicates_are_the_same_if_ray_looks_for_them(
-    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    root: Path, networks: Path, scored: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = score_config(root / "images", scored.storage.uri, *wanted(networks), "score.duplicates.distance=2")
+    tables = []
     for partitions in (1, 3):
         monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
         monkeypatch.setattr(repeated, "partitions_for", lambda _, number=partitions: number)
-        out = tmp_path / str(partitions)
-        dataset = run(score_config(root / "images", out, "score.duplicates.distance=2"))
-        local = {row: first for row, first in duplicates_of(dataset).items() if row in COPIES}
-        assert local == COPIES
+        (root / "scores" / job.DUPLICATES).unlink()
+        tables.append(duplicates_of(run(config)))
+    assert tables[0] == tables[1]
+    assert tables[0].items() >= COPIES.items()
 
 
 # --- before anything begins ------------------------------------------------------------------------------------------
@@ -394,18 +282,11 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_keeps_its_networks_and_its_writer(tmp_path: Path, networks: Path, root: Path) -> None:
-    make_images(tmp_path, rows=20)
-    run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
+def test_an_output_keeps_its_networks(tmp_path: Path, networks: Path, root: Path, scored: Dataset) -> None:
     with pytest.raises(DatasetError, match=r"another configuration \(aesthetics.sha256 was"):
-        job.run(score_config(tmp_path / "images", tmp_path / "out", wanted(networks)[0]))
+        job.run(score_config(root / "images", scored.storage.uri, wanted(networks)[0]))
     with pytest.raises(UserError, match=r"score\.clip_model: expected a CLIP model, got .* of type dinov2"):
         job.run(score_config(root / "images", tmp_path / "o", f"score.clip_model={tiny_dino(tmp_path / 'dino')}"))
-    with (
-        Lease.acquire(open_storage(str(tmp_path / "out")), "sdp score"),
-        pytest.raises(LeaseHeld, match="sdp score"),
-    ):
-        job.run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from sdp.datasets.tombstones import Takedown, add
 from sdp.datasets.units import Unit, Work
 from sdp.download.image import Checked
 from sdp.download.plan import Rules
-from sdp.download.spans import read_span, spans
 from sdp.download.repeats import find_content
+from sdp.download.spans import read_span, spans
 from sdp.download.unit import UnitRun
 from sdp.encode.table import LAYOUT, RowShape, rows_of
 from sdp.storage import list_source, open_storage
