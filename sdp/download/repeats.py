@@ -56,8 +56,8 @@ def find_content(
         return known
     rows = sum(part.counts.written for part in parts)
     read = partial(repeated.read_hashes, storage)
-    found = _search("images", read, repeated.pieces(parts), rows, ray_options, check)
-    return repeated.keep(storage, digest, found, check)
+    repeats = _search("images", read, repeated.pieces(parts), rows, ray_options, check)
+    return repeated.keep(storage, digest, repeats, check)
 
 
 def read_urls(

@@ -35,8 +35,6 @@ class SharedGate:
     _wants: dict[str, None] = field(default_factory=dict)
     _throttled: dict[str, float | None] = field(default_factory=dict)
     _served: Counter[str] = field(default_factory=Counter)
-    _unused: int = 0
-    """The sum of `_permits`."""
     _has_news: bool = False
     """True if there is a message to send."""
 
@@ -58,10 +56,9 @@ class SharedGate:
     def acquire(self, host: str, now: float) -> float | None:  # noqa: ARG002 (as HostBudgets')
         if self._permits[host]:
             self._permits[host] -= 1
-            self._unused -= 1
             self._in_flight[host] += 1
             return 0.0
-        if host not in self._wants and len(self._wants) + self._unused >= self.ahead:
+        if host not in self._wants and len(self._wants) + self._permits.total() >= self.ahead:
             return None
         self._wants[host] = None
         self._has_news = True
@@ -77,13 +74,12 @@ class SharedGate:
         self._served[host] += 1
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:  # noqa: ARG002 (as HostBudgets')
-        self._unused -= self._permits.pop(host, 0)
+        self._permits.pop(host, None)
         self._throttled[host] = max(retry_after or 0.0, self._throttled.get(host) or 0.0) or None
 
     def ask(self, queued: Mapping[str, int]) -> Ask:
         """Return the next message, given the number of jobs that wait for each host; spare permits are given back."""
         self._permits &= Counter(queued)
-        self._unused = self._permits.total()
         share = max(1, self.ahead // max(1, len(self._wants)))
         wants = Counter({host: min(queued.get(host, 0) - self._permits[host], share) for host in self._wants})
         ask = Ask(self.worker, self._in_flight + self._permits, +wants, self._throttled, self._served)
@@ -93,7 +89,6 @@ class SharedGate:
     def take(self, asked: Ask, answer: Answer) -> Mapping[str, float]:
         """Record a reply; return the hosts to try again, and after how many seconds."""
         self._permits.update(answer.permits)
-        self._unused += sum(answer.permits.values())
         retries = dict.fromkeys(answer.permits, 0.0)
         for host in list(self._wants):
             if host in answer.waits or host in answer.permits or host not in asked.wants:

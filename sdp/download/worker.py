@@ -125,7 +125,7 @@ class DownloadWorker:
         unit.settle(outcome, image)
 
     def _write(self, unit: UnitRun) -> PartInfo:
-        """Publish the part; while the store is unavailable, retry for longer than it does itself: a unit is much work."""
+        """Publish the part, with more patience than the storage has itself, rather than lose the unit."""
         for _ in range(_WRITE_RETRIES):
             with suppress(Unavailable):
                 return unit.write(self._settings.output)

@@ -13,7 +13,6 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from sdp.download import job
-from sdp.errors import UserError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.local_ray import several_nodes
@@ -175,10 +174,3 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     assert seen == {raylets["plain"]}
     assert summary.figures.workers == 2, "as many as the CPUs of those nodes"
     check_exactly_once(summary.dataset, range(120))
-
-
-def test_labels_that_no_node_has_are_refused_with_the_existing_ones(server: ImageServer, tmp_path: Path) -> None:
-    source = write_urls(tmp_path / "meta", slow_urls(server)[:20])
-    config = config_for(source, tmp_path / "out", workers={"node_labels": {"ray.io/node-group": "cpu"}})
-    with pytest.raises(UserError, match=r"^workers\.node_labels: no node has \{ray\.io/node-group: cpu\} \("):
-        job.run(config)

@@ -1,4 +1,4 @@
-"""What the image server saw, by which a test judges how polite a client is."""
+"""The requests that the image server saw, by which a test judges how polite a client is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -130,18 +130,6 @@ def test_groups_are_those_of_comparing_all_pairs(kind: str, distance: int, parti
     assert table["duplicate"].to_pylist() == [int(expected[row] != row) for row in sorted(expected)]
 
 
-@pytest.mark.parametrize("distance", [0, 1, 2, 3])
-def test_a_planted_pair_is_a_pair_exactly_within_the_distance(distance: int) -> None:
-    draw = np.random.default_rng(7)
-    hashes = hashes_of("random", 100, draw)
-    pairs = {
-        tuple(sorted(pair))
-        for a, b in search_all(hashes, distance, 1, np.arange(100))
-        for pair in zip(a.tolist(), b.tolist(), strict=True)
-    }
-    assert pairs == {(row, row + 1) for row in range(0, 100, 2) if row // 2 % 5 <= distance}
-
-
 def test_the_lowest_row_stands_for_its_group_in_whatever_order_rows_come() -> None:
     hashes = np.array([5, 5, 5, 5, 4], np.uint64)
     rows = np.array([40, 10, 30, 20, 5])
