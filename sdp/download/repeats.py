@@ -38,7 +38,7 @@ def find_urls(
 ) -> Repeated:
     """Find and store the rows whose URL a lower row to fetch has, unless they are known."""
     index, storage = output.index, output.storage
-    name = f"urls-{index.rows}"
+    name = f"urls-{index.rows:011d}"
     if repeated.known(storage, name) is None:
         starts = range(0, index.rows, repeated.PIECE_ROWS)
         pieces = [range(start, min(start + repeated.PIECE_ROWS, index.rows)) for start in starts]

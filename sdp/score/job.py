@@ -1,7 +1,7 @@
 """`sdp score`: writes the scores of pictures as `sdp process` writes latents, then the table of near-duplicates."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
     def find(check: Callable[[], None], parts: Sequence[PartInfo], digest: str) -> int:
         nonlocal duplicates
         if config.score.duplicates.distance is not None:
-            duplicates = find_duplicates(prepared, parts, digest, config.score.duplicates.distance, check)
+            duplicates = find_duplicates(prepared, parts, digest, check)
         return 0  # they stay in the dataset
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
@@ -52,29 +52,20 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
 
 
 def find_duplicates(
-    prepared: Prepared[ScoreConfig, ScoreSpec],
-    parts: Sequence[PartInfo],
-    digest: str,
-    distance: int,
-    check: Callable[[], None],
+    prepared: Prepared[ScoreConfig, ScoreSpec], parts: Sequence[PartInfo], digest: str, check: Callable[[], None]
 ) -> int:
     """Write the table of near-duplicates, unless it is there; return the number of rows that repeat a lower one.
 
     Rows that are taken down are left out, so that they stand for no other.
     """
-    spec = with_tombstones(prepared)
+    spec, distance = with_tombstones(prepared), prepared.config.score.duplicates.distance or 0
     made_of = hashlib.sha256(f"{digest} {distance} ".encode() + spec.taken_down).hexdigest()
     known = _known(spec.output)
     if known.get(_MADE_OF) == made_of.encode():
         return int(known[b"sdp.duplicates"])
-    pieces, rows = repeated.pieces(parts), sum(part.counts.written for part in parts)
+    rows = sum(part.counts.written for part in parts)
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
-    if repeated.partitions_for(rows) == 1:
-        hashes = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
-        pairs = _search_here(hashes, rows, distance)
-    else:
-        pairs = _search_on_ray(spec, pieces, rows, distance, prepared.config.transform.node_labels)
-    groups = near.groups(pairs)
+    groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels))
     count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
     sink = pa.BufferOutputStream()
     metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
@@ -100,22 +91,22 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
         return {}
 
 
-def _search_here(shares: Sequence[tuple[near.Hashes, Addresses]], rows: int, distance: int) -> Iterable[near.Pairs]:
-    for number, mask in enumerate(near.masks(rows, distance) if shares else ()):
-        yield search_shares(mask, distance, number == 0, *shares)
-
-
-def _search_on_ray(
-    spec: ScoreSpec, pieces: Sequence[Sequence[str]], rows: int, distance: int, labels: Mapping[str, str]
-) -> Iterable[near.Pairs]:
-    """Search mask by mask, so that the object stores hold the hashes once."""
-    cluster.connect()
+def _search(
+    spec: ScoreSpec, parts: Sequence[PartInfo], rows: int, distance: int, labels: Mapping[str, str]
+) -> Iterator[near.Pairs]:
+    """Search mask by mask; on Ray if there are several partitions, whose object stores then hold the hashes once."""
+    pieces, masks = repeated.pieces(parts), near.masks(rows, distance)
     partitions, where = repeated.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
+    if partitions == 1:
+        shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
+        yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
+        return
+    cluster.connect()
     read: Any = _read_partitions.options(num_returns=partitions, **where)
-    search: Any = ray.remote(num_cpus=0.5)(search_shares).options(**where)
-    for number, mask in enumerate(near.masks(rows, distance)):
-        shares = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
-        for pairs in [search.remote(mask, distance, number == 0, *column) for column in zip(*shares, strict=True)]:
+    search: Any = ray.remote(num_cpus=0.5)(_search_shares).options(**where)
+    for mask in masks:
+        split = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
+        for pairs in [search.remote(mask, distance, mask == masks[0], *column) for column in zip(*split, strict=True)]:
             yield ray.get(pairs)
 
 
@@ -126,7 +117,7 @@ def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, 
     return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
-def search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Addresses]) -> near.Pairs:
+def _search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Addresses]) -> near.Pairs:
     """Return the pairs of near-duplicates in some hashes, with their rows, that agree under a mask."""
     hashes, rows = (np.concatenate(columns) for columns in zip(*shares, strict=True))
     return near.search(hashes, rows, mask, distance, equal=equal)
