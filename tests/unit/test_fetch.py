@@ -110,24 +110,41 @@ class Basket:
             return [self.results[token] for token in sorted(self.results)]
 
 
+PLENTY = HostsConfig(at_once=1000, per_second=None)
+
+
+@contextmanager
+def fetching(
+    options: FetchConfig = OPTIONS,
+    limits: HostsConfig = PLENTY,
+    buffer_bytes: int = 1 << 28,
+    release: bool = True,
+    kind: type[Fetcher[int]] = Fetcher,
+) -> Iterator[tuple[Any, Basket]]:
+    """Run a fetcher that delivers into a basket, which releases the memory of results unless a test does."""
+    basket = Basket(Buffer(buffer_bytes), release)
+    fetcher = kind(options, limits, basket.buffer, basket)
+    try:
+        yield fetcher, basket
+    finally:
+        fetcher.close()
+    assert fetcher.error is None
+
+
 def fetch(
     urls: Sequence[str],
     options: FetchConfig = OPTIONS,
-    limits: HostsConfig | None = None,
+    limits: HostsConfig = PLENTY,
     buffer_bytes: int = 1 << 28,
     give_up_host_after: int = 20,
 ) -> list[Request[int]]:
     """Fetch some URLs at once; the results in their order."""
-    basket = Basket(Buffer(buffer_bytes))
-    limits = limits or HostsConfig(at_once=1000, per_second=None)
-    fetcher: Fetcher[int] = Fetcher(options, limits, basket.buffer, basket)
-    try:
-        with mock.patch("sdp.download.fetch.GIVE_UP_AFTER", give_up_host_after):
-            fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
-            results = basket.wait_for(len(urls))
-    finally:
-        fetcher.close()
-    assert fetcher.error is None
+    with (
+        mock.patch("sdp.download.fetch.GIVE_UP_AFTER", give_up_host_after),
+        fetching(options, limits, buffer_bytes) as (fetcher, basket),
+    ):
+        fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
+        results = basket.wait_for(len(urls))
     assert basket.buffer.used == 0, "what was reserved has been given back"
     return results
 
@@ -424,14 +441,10 @@ def test_the_groups_that_name_the_agent_count_or_else_those_for_all(text: str, d
 
 def test_only_the_hosts_seen_last_are_remembered(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "_KNOWN_HOSTS", 3)
-    basket, port = Basket(Buffer(1 << 20)), refused.rpartition(":")[2]
-    limits = HostsConfig(at_once=1, per_second=None)
-    fetcher: Fetcher[int] = Fetcher(replace(OPTIONS, retries=0), limits, basket.buffer, basket)
-    try:
+    port, limits = refused.rpartition(":")[2], HostsConfig(at_once=1, per_second=None)
+    with fetching(replace(OPTIONS, retries=0), limits) as (fetcher, basket):
         fetcher.submit((host, parse(f"http://127.0.1.{host}:{port}/")) for host in range(1, 11))
         results = basket.wait_for(10)
-    finally:
-        fetcher.close()
     assert {result.failure and result.failure.reason for result in results} == {"connect"}
     assert len(fetcher._strikes) == 3
 
@@ -525,21 +538,14 @@ def test_requests_before_a_host_was_given_up_have_their_own_reason(server: Image
 
 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
-    basket = Basket(Buffer(400_000), release=False)
-    fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, timeout_s=3.0), HostsConfig(at_once=100, per_second=None), basket.buffer, basket
-    )
-    try:
+    with fetching(replace(OPTIONS, timeout_s=3.0), buffer_bytes=400_000, release=False) as (fetcher, basket):
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
-        given_back, most = 0, 0
-        while given_back < 40:
+        most = 0
+        for given_back in range(40):
             basket.wait_for(given_back + 1)
             # Each image may be larger than what is left, but only one of them at a time is.
             most = max(most, basket.buffer.used)
             basket.buffer.release(basket.results[basket.order[given_back]].size)
-            given_back += 1
-    finally:
-        fetcher.close()
     assert all(result.failure is None for result in basket.results.values())
     assert basket.buffer.used == 0
     assert most <= 400_000 + max(len(expected(index)) for index in range(40))
@@ -575,58 +581,41 @@ class Unwieldy(Fetcher[int]):
 
 
 def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
-    basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Unwieldy(options, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
-    try:
+    with fetching(options, kind=Unwieldy) as (fetcher, basket):
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         results = basket.wait_for(40)
-    finally:
-        fetcher.close()
     assert fetcher.watched > 25
     assert [result.failure for result in results] == [None] * 40
-    assert fetcher.error is None
     assert max(result.attempts for result in results) > 1
 
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
-    basket = Basket(Buffer(1), release=False)
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
-    try:
+    with fetching(buffer_bytes=1, release=False) as (fetcher, basket):
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
         time.sleep(OPTIONS.timeout_s + 0.5)  # longer than a request may take
         basket.buffer.release(first.size)
         assert all(result.failure is None for result in basket.wait_for(2))
-    finally:
-        fetcher.close()
 
 
 def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
-    basket = Basket(Buffer(1 << 20))
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, HostsConfig(at_once=100, per_second=None), basket.buffer, basket)
-    fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
-    server.wait_for(lambda stats: stats.in_flight == 10)
-    began = time.monotonic()
-    fetcher.close()
+    with fetching() as (fetcher, _):
+        fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
+        server.wait_for(lambda stats: stats.in_flight == 10)
+        began = time.monotonic()
     assert time.monotonic() - began < 3
     server.wait_for(lambda stats: stats.in_flight == 0)
 
 
 def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
-    basket = Basket(Buffer(1 << 28))
-    fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, connections=4), HostsConfig(at_once=100, per_second=None), basket.buffer, basket
-    )
-    try:
+    with fetching(replace(OPTIONS, connections=4)) as (fetcher, basket):
         fetcher.wait_for_room()
         fetcher.submit((index, parse(server.image_url(index, "delay", s=0.2))) for index in range(12))
         fetcher.wait_for_room()
         assert 4 <= server.stats.requests <= 12
         assert len(basket.results) < 12, "it did not wait for the last one"
         basket.wait_for(12)
-    finally:
-        fetcher.close()
 
 
 def test_https_is_checked_against_the_certificates() -> None:
