@@ -62,8 +62,7 @@ class PoolShape:
 
 def placement(config: DownloadConfig) -> dict[str, Any]:
     """Return Ray's options that place work on the configured nodes."""
-    labels = dict(config.workers.node_labels)
-    return {"label_selector": labels} if labels else {}
+    return {"label_selector": dict(config.workers.node_labels) or None}
 
 
 def write_parts(

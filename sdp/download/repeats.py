@@ -96,7 +96,7 @@ def _search(
     with Progress(f"looking for repeated {what}") as progress:
         for number, share in enumerate(shares, 1):
             check()
-            ray.wait(share[-1:])
+            ray.get(share[-1])
             progress.update(f"{rows * number // len(pieces):,} of {counted(rows, 'row')}")
         for each in searches:
             check()

@@ -96,14 +96,14 @@ def _search(
 ) -> Iterator[near.Pairs]:
     """Search mask by mask; on Ray if there are several partitions, whose object stores then hold the hashes once."""
     pieces, masks = repeated.pieces(parts), near.masks(rows, distance)
-    partitions, where = repeated.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
+    partitions, where = repeated.partitions_for(rows), dict(labels) or None
     if partitions == 1:
         shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
         yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
         return
     cluster.connect()
-    read: Any = _read_partitions.options(num_returns=partitions, **where)
-    search: Any = ray.remote(num_cpus=0.5)(_search_shares).options(**where)
+    read: Any = _read_partitions.options(num_returns=partitions, label_selector=where)
+    search: Any = ray.remote(num_cpus=0.5)(_search_shares).options(label_selector=where)
     for mask in masks:
         split = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
         for pairs in [search.remote(mask, distance, mask == masks[0], *column) for column in zip(*split, strict=True)]:
