@@ -131,7 +131,7 @@ def test_values_that_cannot_work_are_refused_with_their_path(
         "storage.uri=gs://b1/f",
         "podAnnotations=null podLabels=null env=null volumes=null jobs=null networkPolicy.clientNamespaces=null",
         "jobs.process.encode=null jobs.train.data=null jobs.train.optimizer=null jobs.download.workers=null",
-        "groups.a10g.podSpec=null groups.a10g.container=null head.podSpec.affinity=null",
+        "groups.a10g.podSpec=null groups.a10g.container=null head.podSpec.affinity=null head.runtimeClassName=",
         "volumes[0].name=data groups.cpu.container.volumeMounts[0].name=data",
         f"jobs.train-{'n' * 31}.scaling.num_workers=1",
         "jobs.train.encode.num_workers.min=1 jobs.train.encode.num_workers.max=4 jobs.train.samples.prompts={a,b}",

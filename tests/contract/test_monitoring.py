@@ -271,19 +271,6 @@ def test_the_exporter_goes_only_where_a_label_says_that_there_are_gpus(render: R
 
 
 @NEEDS_HELM
-def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(render: Render) -> None:
-    settings = ("exporter.podResources=/var/lib/kubelet/pod-resources", "exporter.runAsUser=0")
-    pod = one(render(*settings), "DaemonSet")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["volumes"] == [
-        {"name": "pod-resources", "hostPath": {"path": "/var/lib/kubelet/pod-resources", "type": "Directory"}}
-    ]
-    assert container["volumeMounts"][0]["readOnly"] is True
-    assert "--pod-resources=/var/lib/kubelet/pod-resources/kubelet.sock" in container["args"]
-    assert "add" not in container["securityContext"]["capabilities"]
-
-
-@NEEDS_HELM
 def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Render) -> None:
     """If no runtime mounts the driver's library, the chart mounts the node's folder of it."""
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
@@ -309,7 +296,9 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
     options = make_parser().parse_args(container["args"])
     assert (options.port, options.address, options.timeout_s, options.log_level) == (9850, "::", 3, "debug")
     assert str(options.pod_resources) == "/pods/kubelet.sock"
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    assert volume == {"name": mount["name"], "hostPath": {"path": "/pods/", "type": "Directory"}}
+    assert mount["readOnly"] is True
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
 
 

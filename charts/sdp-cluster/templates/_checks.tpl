@@ -50,7 +50,7 @@
 {{- $_ := set $now . (printf "podSpec.%s" .) -}}
 {{- end -}}
 {{- range $old, $new := $now -}}
-{{- if hasKey $.settings $old }}{{ fail (printf "%s.%s: moved; set %s.%s" $.path $old $.path $new) }}{{ end -}}
+{{- if get $.settings $old }}{{ fail (printf "%s.%s: moved; set %s.%s" $.path $old $.path $new) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
