@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sdp.config import EvaluateConfig
-from sdp.config.evaluate import JudgedConfig
 from sdp.datasets import tombstones
 from sdp.datasets.output import Head, open_output
 from sdp.encode.pictures import Pictures, Selection, open_pictures
@@ -68,15 +67,13 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     loss = plan_loss(config)
-    sections: dict[str, tuple[str, JudgedConfig, str | None]] = {
-        GENERATED: ("source", config.source, config.source.caption_column),
-        REFERENCE: ("reference", config.reference, None),
-    }
-    opened = {
-        name: open_pictures(key, source.uri, options, Selection(image=source.image_column, caption=caption))
-        for name, (key, source, caption) in sections.items()
-        if source.uri is not None
-    }
+    source, reference, opened = config.source, config.reference, dict[str, Pictures]()
+    if source.uri is not None:
+        selection = Selection(image=source.image_column, caption=source.caption_column)
+        opened[GENERATED] = open_pictures("source", source.uri, options, selection)
+    if reference.uri is not None:
+        selection = Selection(image=reference.image_column)
+        opened[REFERENCE] = open_pictures("reference", reference.uri, options, selection)
     if config.clip.model is not None and not opened[GENERATED].captioned:
         raise UserError(
             f"source.uri: {opened[GENERATED].uri} has no captions for a CLIP score; set source.caption_column, use the "
@@ -88,25 +85,20 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     )
     if clip is not None and clip.kind != "clip":
         raise UserError(f"clip.model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
-    sets = [
-        PictureSet(
-            name,
-            pictures,
-            config.limit if name == GENERATED else None,
-            EvaluateSpec(
-                features=features,
-                clip=clip if name == GENERATED else None,
-                columns=pictures.columns,
-                storage=options,
-                output=open_storage(config.output.uri, options),
-                taken_down=tombstones.load(dataset.storage).rows.serialize() if dataset is not None else b"",
-                repeated=dataset.repeated_rows if dataset is not None else None,
-                foreign=dataset is None,
-            ),
+    sets = []
+    for name, pictures in opened.items():
+        dataset = pictures.dataset
+        spec = EvaluateSpec(
+            features=features,
+            clip=clip if name == GENERATED else None,
+            columns=pictures.columns,
+            storage=options,
+            output=open_storage(config.output.uri, options),
+            taken_down=tombstones.load(dataset.storage).rows.serialize() if dataset is not None else b"",
+            repeated=dataset.repeated_rows if dataset is not None else None,
+            foreign=dataset is None,
         )
-        for name, pictures in opened.items()
-        for dataset in [pictures.dataset]
-    ]
+        sets.append(PictureSet(name, pictures, config.limit if name == GENERATED else None, spec))
     return EvaluatePlan(config, clip, features, tuple(sets), loss)
 
 

@@ -44,21 +44,22 @@ class Task:
     """A unit, and the prompt of each of its addresses."""
 
     work: Work
-    prompts: tuple[Prompt, ...]
-    taken_down: frozenset[int] = frozenset()
-    """Addresses whose prompt is the caption of an image that was taken down."""
+    prompts: tuple[str | Outcome, ...]
+    """An outcome where nothing is drawn."""
 
 
 def tasks_of(
-    pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int] = frozenset()
+    pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int]
 ) -> list[Task]:
     """Return the units with their prompts; `taken_down` are numbers of prompts."""
-    tasks = []
-    for work in pending:
-        numbers = {row: row // per_prompt for row in range(work.unit.start, work.unit.stop)}
-        left_out = frozenset(row for row, number in numbers.items() if number in taken_down)
-        tasks.append(Task(work, tuple(prompts[number] for number in numbers.values()), left_out))
-    return tasks
+
+    def prompt_of(row: int) -> str | Outcome:
+        prompt = prompts[row // per_prompt]
+        if row // per_prompt in taken_down:
+            return Outcome(row, FILTERED, "tombstone", attempts=0)
+        return Outcome(row, FAILED, "no_caption", attempts=0) if prompt is None else prompt
+
+    return [Task(work, tuple(map(prompt_of, range(work.unit.start, work.unit.stop)))) for work in pending]
 
 
 class GenerateWorker:
@@ -71,15 +72,8 @@ class GenerateWorker:
         """Draw a unit and publish it; call `on_rows` with the number of pictures after each batch."""
         config, unit = self._config, task.work.unit
         rows: list[dict[str, object]] = []
-        outcomes: list[Outcome] = []
-        to_draw: list[tuple[int, str]] = []
-        for row, prompt in zip(range(unit.start, unit.stop), task.prompts, strict=True):
-            if row in task.taken_down:
-                outcomes.append(Outcome(row, FILTERED, "tombstone", attempts=0))
-            elif prompt is None:
-                outcomes.append(Outcome(row, FAILED, "no_caption", attempts=0))
-            else:
-                to_draw.append((row, prompt))
+        outcomes = [prompt for prompt in task.prompts if isinstance(prompt, Outcome)]
+        to_draw = [(row, prompt) for row, prompt in enumerate(task.prompts, unit.start) if isinstance(prompt, str)]
         # Batches depend on the unit alone, so that the same pictures share a batch in every run.
         for start in range(0, len(to_draw), config.scaling.batch_size):
             batch = to_draw[start : start + config.scaling.batch_size]
