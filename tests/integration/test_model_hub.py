@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -117,8 +116,7 @@ class Outcome:
     line: str
 
 
-class Ask(Protocol):
-    def __call__(self, call: str, **env: str) -> Outcome: ...
+Ask = Callable[..., Outcome]
 
 
 @pytest.fixture
