@@ -9,31 +9,32 @@ from sdp.config.types import Name, Positive, Uri
 from sdp.errors import Problem
 
 
-class JudgedConfig(Section):
-    """A set of pictures."""
+class PictureSource(Section):
+    """The pictures to judge."""
 
-    uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
+    uri: Uri | None = key(None, example="s3://bucket/images")
     """The pictures to judge: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files;
     null judges none."""
-    image_column: Name = key("image", shapes_output=True)
+    image_column: Name = key("image")
     """The column that holds the encoded pictures."""
-
-
-class PictureSource(JudgedConfig):
-    caption_column: Name | None = key(None, shapes_output=True)
+    caption_column: Name | None = key(None)
     """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
 
 
-class ReferenceSource(JudgedConfig):
-    uri: Uri | None = key(None, shapes_output=True, example="s3://bucket/images")
+class ReferenceSource(Section):
+    """The pictures to compare with."""
+
+    uri: Uri | None = key(None, example="s3://bucket/images")
     """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
     files; null compares with none."""
+    image_column: Name = key("image")
+    """The column that holds the encoded pictures."""
 
 
 class ClipConfig(Section):
     """The CLIP score: how well pictures match their captions."""
 
-    model: Name | None = key(None, shapes_output=True)
+    model: Name | None = key(None)
     """A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes no
     score."""
 
@@ -41,7 +42,7 @@ class ClipConfig(Section):
 class FeaturesConfig(Section):
     """The network whose features are compared for FID and KID."""
 
-    model: Name | None = key(None, shapes_output=True)
+    model: Name | None = key(None)
     """A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), or
     with CLIP, DINO or DINOv2 in transformers layout; null compares nothing."""
 
