@@ -31,7 +31,7 @@ from tests.evaluate_kit import (
     tiny_dino,
     write_pictures,
 )
-from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.generate_kit import generate_config, tiny_model
 from tests.sandbox_kit import write_poison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,18 +135,11 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the samples drawn by sdp generate."""
-    root = tmp_path_factory.mktemp("drawn")
-    checkpoint = make_checkpoint(root / "run", tiny_model(root / "model"))
-    generate.run(generate_config(root / "samples", checkpoint, ["a", "b c", "d"], images_per_prompt=2))
-    return root / "samples"
-
-
-def test_samples_are_scored_by_their_prompts_without_those_taken_down(
-    inputs: Path, drawn: Path, tmp_path: Path
+def test_samples_are_scored_by_their_prompts_and_reported_without_those_taken_down(
+    inputs: Path, tmp_path: Path
 ) -> None:
+    drawn, model = tmp_path / "samples", tiny_model(tmp_path / "model")
+    generate.run(generate_config(drawn, model, ["a", "b c", "d"], images_per_prompt=2))
     config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": drawn}))
     figures = job.run(config)
     assert (figures["clip"]["pictures"], figures["fid"]["generated"]) == (6, 6)
@@ -157,25 +150,13 @@ def test_samples_are_scored_by_their_prompts_without_those_taken_down(
     views = [clip.prepare(decode(row["image"]).pixels) for row in rows]
     scores = clip.scores(clip.embed(views), [row["prompt"] for row in rows])
     assert figures["clip"]["score"] == pytest.approx(float(scores.mean()), rel=1e-4)
-    tombstones.add(open_storage(str(drawn)), [Takedown("row", "3")])
-    try:
-        after = job.run(config)
-        assert after["clip"]["pictures"] == 5
-        assert after["generated"]["reasons"] == {"tombstone": 1}
-    finally:
-        for file in (drawn / "_tombstones").iterdir():
-            file.unlink()
-
-
-def test_the_report_shows_the_figures_and_the_pictures(
-    done: tuple[Path, dict[str, Any]], inputs: Path, drawn: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": drawn})))
-    sections = gather([str(out)], pictures=3)
+    sections = gather([str(tmp_path / "out")], pictures=3)
     assert [section.title for section in sections] == ["Pictures drawn", "Evaluation"]
     assert dict(sections[-1].figures)["FID"] == f"{figures['fid']['value']:.3f}"
-    assert gather([str(done[0])])[-1].verdict.startswith("20 pictures against 30")
+    tombstones.add(open_storage(str(drawn)), [Takedown("row", "3")])
+    after = job.run(config)
+    assert after["clip"]["pictures"] == 5
+    assert after["generated"]["reasons"] == {"tombstone": 1}
 
 
 def test_a_dry_run_prints_its_plan_and_writes_nothing(
