@@ -20,8 +20,12 @@ def tensors() -> dict[str, Tensor]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Storage:
-    storage = open_storage(str(tmp_path / "checkpoints/step-000000010"))
-    staged = sharded.stage(storage, tensors(), alone=True)
+    return saved(tmp_path / "checkpoints/step-000000010", tensors())
+
+
+def saved(path: Path, tensors: dict[str, Tensor]) -> Storage:
+    storage = open_storage(str(path))
+    staged = sharded.stage(storage, tensors, alone=True)
     staged.copy()
     staged.write()
     return storage
@@ -81,12 +85,8 @@ def test_neighbours_in_a_file_are_read_by_one_request(folder: Storage, monkeypat
 
 def test_a_chunk_may_begin_anywhere_in_a_file(tmp_path: Path) -> None:
     """A float that lies behind three bytes."""
-    storage = open_storage(str(tmp_path))
     mixed = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.randn(5), "c": torch.randn(2, 2).bfloat16()}
-    staged = sharded.stage(storage, dict(mixed), alone=True)
-    staged.copy()
-    staged.write()
-    read = sharded.read_tensors(storage, mixed)
+    read = sharded.read_tensors(saved(tmp_path, mixed), mixed)
     assert all(torch.equal(read[name], tensor) for name, tensor in mixed.items())
 
 
@@ -141,15 +141,13 @@ def test_a_tensor_larger_than_its_file_gets_no_memory(folder: Storage) -> None:
 
 def test_empty_chunks_and_scalars_are_read(tmp_path: Path) -> None:
     """As more workers than a tensor has rows save it."""
-    storage = open_storage(str(tmp_path))
-    staged = sharded.stage(storage, {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}, alone=True)
-    staged.copy()
-    staged.write()
+    expected = {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}
+    storage = saved(tmp_path, expected)
     index = json.loads(storage.read("tensors.json"))
     (chunk,) = index["tensors"]["one"]["chunks"]
     index["tensors"]["one"]["chunks"] = [[[0], [0], *chunk[2:]], chunk, [[1], [0], *chunk[2:]]]
     storage.publish("tensors.json", json.dumps(index).encode())
-    assert sharded.read_tensors(storage, ["scalar", "one"]) == {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}
+    assert sharded.read_tensors(storage, expected) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b'{"crc32": {"worker-00000.000.bin": [1]}}'])
