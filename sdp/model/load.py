@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sdp.errors import ModelError, one_line
 from sdp.model.family import TOKEN_DTYPE, TOKENS, new_unet, unet_class
-from sdp.model.layout import prediction_type
+from sdp.model.layout import json_object, prediction_type
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "c
 
 def load_unet_config(path: Path) -> dict[str, Any]:
     """Load the U-Net's configuration."""
-    return _config(unet_class(), path / "unet", "a U-Net's configuration", "config.json")
+    return _config(path / "unet/config.json")
 
 
 def load_noise_schedule(path: Path) -> "NoiseSchedule":
@@ -124,20 +124,17 @@ def load_noise_schedule(path: Path) -> "NoiseSchedule":
 
 def load_scheduler_config(path: Path) -> dict[str, Any]:
     """Load the configuration of diffusers' samplers, which names what the model predicts."""
-    from diffusers import DDPMScheduler
-
-    folder = path / "scheduler"
-    config = _config(DDPMScheduler, folder, "a noise schedule", "scheduler_config.json")
-    prediction_type(config, str(folder))
+    file = path / "scheduler/scheduler_config.json"
+    config = _config(file)
+    prediction_type(config, str(file))
     return config
 
 
-def _config(kind: Any, folder: Path, what: str, name: str) -> dict[str, Any]:
+def _config(file: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = kind.load_config(folder)
+        return json_object(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: not {what} ({_line(error)}); check {name}") from error
-    return config
+        raise ModelError(f"{file}: not a configuration ({_line(error)}); restore it") from error
 
 
 def _diffusers(kind: Any, path: Path, part: str) -> Any:

@@ -57,7 +57,7 @@ def test_the_last_alpha_is_that_of_stable_diffusion(tiny: Path) -> None:
 @pytest.mark.parametrize(("key", "value"), [("prediction_type", "sample"), ("beta_schedule", "unheard-of")])
 def test_a_schedule_that_is_not_ours_is_refused(copy: Path, key: str, value: str) -> None:
     set_key(copy / "scheduler/scheduler_config.json", key, value)
-    with pytest.raises(ModelError, match="scheduler: "):
+    with pytest.raises(ModelError, match="/scheduler"):
         load.load_noise_schedule(copy)
 
 
