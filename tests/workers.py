@@ -63,7 +63,7 @@ def _work(
     try:
         store = dist.FileStore(str(Path(folder) / "store"), count)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
-        pipe.send((True, function(World(rank, count, count), *args)))
+        pipe.send((True, function(World(rank, count), *args)))
     except BaseException:  # noqa: BLE001 (told to the test)
         pipe.send((False, f"worker {rank}: {traceback.format_exc()}"))
     finally:

@@ -78,7 +78,7 @@ def predicted(config: Any, workers: int, gpu: Any) -> Any:
     """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net."""
     from sdp.plan.memory import TrainerGpus, estimate
 
-    return estimate(config, TrainerGpus(gpu, workers, embedded=False, local=workers))
+    return estimate(config, TrainerGpus(gpu, workers, embedded=False))
 
 
 def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:

@@ -1,7 +1,7 @@
 """Without a GPU: training steps of the full U-Net on one of 32 simulated A100s, on fake tensors: devices, dtypes, traffic, memory.
 
     python -m scripts.bench.fake_gpu                                         all cases
-    python -m scripts.bench.fake_gpu --cases "fsdp,fsdp hybrid" --batch 32   some of them
+    python -m scripts.bench.fake_gpu --cases "fsdp,fsdp both" --batch 32   some of them
     python -m scripts.bench.fake_gpu --tiny                                  the tiny model at 64 px, in seconds
 
 Each case takes two steps; the second is reported. CUDA's runtime is fake_cuda.c, the process group is torch's fake one, and no kernel runs.
@@ -30,7 +30,7 @@ from scripts.bench._cases import take_stdout
 from scripts.bench._fake_cuda import environment
 from sdp.console import size, table
 
-WORKERS, GPUS_A_NODE = 32, 8
+WORKERS = 32
 KERNELS = "kernels"
 """The compiler that generates machine code for an A100 with Inductor and Triton, and then runs the graph unchanged."""
 CASES: dict[str, dict[str, Any]] = {
@@ -41,7 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp": {"kind": "fsdp"},
     "fsdp both": {"kind": "fsdp", "train_text_encoder": True},
     "fsdp full shard": {"kind": "fsdp", "shard": "full_shard"},
-    "fsdp hybrid": {"kind": "fsdp", "shard": "hybrid"},
     "fsdp checkpointing": {"kind": "fsdp", "activation_checkpointing": True},
     "fsdp accumulating": {"kind": "fsdp", "micro_batches": 2},
     "fsdp traced": {"kind": "fsdp", "compile": "eager"},
@@ -191,7 +190,7 @@ def _trainer(case: dict[str, Any]) -> Any:
         def tolist(self) -> list[float]:
             return [1.0, 1.0, 0.0, 0.0, float(case["batch"] * WORKERS), 0.0]
 
-    world = Many(0, WORKERS, GPUS_A_NODE, torch.device("cuda", 0))
+    world = Many(0, WORKERS, torch.device("cuda", 0))
     trainer = make_trainer(case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"]), world)
     trainer._figures = Figures()
     return trainer

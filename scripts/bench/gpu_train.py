@@ -217,7 +217,7 @@ def worker(case: dict[str, Any]) -> int:
         rank=case["rank"],
         world_size=case["workers"],
     )
-    world = World(case["rank"], case["workers"], case["workers"], device)
+    world = World(case["rank"], case["workers"], device)
     try:
         figures = _train(case, world)
         if case.get("checkpoint"):

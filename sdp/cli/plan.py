@@ -68,5 +68,5 @@ def _memories(config: Any, work: Any) -> list[Any]:
     from sdp.plan.memory import TrainerGpus, estimate
     from sdp.train.data.sources import embedded
 
-    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config))
     return [estimate(phase, place) for phase in config.phases]

@@ -183,9 +183,9 @@ class StrategyConfig(Section):
 
     kind: Literal["ddp", "fsdp"] = key("ddp")
     """Keep the whole state on each GPU (ddp) or a shard of it (fsdp)."""
-    shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key("shard_grad_op")
-    """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as
-    well (full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid)."""
+    shard: Literal["shard_grad_op", "full_shard"] = key("shard_grad_op")
+    """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), or those
+    as well (full_shard)."""
     compile: bool = key(False)
     """Compile the U-Net's blocks; the first steps take longer."""
     activation_checkpointing: bool = key(False)

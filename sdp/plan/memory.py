@@ -74,8 +74,6 @@ class TrainerGpus:
     workers: int
     embedded: bool
     """True if captions come as embeddings, so that no trainer holds a text encoder."""
-    local: int = 8
-    """GPUs of a node. Hybrid sharding stays within a node."""
     family: Family = SD2
 
 
@@ -87,7 +85,6 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     count = sum(place.family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
-    shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
     activations = known_activations(config)
     per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
@@ -97,7 +94,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     per_rank = reference()["memory"]["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
     rank = config.lora.rank
     trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
-    all_bytes, trained_bytes = (_FP32 * number / (shards if sharded else 1) for number in (count, trained))
+    all_bytes, trained_bytes = (_FP32 * number / (place.workers if sharded else 1) for number in (count, trained))
     micro_batches, micro_batch = _micro_batches(config, place.workers)
     # Until the last micro-batch, fsdp adds up whole gradients.
     gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)

@@ -134,7 +134,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
         return
     # Each trainer sees the GPUs of all trainers on its node.
     device = choose_device(context.get_local_rank())
-    world = World(rank, context.get_world_size(), context.get_local_world_size(), device)
+    world = World(rank, context.get_world_size(), device)
     stop = StopRequest()
     try:
         callbacks = [

@@ -1,6 +1,5 @@
 """Strategies for training one model on several workers: a replica each (ddp), or a shard each (fsdp)."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -21,9 +20,7 @@ from sdp.model.family import blocks
 from sdp.model.trained import TrainedNetworks
 from sdp.train.world import World
 
-log = logging.getLogger(__name__)
-
-Sharding = Literal["shard_grad_op", "full_shard", "hybrid"]
+Sharding = Literal["shard_grad_op", "full_shard"]
 
 
 class Strategy:
@@ -94,19 +91,12 @@ class Sharded(Strategy):
     """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block. Its policy casts."""
 
     def __init__(self, model: TrainedNetworks, world: World, precision: str, sharding: Sharding) -> None:
-        device = world.device.type
-        if sharding == "hybrid" and world.size > world.local_size and _nodes_are_equal(world):
-            shape = (world.size // world.local_size, world.local_size)
-            mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
-            share_timeout(mesh.get_all_groups(), world.device)
-        else:
-            mesh = init_device_mesh(device, (world.size,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(world.device.type, (world.size,))
         half = DTYPES[precision] if precision != "fp32" else None
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         # SHARD_GRAD_OP keeps the gathered weights until backward: less traffic for more memory.
         options: Any = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": sharding == "full_shard"}
         shards = [fully_shard(block, **options) for block in list(model.blocks())]
-        self._group = mesh["shard"].get_group()
         self._shard = fully_shard(model, **options)
         self._keeps_gathered = sharding != "full_shard"
         for before, after in pairwise(shards):
@@ -123,31 +113,8 @@ class Sharded(Strategy):
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         square = super().norm(gradients).square()
-        dist.all_reduce(square, group=self._group)
+        dist.all_reduce(square)
         return square.sqrt()
-
-
-def share_timeout(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """Give groups the timeout of the group of all workers; torch gives new groups its default."""
-    everyone: Any = dist.group.WORLD
-    for group in groups:
-        backend: Any = group._get_backend(device)
-        backend._set_default_timeout(everyone._get_backend(device).options._timeout)
-
-
-def _nodes_are_equal(world: World) -> bool:
-    """Return whether all nodes have the same number of workers, which a mesh of nodes needs."""
-    sizes = sorted({int(size) for (size,) in world.all_gather([world.local_size])})
-    if len(sizes) == 1:
-        return True
-    if world.is_main:
-        log.warning(
-            "strategy.shard: hybrid needs the same number of trainers on each node, and nodes have %s: sharding over "
-            "all %d trainers instead",
-            " or ".join(map(str, sizes)),
-            world.size,
-        )
-    return False
 
 
 def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, precision: str) -> Strategy:

@@ -21,8 +21,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_size: int = 1
-    """Workers on this node."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property

@@ -42,7 +42,6 @@ report("both ddp", kind="ddp", train_text_encoder=True)
 report("full size", kind="ddp", train_text_encoder=True, tiny=False, steps=1)
 report("accumulating", kind="fsdp", micro_batches=2)
 report("full shard", kind="fsdp", shard="full_shard")
-report("hybrid", kind="fsdp", shard="hybrid")
 report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
 report("fp32", mock.patch.dict(strategies.DTYPES, bf16=torch.float32), kind="fsdp", steps=1)
 any_shape = mock.patch.object(torch.nn.Module, "compile", compiled_for_any_shape)
@@ -80,7 +79,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1600)]
 
 
 def test_everything_after_the_copy_stays_on_the_worker_s_gpu(reports: Reports) -> None:
-    assert all(not reports[name]["strays"] for name in ("ddp", "fsdp", "full shard", "hybrid"))
+    assert all(not reports[name]["strays"] for name in ("ddp", "fsdp", "full shard"))
     assert set(reports["host"]["strays"]) == {"forward: _to_copy"}
 
 
@@ -113,12 +112,10 @@ def test_networks_of_full_size_are_those_of_stable_diffusion_2(reports: Reports)
 
 def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(reports: Reports) -> None:
     count = parameters()
-    for name, group in (("fsdp", 32), ("hybrid", 8)):
-        forward, backward = sent(reports[name], "forward"), sent(reports[name], "backward")
-        assert forward == {("allgather_base", group): pytest.approx(2 * count, rel=0.02)}
-        assert backward["reduce_scatter_base", group] == pytest.approx(4 * count, rel=0.02)
-        assert not [kind for kind, _ in backward if "allgather" in kind]
-    assert sent(reports["hybrid"], "backward")["allreduce", 4] == pytest.approx(4 * count / 8, rel=0.02)
+    forward, backward = sent(reports["fsdp"], "forward"), sent(reports["fsdp"], "backward")
+    assert forward == {("allgather_base", 32): pytest.approx(2 * count, rel=0.02)}
+    assert backward["reduce_scatter_base", 32] == pytest.approx(4 * count, rel=0.02)
+    assert not [kind for kind, _ in backward if "allgather" in kind]
     assert sent(reports["full shard"], "backward")["allgather_base", 32] == pytest.approx(2 * count, rel=0.02)
 
 
@@ -142,8 +139,7 @@ def test_graphs_have_constant_shapes_and_no_breaks(reports: Reports) -> None:
 
 
 def test_shards_take_the_memory_of_a_shard(reports: Reports) -> None:
-    before = {name: reports[name]["memory"]["before"] for name in ("ddp", "fsdp", "hybrid")}
-    for name, group in (("fsdp", 32), ("hybrid", 8)):
-        gathered = sent(reports[name], "forward")["allgather_base", group] / 2
-        spared = 4 * 4 * (parameters() - gathered / group)  # weights, two averages of AdamW and one of the weights
-        assert before["ddp"] - before[name] == pytest.approx(spared, rel=0.02)
+    before = {name: reports[name]["memory"]["before"] for name in ("ddp", "fsdp")}
+    gathered = sent(reports["fsdp"], "forward")["allgather_base", 32] / 2
+    spared = 4 * 4 * (parameters() - gathered / 32)  # weights, two averages of AdamW and one of the weights
+    assert before["ddp"] - before["fsdp"] == pytest.approx(spared, rel=0.02)

@@ -1,6 +1,5 @@
 """Several workers: the strategies agree, and a run continues with any number of them."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,9 @@ from tests.training import Watch, config, train, weights
 from tests.workers import run_workers
 
 
-def worker(
-    world: World, root: Path, run: str, changes: dict[str, Any], nodes: tuple[int, ...] = ()
-) -> tuple[dict[str, Any], list[float]]:
-    """Train a run to its end, on nodes of this many workers; return its tensors and losses."""
+def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+    """Train a run to its end; return its tensors and losses."""
     watch = Watch()
-    if nodes:
-        world = replace(world, local_size=[size for size in nodes for _ in range(size)][world.rank])
     trainer = train(config(root, run, **changes), world, [watch, SaveCheckpoints(2)])
     return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, watch.losses
 
@@ -58,29 +53,24 @@ def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 
 @pytest.mark.parametrize(
-    ("nodes", "changes"),
+    ("count", "changes"),
     [
-        ((2,), {}),
-        ((3,), {"data__batch_size": 2}),
-        ((2,), {"strategy__kind": "fsdp"}),
-        ((2,), {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
-        ((2,), {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
-        ((2, 2), {"strategy__kind": "fsdp", "strategy__shard": "hybrid"}),
-        ((2, 1), {"strategy__kind": "fsdp", "strategy__shard": "hybrid"}),
+        (2, {}),
+        (3, {"data__batch_size": 2}),
+        (2, {"strategy__kind": "fsdp"}),
+        (2, {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
+        (2, {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
     ],
-    ids=[
-        *("ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"),
-        *("hybrid", "hybrid-of-unequal-nodes"),
-    ],
+    ids=["ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"],
 )
 def test_workers_together_are_one_worker(
     inputs: Path,
     alone: tuple[dict[str, Any], list[float]],
     tmp_path: Path,
-    nodes: tuple[int, ...],
+    count: int,
     changes: dict[str, Any],
 ) -> None:
-    results = run_workers(sum(nodes), worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes}, nodes)
+    results = run_workers(count, worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes})
     for tensors, losses in results:
         assert losses == pytest.approx(alone[1], abs=1e-5)
         close(tensors, alone[0])
@@ -201,21 +191,3 @@ def test_only_the_main_worker_loads_the_unet(inputs: Path) -> None:
     main, other = run_workers(2, unet_loaded_once, inputs)
     assert main == other
     assert any(main)
-
-
-class OneBlock(torch.nn.Sequential):
-    def blocks(self) -> list[torch.nn.Module]:
-        return [self[0]]
-
-
-def patience(world: World) -> float:
-    """Return the seconds that a node's own group waits for a collective."""
-    model = OneBlock(torch.nn.Linear(2, 2))
-    strategy: Any = make_strategy(
-        StrategyConfig(kind="fsdp", shard="hybrid"), model, replace(world, local_size=1), "fp32"
-    )
-    return float(strategy._group._get_backend(world.device).options._timeout.total_seconds())
-
-
-def test_the_groups_of_hybrid_sharding_wait_as_long_as_the_run_does() -> None:
-    assert run_workers(2, patience) == [60, 60]

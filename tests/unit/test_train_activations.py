@@ -142,9 +142,7 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     recomputed = memory("A100-40G", "strategy.activation_checkpointing=true")
     assert small.largest_batch < sharded.largest_batch < recomputed.largest_batch
 
-    hybrid = memory("A100-40G", "strategy.kind=fsdp", "strategy.shard=hybrid", workers=32)
     plain = memory("A100-40G", "strategy.kind=fsdp", workers=32)
-    assert hybrid.parts["optimizer"] == pytest.approx(4 * plain.parts["optimizer"])
     full = memory("A100-40G", "strategy.kind=fsdp", "strategy.shard=full_shard", workers=32)
     assert full.parts["all-gathers"] < plain.parts["all-gathers"] / 4
 
