@@ -1,7 +1,7 @@
 """A small run for tests: a configuration, and a trainer of this process."""
 
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,50 @@ class Watch(Callback):
         return [report.loss for report in self.reports]
 
 
+class Crash(Exception):
+    """An error that a test raises in the loop."""
+
+
+class CrashAt(Callback):
+    """Ends the job by an error at a step, when the checkpoint in progress is complete."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step == self._step:
+            trainer.checkpointer.finish()  # or it would depend on the disk which checkpoint is gone on from
+            raise Crash
+
+
+class Poison(Callback):
+    """Makes the latents of some steps infinite."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def on_start(self, trainer: Trainer) -> None:
+        step = trainer._step
+
+        def poisoned(batch: Any) -> None:
+            if trainer.state.step + 1 + (trainer._unfinished is not None) in self.steps:
+                batch.latents.fill_(float("inf"))
+            step(batch)
+
+        trainer._step = poisoned  # type: ignore[method-assign]
+
+
+class Gauges(Callback):
+    """Keeps the validation losses by step."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, dict[str, float]] = {}
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if trainer.gauges.get("validation_step") == report.step:
+            self.by_step[report.step] = trainer.gauges["validation"]
+
+
 def ledger(summary: "TrainSummary") -> Ledger:
     """Return the ledger of a run's last checkpoint."""
     assert summary.checkpoint is not None
@@ -111,15 +155,3 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
         name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
         for name, tensor in trainer.tensors().items()
     }
-
-
-def poison(trainer: Trainer, steps: Container[int]) -> None:
-    """Give the trainer latents that have no loss in these steps."""
-    step = trainer._step
-
-    def poisoned(batch: Any) -> None:
-        if trainer.state.step + 1 + (trainer._unfinished is not None) in steps:
-            batch.latents.fill_(float("inf"))
-        step(batch)
-
-    trainer._step = poisoned  # type: ignore[method-assign]

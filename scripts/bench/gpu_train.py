@@ -238,11 +238,12 @@ def worker(case: dict[str, Any]) -> int:
 def _trainer(case: dict[str, Any], world: Any, callback: Any) -> Any:
     import torch
 
+    from sdp.train.callbacks.garbage import CollectGarbage
     from sdp.train.callbacks.metrics import RecordMetrics
 
     folder = Path(case["folder"]) / f"model-{world.rank}"
     model = make_model(folder, tiny=case["tiny"])
-    trainer = make_trainer(case, model, world, [RecordMetrics(10), callback])
+    trainer = make_trainer(case, model, world, [RecordMetrics(10), CollectGarbage(), callback])
 
     def stand_in(_: Any, inputs: tuple[Any, ...]) -> None:
         """Wait as for a GPU that is at work, or lack its memory."""

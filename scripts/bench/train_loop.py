@@ -82,6 +82,7 @@ def loop(folder: Path) -> dict[str, float]:
     from sdp import telemetry
     from sdp.model.sources import resolve
     from sdp.train.callbacks.checkpoints import SaveCheckpoints
+    from sdp.train.callbacks.garbage import CollectGarbage
     from sdp.train.callbacks.metrics import RecordMetrics
     from sdp.train.callbacks.telemetry import EmitMetrics
     from sdp.train.callbacks.watchdog import Watchdog
@@ -112,7 +113,7 @@ def loop(folder: Path) -> dict[str, float]:
             self.since = time.process_time()
 
     emit = EmitMetrics(telemetry.begin(config.output.uri))
-    callbacks = [SaveCheckpoints(10**9), RecordMetrics(10), emit, Watchdog(1800.0)]
+    callbacks = [SaveCheckpoints(10**9), RecordMetrics(10), emit, Watchdog(1800.0), CollectGarbage()]
     _trainer(config, model, batch, [*callbacks, Turns()]).train()
     # Medians, because outliers come from a busy machine and not from the code.
     sdp_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (sdp_s, bare_s))

@@ -1,9 +1,8 @@
 """The training loop of one worker. Read it from top to bottom."""
 
-import gc
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,28 +25,18 @@ from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
 from sdp.train.optimizer import AdamW, Ema, Guard, Verdict, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
+from sdp.train.run_folder import bad_step_name
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 
-COLLECT_STEPS = 100
-"""Steps between garbage collections."""
-
-
-BAD_STEPS = "bad_steps/"
-"""The folder in a run of the rows of skipped steps."""
 MOST_BAD_STEPS = 20
 """Skipped steps in a row after which a run has diverged; a bad row or a spike costs one."""
 
 
 class TrainingDiverged(UserError):
     """Too many bad steps in a row; the same job would diverge again."""
-
-
-def bad_step_name(step: int) -> str:
-    """Return the path of the file with the rows of a step that was skipped as bad."""
-    return f"{BAD_STEPS}step-{step:09d}.json"
 
 
 @dataclass
@@ -112,21 +101,6 @@ class _Unfinished(NamedTuple):
     """The moment at which the figures are on the host."""
 
 
-@contextmanager
-def _manual_garbage_collection() -> Iterator[None]:
-    """Disable automatic garbage collection: it would pause one worker at a time, and all others wait for that one."""
-    frozen_before = gc.get_freeze_count()
-    gc.collect()
-    gc.freeze()  # existing objects stay, and need not be scanned again
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        if not frozen_before:  # else it would undo the caller's freeze
-            gc.unfreeze()
-
-
 @dataclass(kw_only=True, eq=False)
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
@@ -183,11 +157,9 @@ class Trainer:
             self._restore()
             for callback in self.callbacks:
                 callback.on_start(self)
-            with _manual_garbage_collection(), closing(self._batches()) as batches:
+            with closing(self._batches()) as batches:
                 self._ended = time.perf_counter()
                 while self._should_continue():
-                    if not self.state.step % COLLECT_STEPS:
-                        gc.collect()
                     self._step(next(batches))
                 self._finish()
             if not self.state.consumed and reached_limit(self.config, self.state):
@@ -201,6 +173,27 @@ class Trainer:
             for callback in self.callbacks:
                 callback.close()
             self.checkpointer.close()
+
+    def _restore(self) -> None:
+        """Restore the newest checkpoint; without one, begin with the weights of another run, if there is one."""
+        state = self.checkpointer.restore(self.tensors())
+        if state is not None:
+            self.state = state
+            self.optimizer.set_steps_taken(state.optimized)
+            self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
+        elif self.begin_from is not None:
+            self._begin_with(self.begin_from)
+        if self.world.is_main:  # later steps are done again
+            self.checkpointer.run.forget_bad_steps(after=self.state.step)
+
+    def _begin_with(self, other: Storage) -> None:
+        """Load the weights and moving average of another run's checkpoint."""
+        before = read_state(other)
+        tensors = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
+        sharded.load(other, tensors, alone=self.world.size == 1)
+        # A new average has a short memory, and would forget what it begins with.
+        self.state.averaged = before.averaged
+        self.state.start = EpochStart(phase=before.start.phase + 1)
 
     def _should_continue(self) -> bool:
         """Return whether there is another step, or note the reason why there is none."""
@@ -253,46 +246,6 @@ class Trainer:
         if not self._ahead or self._is_last_or_saved(self.state.step + 1):
             self._finish()
 
-    def _is_last_or_saved(self, step: int) -> bool:
-        """Return whether a step is the last of its epoch or run, or saved: it is copied while the next one computes."""
-        state, config = self.state, self.config
-        ends = state.position + self.batch_size >= self.reader.positions(state.start) or step == config.max_steps
-        return ends or not step % config.checkpoint.every_steps
-
-    def _finish(self) -> None:
-        """Account for the step whose figures the host has not read, if any, and run the callbacks."""
-        if self._unfinished is None:
-            return
-        (batch, rate, copied), self._unfinished = self._unfinished, None
-        state, epoch = self.state, self.state.epoch
-        copied.wait()
-        loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
-        verdict = self.guard.judge(loss, norm, samples, skipped=bool(skipped))
-        if verdict == "good":
-            state.taken += 1
-            state.optimized += 1
-            if self.ema is not None:
-                state.averaged += 1
-                with self.stopwatch.measure("optimizer"):
-                    self.ema.update(state.averaged)
-        self._stop_requested = stoppers > 0
-        self.checkpointer.advance(all_written=writers == self.world.size)
-        done = self._account(batch, loss, round(samples), verdict)
-        now = time.perf_counter()
-        seconds, self._ended = now - self._ended, now
-        encoders = self.gauges.get("encoders", 0)
-        state.spend(seconds, self.world.size, encoders, self._gpus(encoders))
-        report = StepReport(
-            step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
-            learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
-        )  # fmt: skip
-        if verdict not in ("good", "empty"):
-            self._record_bad_step(batch, report)
-        for callback in self.callbacks:
-            callback.on_step(self, report)
-        if self.save_wanted:
-            self.save()
-
     def _accumulate(self, micro_batches: Sequence[Batch], total_weight: Tensor) -> Tensor:
         """Add up the gradients of the micro-batches; return this worker's part of the step's loss.
 
@@ -339,14 +292,52 @@ class Trainer:
             self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
             copied = Mark(self.world.device)
             rate = learning_rate(self.state.step + 1, self.config.optimizer, self.config.max_steps)
-            self.optimizer.step(rate, skip=skip, divisor=self._divisor(norm))
+            limit = self.config.optimizer.clip_norm
+            divisor = None if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
+            self.optimizer.step(rate, skip=skip, divisor=divisor)
             self.optimizer.zero_grad()
         self._unfinished = _Unfinished(batch, rate, copied)
 
-    def _divisor(self, norm: Tensor) -> Tensor | None:
-        """Return the divisor that clips gradients with this norm."""
-        limit = self.config.optimizer.clip_norm
-        return None if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
+    def _is_last_or_saved(self, step: int) -> bool:
+        """Return whether a step is the last of its epoch or run, or saved: it is copied while the next one computes."""
+        state, config = self.state, self.config
+        ends = state.position + self.batch_size >= self.reader.positions(state.start) or step == config.max_steps
+        return ends or not step % config.checkpoint.every_steps
+
+    def _finish(self) -> None:
+        """Account for the step whose figures the host has not read, if any, and run the callbacks."""
+        if self._unfinished is None:
+            return
+        (batch, rate, copied), self._unfinished = self._unfinished, None
+        state, epoch = self.state, self.state.epoch
+        copied.wait()
+        loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
+        verdict = self.guard.judge(loss, norm, samples, skipped=bool(skipped))
+        if verdict == "good":
+            state.taken += 1
+            state.optimized += 1
+            if self.ema is not None:
+                state.averaged += 1
+                with self.stopwatch.measure("optimizer"):
+                    self.ema.update(state.averaged)
+        self._stop_requested = stoppers > 0
+        self.checkpointer.advance(all_written=writers == self.world.size)
+        done = self._account(batch, loss, round(samples), verdict)
+        now = time.perf_counter()
+        seconds, self._ended = now - self._ended, now
+        encoders = self.gauges.get("encoders", 0)
+        gpus = self.world.size * (self.world.device.type == "cuda") + encoders * bool(self.config.encode.gpu_each)
+        state.spend(seconds, self.world.size, encoders, gpus)
+        report = StepReport(
+            step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
+            learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
+        )  # fmt: skip
+        if verdict not in ("good", "empty"):
+            self._record_bad_step(batch, report)
+        for callback in self.callbacks:
+            callback.on_step(self, report)
+        if self.save_wanted:
+            self.save()
 
     def _account(self, batch: Batch, loss: float, samples: int, verdict: Verdict) -> float:
         """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
@@ -370,17 +361,37 @@ class Trainer:
     def _record_bad_step(self, batch: Batch, report: StepReport) -> None:
         """Record a skipped step with its rows; end the run if there have been too many in a row."""
         shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(report.epoch)})
-        step, name = report.step, bad_step_name(report.step)
+        run = self.checkpointer.run
         if self.world.is_main:
             epochs = set().union(*shares)
             rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
-            self.checkpointer.run.record_bad_step(name, report.verdict, report.loss, report.norm, rows)
+            run.record_bad_step(report.step, report.verdict, report.loss, report.norm, rows)
         if self.guard.bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
-                f"step {step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a spike); "
-                f"their rows are in {self.checkpointer.run.storage.uri_of(name)} and the files before it; lower "
-                "optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
+                f"step {report.step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a "
+                f"spike); their rows are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
+                "lower optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
             )
+
+    def save(self) -> None:
+        """Begin a checkpoint, unless there is one of this step."""
+        self.save_wanted = False
+        if self.checkpointer.last_step == self.state.step:
+            return
+        self.state.usual_norm = self.guard.usual_norm
+        self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
+        self.consumed, self.bad = Ledger(), []
+
+    def _report_saved(self, saved: SavedCheckpoint) -> None:
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, saved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""
+        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in self.trained.items()}
+        if self.ema is not None:
+            tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
+        return tensors | self.optimizer.state_dict()
 
     def _nothing_counts(self, subject: str) -> DatasetError:
         return DatasetError(
@@ -400,54 +411,3 @@ class Trainer:
             f"data.batch_size: {counted(len(batch), 'sample')} do not fit into the memory of {self.world.device} "
             f"({cause}); {advice}"
         )
-
-    def save(self) -> None:
-        """Begin a checkpoint, unless there is one of this step."""
-        self.save_wanted = False
-        if self.checkpointer.last_step == self.state.step:
-            return
-        self.state.usual_norm = self.guard.usual_norm
-        self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
-        self.consumed, self.bad = Ledger(), []
-
-    def _report_saved(self, saved: SavedCheckpoint) -> None:
-        for callback in self.callbacks:
-            callback.on_checkpoint(self, saved)
-
-    def _restore(self) -> None:
-        """Restore the newest checkpoint, if there is one."""
-        state = self.checkpointer.restore(self.tensors())
-        if self.world.is_main:  # steps after the checkpoint are done again
-            last = bad_step_name(0 if state is None else state.step)
-            for name in self.checkpointer.run.storage.names(BAD_STEPS):
-                if name > last:
-                    self.checkpointer.run.check()
-                    self.checkpointer.run.storage.delete(name)
-        if state is None:
-            if self.begin_from is not None:
-                self._begin_with(self.begin_from)
-            return
-        self.state = state
-        self.optimizer.set_steps_taken(state.optimized)
-        self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
-
-    def _begin_with(self, other: Storage) -> None:
-        """Load the weights and moving average of another run's checkpoint."""
-        before = read_state(other)
-        tensors = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
-        sharded.load(other, tensors, alone=self.world.size == 1)
-        # A new average has a short memory, and would forget what it begins with.
-        self.state.averaged = before.averaged
-        self.state.start = EpochStart(phase=before.start.phase + 1)
-
-    def _gpus(self, encoders: int) -> float:
-        """Return the GPUs of all trainers and of some encoders."""
-        trainers: float = self.world.size * (self.world.device.type == "cuda")
-        return trainers + encoders * bool(self.config.encode.gpu_each)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""
-        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in self.trained.items()}
-        if self.ema is not None:
-            tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
-        return tensors | self.optimizer.state_dict()

@@ -21,11 +21,9 @@ from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
 from sdp.train.messages import summary_lines
-from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Callback, StepReport, Trainer
 from tests.registry import RegistryBackend
-from tests.training import Watch, config, poison, train
+from tests.training import Crash, CrashAt, Poison, Watch, config, train
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
@@ -41,49 +39,29 @@ def events(root: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in folder(root).events() if event["event"] == kind]
 
 
-class Poison(Callback):
-    """Makes the latents of some steps infinite, and optionally ends the job at one."""
-
-    def __init__(self, *steps: int, crash_at: int = 0) -> None:
-        self.steps, self.crash_at = steps, crash_at
-
-    def on_start(self, trainer: Trainer) -> None:
-        poison(trainer, self.steps)
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        if report.step == self.crash_at:
-            trainer.checkpointer.finish()
-            raise KeyboardInterrupt
-
-
 # --- the learning rate's end ------------------------------------------------------------------------------------------
 
 
-def test_another_max_steps_says_what_it_does_to_the_learning_rate_and_stays_in_the_history(
+def test_another_max_steps_of_a_falling_learning_rate_is_said_and_stays_in_the_history(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     falling = {"optimizer__schedule": "cosine"}
     run(how(root, **falling, max_steps=10, limit=32, max_epochs=1))
-    assert "optimizer.schedule: cosine lowers the learning rate from 0.001 to 0 at step 10" in (capsys.readouterr().err)
     longer = how(root, **falling, max_steps=20, limit=32, max_epochs=2)
     run(longer, dry_run=True)
     assert "max_steps changes from 10 to 20" in capsys.readouterr().err
     run(longer)
     (changed,) = events(root, "changed")
     assert changed["keys"] == {"max_steps": [10, 20]}
-    assert not any("optimizer.schedule" in line for line in make_plan(how(root, max_steps=20)).lines())
 
 
 # --- nothing to train on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [{"max_steps": None, "max_hours": 1.0}, {"max_steps": 3}])
-def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(
-    root: Path, limits: dict[str, Any]
-) -> None:
+def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(root: Path) -> None:
     """For example if all rows are taken down, which no plan can know."""
     with pytest.raises(DatasetError, match="no row that counts: all are held out"):
-        train(config(root, data__holdout=0.9999, **limits))
+        train(config(root, data__holdout=0.9999, max_steps=3))
     assert folder(root).latest() is None
 
 
@@ -128,8 +106,8 @@ def test_rows_of_a_skipped_step_are_recorded_and_count_as_consumed(root: Path) -
 def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:
     """Otherwise its rows would count as not trained on."""
     how_ = config(root, max_steps=5)
-    with pytest.raises(KeyboardInterrupt):
-        train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3, crash_at=3)])
+    with pytest.raises(Crash):
+        train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3), CrashAt(3)])
     file = root / "run/bad_steps/step-000000003.json"
     assert file.exists()
     train(how_)
@@ -187,28 +165,20 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
 
 
 def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "family", lambda *_, **__: SD2)
-    place = {"scaling__accelerator": "A100-40G", "max_steps": 2}
-    for dry_run in (True, False):
-        with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ on an A100-40G"):
-            run(config(root, **place, data__batch_size=1000, limit=None), dry_run=dry_run)
+    with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ on an A100-40G"):
+        run(config(root, scaling__accelerator="A100-40G", data__batch_size=1000))
     assert not (root / "run").exists()
-    with pytest.raises(DatasetError, match="expected at least 72 rows, one step's, got 60"):  # which is looked at later
-        run(config(root, **place, data__batch_size=72), dry_run=True)
-    run(config(root, **place, data__batch_size=8), dry_run=True)
-    assert "may not fit" not in capsys.readouterr().err
 
 
 def test_each_line_of_the_metrics_tells_when_the_run_ends(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.time()
     summary = run(how(root, max_steps=6, log__every_steps=2, prices__trainer_hour=3600.0))
-    first, second, last = folder(root).metrics()
+    _, line, last = folder(root).metrics()
     assert last["left_s"] == 0
-    assert first["left_s"] > second["left_s"] > 0
-    assert began + second["left_s"] - 1 < second["finish_time"] < time.time() + second["left_s"] + 1
-    assert "gpu_hours" not in last  # on CPUs
+    assert began + line["left_s"] - 1 < line["finish_time"] < time.time() + line["left_s"] + 1
     err = capsys.readouterr().err
     assert re.search(r" · ETA [\d.:]+ ?s?, at \w{3} \d\d \d\d:\d\d UTC", err)
     assert f", cost {summary.state.seconds:,.2f}, loss" in err  # one a second

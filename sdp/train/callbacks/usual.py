@@ -2,6 +2,7 @@
 
 from sdp.config import TrainConfig
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.garbage import CollectGarbage
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.tensorboard import WriteEvents
@@ -30,4 +31,5 @@ def make_callbacks(config: TrainConfig) -> list[Callback]:
     callbacks.append(Watchdog(WATCHDOG_S, WATCHDOG_S / (1 if config.data.mode == "online" else 3)))
     if config.profile.steps is not None:
         callbacks.append(Profile(config.profile.steps))
+    callbacks.append(CollectGarbage())
     return callbacks
