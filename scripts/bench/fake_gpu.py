@@ -176,10 +176,6 @@ def _trainer(case: dict[str, Any]) -> Any:
     from scripts.bench._training import make_model, make_trainer
     from sdp.train.world import World
 
-    class Many(World):
-        def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-            return [list(values)] * self.size
-
     class Figures:
         """A step's figures on the host, which fake tensors lack."""
 
@@ -190,7 +186,7 @@ def _trainer(case: dict[str, Any]) -> Any:
         def tolist(self) -> list[float]:
             return [1.0, 1.0, 0.0, 0.0, float(case["batch"] * WORKERS), 0.0]
 
-    world = Many(0, WORKERS, torch.device("cuda", 0))
+    world = World(0, WORKERS, torch.device("cuda", 0))
     trainer = make_trainer(case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"]), world)
     trainer._figures = Figures()
     return trainer

@@ -62,18 +62,23 @@ class World:
         return box[0]
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, or raise the main worker's error on all workers, which would wait for it."""
+        """Return the result of `work`, or raise a worker's error on all workers, which would wait for it."""
         try:
             result = work()
         except Exception as error:
-            if self.is_main:  # not every error can be pickled
-                self.broadcast(
-                    error if isinstance(error, SdpError) else RuntimeError(f"{type(error).__name__}: {error}")
-                )
+            known = isinstance(error, SdpError)  # not every other can be pickled
+            self._first(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        if (reason := self.broadcast(None)) is not None:
-            raise reason
+        if (another := self._first(None)) is not None:
+            raise another
         return result
+
+    def _first(self, error: Exception | None) -> Exception | None:
+        """Return the error of the first worker that has one, on all workers."""
+        errors = [error] * self.size
+        if self.size > 1:
+            dist.all_gather_object(errors, error)
+        return next(filter(None, errors), None)
 
     def any_of(self, flag: bool) -> bool:
         """Return whether any worker has set a flag."""
