@@ -275,11 +275,6 @@ def read_ledger(folder: Storage) -> Ledger:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
-def kind_of(name: str) -> str:
-    """Return what a checkpoint's tensor belongs to: the weights, the average or the optimizer."""
-    return "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-
-
 def way_out(folder: Storage) -> str:
     """Return the remedy if this checkpoint, the newest of its run, is damaged."""
     uri, _, name = folder.uri.rpartition(f"/{FOLDER}")
