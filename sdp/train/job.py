@@ -116,7 +116,7 @@ def _train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: 
     with Progress("train") as progress:
         callbacks = [
             *make_callbacks(config),
-            FollowLease(lease, lambda line: progress.update(progress_line(line, plan))),
+            FollowLease(lease, lambda line: progress.update(progress_line(line, plan.last_step))),
         ]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)

@@ -333,7 +333,7 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
             _check_start(start, now)
         if line is None:
             return
-        progress.update(progress_line(line, plan))
+        progress.update(progress_line(line, plan.last_step))
         if request is None:  # the present trainers have their places
             request = stack.enter_context(PlaceRequest(more, [1] * more.most))
         if ready != (ready := request.ready):

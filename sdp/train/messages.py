@@ -5,18 +5,17 @@ from typing import Any
 from sdp.config.train import PricesConfig
 from sdp.console import clock, counted, duration, size, spent
 from sdp.model.checkpoints import TrainState
-from sdp.train.plan import TrainPlan
 
 
-def progress_line(line: dict[str, Any], plan: TrainPlan) -> str:
-    """Return the progress as one line, from a line of metrics.
+def progress_line(line: dict[str, Any], last: int | None) -> str:
+    """Return the progress as one line, from a line of metrics and the run's last step, if known.
 
     step 1,230 of 5,000 · epoch 0 41% · loss 0.1234 · 812 img/s (203 each) · lr 1.0e-04 · data 3% · ETA 1:02:03
     """
-    last_step = f" of {plan.last_step:,}" if plan.last_step is not None else ""
+    of_last = f" of {last:,}" if last is not None else ""
     per_worker = f" ({line['samples_per_s_per_worker']:,.0f} each)" if line["workers"] > 1 else ""
     parts = [
-        f"step {line['step']:,}{last_step}",
+        f"step {line['step']:,}{of_last}",
         f"epoch {line['epoch']} {line['epoch_done']:.0%}",
         f"loss {line['loss_smoothed']:.4f}" if line["loss_smoothed"] is not None else "no loss yet",
         f"{line['samples_per_s']:,.0f} img/s{per_worker}",
