@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.errors import DatasetError
-from sdp.storage import open_storage
 from sdp.train.data.batch import PAD
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.order import Shuffle
@@ -115,13 +114,6 @@ def test_a_run_keeps_to_the_files_that_it_began_with(tmp_path: Path) -> None:
         batches(tmp_path)
 
 
-def test_without_writing_nothing_is_kept(tmp_path: Path) -> None:
-    write(tmp_path)
-    how = config(tmp_path, source__columns=COLUMNS)
-    assert open_sources(how).rows == ROWS
-    assert not open_storage(how.output.uri).names()
-
-
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
@@ -151,15 +143,3 @@ def test_rows_of_another_length_are_told_with_their_file(tmp_path: Path) -> None
     pq.write_table(spoilt, tmp_path / "latents/a.parquet", row_group_size=7)
     with pytest.raises(DatasetError, match=r"a\.parquet: row group 2: not 256 numbers in each row; repair the file"):
         list(batches(tmp_path))
-
-
-def test_several_captions_in_one_column_are_chosen_from_but_not_those_that_are_missing() -> None:
-    from sdp.train.data.rows import choose_captions
-
-    captions = np.arange(1, 1 + 300 * 4, dtype=np.uint64).repeat(2).reshape(300, 4, 2)
-    captions[:100, 1:] = 0  # one caption
-    captions[100:200, 0] = captions[100:200, 3] = 0  # the second and third
-    chosen = choose_captions(captions.view(np.dtype((np.void, 16)))[:, :, 0], 1, 2, np.arange(300))
-    assert set(chosen[:100]) == {0}
-    assert set(chosen[100:200]) == {1, 2}
-    assert set(chosen[200:]) == {0, 1, 2, 3}

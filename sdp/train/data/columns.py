@@ -20,7 +20,7 @@ BUCKET = "bucket"
 """The column with the number of a row's shape, if crops have several."""
 
 Items = NDArray[np.void]
-"""Rows × choices: the bytes of each row's array, or of several arrays to choose from."""
+"""The bytes of each row's array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,6 @@ class Stored:
     """The form of a column in a file: bytes in the final form, or lists of numbers to be scaled."""
 
     name: str
-    choices: int = 1
-    """Arrays per row."""
     factor: float | None = None
     """The scale of numbers; None for bytes."""
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -56,16 +54,11 @@ class Stored:
         """Return the column's arrays chunk by chunk; bytes are not copied."""
         kind = np.dtype((np.void, column.width))
         if self.factor is not None:
-            return [_converted(chunk, column, self.factor).view(kind).reshape(-1, 1) for chunk in data.chunks]
-        arrays = []
-        for chunk in data.chunks:
-            if self.shapes:
-                arrays.append(_equal_items(chunk, column).view(kind).reshape(-1, 1))
-                continue
-            values = np.frombuffer(chunk.buffers()[1], dtype=kind)
-            first, last = chunk.offset * self.choices, (chunk.offset + len(chunk)) * self.choices
-            arrays.append(values[first:last].reshape(-1, self.choices))
-        return arrays
+            return [_converted(chunk, column, self.factor).view(kind).reshape(-1) for chunk in data.chunks]
+        if self.shapes:
+            return [_equal_items(chunk, column).view(kind) for chunk in data.chunks]
+        values = [(chunk, np.frombuffer(chunk.buffers()[1], dtype=kind)) for chunk in data.chunks]
+        return [items[chunk.offset : chunk.offset + len(chunk)] for chunk, items in values]
 
 
 def find_columns(
@@ -134,15 +127,13 @@ def _text_names(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> tuple[st
 
 
 def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Stored]:
-    """Return a column of token ids or embeddings, of one caption per row or of several."""
+    """Return a column of token ids or embeddings."""
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
         column, stored = _describe_field(field, uri)
         kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
-        own = 1 if kind == TOKEN_IDS else 2
-        choices, shape = int(np.prod(column.shape[:-own])), column.shape[-own:]
-        if shape[0] == TOKENS:
-            return Column(kind, shape, column.dtype), Stored(stored.name, choices)
+        if column.shape[0] == TOKENS and len(column.shape) == (1 if kind == TOKEN_IDS else 2):
+            return Column(kind, column.shape, column.dtype), stored
         count = column.numbers
     else:
         count, of_kind = _numbers_a_row(file, field, uri)

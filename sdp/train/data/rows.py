@@ -19,8 +19,6 @@ from sdp.train.randomness import Purpose, RowRandom
 
 _KEPT = 64
 """Consumed windows whose memory is kept."""
-_MARK = 8
-"""Leading bytes that are all zero only if a caption is missing: no text begins with so many zeros."""
 _BITS = 31
 
 ShapePart = tuple[tuple[Column, Column], Sequence["Rows"]]
@@ -144,31 +142,20 @@ class Loader:
             _scatter(self._choose_captions(texts, addresses), range_places, into.text)
 
     def _choose_captions(self, texts: Sequence[list[Items]], addresses: Ints) -> list[Items]:
-        """Return one caption for each row."""
-        if len(texts) == 1 and all(chunk.shape[1] == 1 for chunk in texts[0]):
+        """Return one caption for each row, drawn from (seed, epoch, row) if there are several columns."""
+        if len(texts) == 1:
             return texts[0]
-        captions = np.concatenate([np.concatenate(chunks) for chunks in texts], axis=1)
-        chosen = choose_captions(captions, self.seed, self.epoch, addresses + self.offset)
-        return [captions[np.arange(len(captions)), chosen][:, None]]
-
-
-def choose_captions(captions: Items, seed: int, epoch: int, rows: Ints) -> Ints:
-    """Choose for each row one of its captions, drawn from (seed, epoch, row); return their numbers."""
-    count, width = captions.shape[1], captions.dtype.itemsize
-    raw = np.ascontiguousarray(captions).view(np.uint8).reshape(len(captions), count, width)
-    present = raw[:, :, :_MARK].any(axis=2)
-    drawn = RowRandom(seed, epoch, torch.from_numpy(rows)).integers(Purpose.CAPTION, 1 << _BITS).numpy()
-    nth = (drawn * np.maximum(1, present.sum(axis=1))) >> _BITS
-    present_first = np.argsort(~present, axis=1, kind="stable")
-    chosen: Ints = present_first[np.arange(len(captions)), nth]
-    return chosen
+        captions = np.stack([np.concatenate(chunks) for chunks in texts])
+        random = RowRandom(self.seed, self.epoch, torch.from_numpy(addresses + self.offset))
+        drawn = random.integers(Purpose.CAPTION, 1 << _BITS).numpy()
+        return [captions[(drawn * len(captions)) >> _BITS, np.arange(len(addresses))]]
 
 
 def _scatter(chunks: Sequence[Items], places: Ints, into: NDArray[np.void]) -> None:
     """Copy the rows of some chunks to their places."""
     at = 0
     for items in chunks:
-        into[places[at : at + len(items)]] = items[:, 0]
+        into[places[at : at + len(items)]] = items
         at += len(items)
 
 
