@@ -127,7 +127,6 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     before = read_config(checkpoint) if checkpoint is not None else {}
     notes = [
         *_batch_notes(before, batch),
-        *_schedule_notes(config),
         *filter(None, [_prediction_note(config) if begun else None, tight]),
         *([] if newest else filter(None, map(outgrown, datasets))),
     ]
@@ -191,16 +190,6 @@ def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[
     return changed
 
 
-def _schedule_notes(config: TrainConfig) -> Iterator[str]:
-    """Yield a line on how max_steps decides the learning rate."""
-    optimizer = config.optimizer
-    if optimizer.schedule != "constant":
-        yield (
-            f"optimizer.schedule: {optimizer.schedule} lowers the learning rate from {optimizer.learning_rate:g} to 0 "
-            f"at step {config.max_steps:,} (max_steps)"
-        )
-
-
 def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
     """Yield a line if the global batch size has changed: that changes training, so it must be deliberate."""
     data, workers = before.get("data"), (before.get("scaling") or {}).get("num_workers")
@@ -237,9 +226,8 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
     """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
     opened = open_sources(config, newest=newest)
     datasets = [source.written for source in opened.all if source.written is not None]
-    if model.kind in ("builtin", "local"):  # for others the workers compare digests, once they have the model
-        for dataset in datasets:
-            refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
+    for dataset in datasets:
+        _check_encoder(config, dataset, model)
     first = opened.all[0].dataset
     positions, shuffle = opened.rows, Shuffle()
     if opened.buckets is None:
@@ -283,5 +271,10 @@ def _check_validation(config: TrainConfig, model: ModelSource) -> None:
         return
     dataset = open_dataset(open_storage(source, options), "latents")
     refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
+    _check_encoder(config, dataset, model)
+
+
+def _check_encoder(config: TrainConfig, dataset: Dataset, model: ModelSource) -> None:
+    """Refuse latents of another model; if this one is elsewhere, the workers do, once they have it."""
     if model.kind in ("builtin", "local"):
-        refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
+        refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))

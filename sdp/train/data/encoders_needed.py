@@ -21,11 +21,4 @@ def encoders_needed(trainers: float, encoder: float, least: int, most: int) -> t
         text += f" (encode.num_workers.max is {most})"
     elif needed < least:
         text += f" (encode.num_workers.min is {least})"
-    others = [count - 1, count + 1] if count > 1 else [count + 1]
-    return count, f"{text}; {'; '.join(f'with {n} {_effect(n * encoder, trainers)}' for n in (count, *others))}"
-
-
-def _effect(made: float, taken: float) -> str:
-    if made < taken:
-        return f"trainers wait {100 * (1 - made / taken):.0f} % of their time"
-    return f"encoders idle {100 * (1 - taken / made):.0f} %"
+    return count, text
