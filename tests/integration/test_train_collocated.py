@@ -112,12 +112,6 @@ def test_embeddings_by_the_encoder_train_as_tokens_do(root: Path) -> None:
     assert embedded.losses == pytest.approx(tokens.losses, abs=1e-3)
 
 
-def test_the_job_trains_collocated_without_ray(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
-    done = run(how(root, "job", max_steps=2, scaling__in_driver=True))
-    assert done.state.step == 2
-
-
 def test_online_without_a_cluster_is_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"data\.mode: expected offline or collocated without Ray"):
         assemble(how(root, data__mode="online"), World())
@@ -170,13 +164,6 @@ def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(
     with pytest.raises(DatasetError, match=r"source\.tables\.0\.uri: no column blurb or aesthetic in"):
         run(how(root, "other", **job, **{**first, "source__caption_column": "blurb"} | {"source__tables": [
             {"uri": str(root / "metadata.parquet"), "by": "row"}]}), dry_run=True)  # fmt: skip
-
-
-def test_the_images_column_is_refused_as_the_captions_before_anything_is_read(root: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"source\.caption_column: expected a column of text, got image, which holds"
-    ):
-        run(how(root, "images-as-captions", source__caption_column="image"), dry_run=True)
 
 
 def curation(root: Path, name: str = "table.parquet", lowest: float = 0.0) -> dict[str, Any]:

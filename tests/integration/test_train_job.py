@@ -115,17 +115,6 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: Path) -> None:
-    how = config(root, max_steps=4, checkpoint__every_steps=2)
-    run(how)
-    parts = sorted((root / "run/checkpoints/step-000000004").glob("worker-*.bin"))
-    parts[0].write_bytes(parts[0].read_bytes()[:100])
-    with pytest.raises(ModelError, match=r"too short; delete .* to go on from step 2"):
-        run(config(root, max_steps=6))
-    assert len([e for e in RunFolder(open_storage(how.output.uri)).events() if e["event"] == "recovered"]) == 0
-
-
-@pytest.mark.usefixtures("cluster")
 def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: Path) -> None:
     how = config(root, max_steps=40, optimizer__learning_rate=1e30)
     with pytest.raises(UserError, match="20 bad steps in a row") as error:

@@ -53,7 +53,7 @@ def save_thrice(world: World, root: Path) -> int:
     return agreed
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [3])
 def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count: int) -> None:
     assert run_workers(count, save_thrice, tmp_path) == [2] * count
     for name, rows, scale in (("a", 5, 1.0), ("b", 5, 10.0), ("c", 7, 1.0)):

@@ -58,14 +58,6 @@ def test_a_checkpoint_holds_the_small_matrices_alone(root: Path, trained: dict[s
     assert size < 4 * whole
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(root: Path, trained: dict[str, Tensor]) -> None:
-    train(how(root, "stopped", max_steps=2))
-    resumed = weights(train(how(root, "stopped")))
-    assert resumed.keys() == trained.keys()
-    for name, tensor in trained.items():
-        assert torch.equal(resumed[name], tensor), name
-
-
 @pytest.mark.usefixtures("trained")
 @pytest.mark.parametrize("alpha", [None, 12.0])
 def test_diffusers_draws_with_the_exported_file_what_the_merged_model_draws(

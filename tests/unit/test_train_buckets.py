@@ -8,7 +8,6 @@ import pytest
 
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import open_storage
-from sdp.train.data import buckets
 from sdp.train.data.batch import PAD, Batch
 from sdp.train.data.buckets import BucketReader, count_buckets, views
 from sdp.train.data.direct import WeightedDataset
@@ -51,25 +50,6 @@ def test_every_row_comes_once_an_epoch_in_batches_of_one_shape_with_its_own_late
                 assert np.array_equal(latent.numpy(), latent_in_bucket(row, 8))
             seen.update(rows)
     assert seen == Counter(range(ROWS))
-
-
-def test_an_epoch_is_measured_once_for_a_number_of_lanes_though_every_step_asks(
-    latents: LatentsDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, built = reader(latents, tmp_path), list[int]()
-    order = buckets.EpochOrder
-    monkeypatch.setattr(buckets, "EpochOrder", lambda *how: built.append(how[-1].lanes) or order(*how))
-    lengths = {lanes: own.positions(EpochStart(lanes=lanes)) for lanes in (2, 4, 2, 4)}
-    assert built == [2] * len(own.datasets) + [4] * len(own.datasets)
-    fresh = reader(latents, tmp_path)
-    assert lengths == {lanes: fresh.positions(EpochStart(lanes=lanes)) for lanes in (2, 4)}
-
-
-def test_epochs_have_orders_of_their_own(latents: LatentsDataset, tmp_path: Path) -> None:
-    first, second = (
-        [batch.rows.tolist() for batch in reader(latents, tmp_path).batches(epoch, 0, GRANULE)] for epoch in (0, 1)
-    )
-    assert first != second
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (4, 3), (2, 5)])

@@ -90,11 +90,6 @@ def test_a_corrupt_row_group_is_named(tmp_path: Path) -> None:
         list(reader(dataset).batches(0, 0, 8))
 
 
-def test_a_resolution_that_is_not_there_is_told_with_those_that_are(dataset: Dataset) -> None:
-    with pytest.raises(DatasetError, match=r"data\.resolution: expected one that .* has \(64\), got 256"):
-        open_latents(dataset, 256)
-
-
 def test_a_dataset_of_several_rows_an_address_is_refused(dataset: Dataset) -> None:
     """Its rows would be trained on several times with the same noise, and counted once."""
     written = pc.subtract(dataset.parts["written"], 1)

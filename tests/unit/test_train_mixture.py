@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
@@ -30,12 +29,6 @@ def positions(
         for span in mixture.spans(epoch, start, stop, places)
         for position in range(span.start, span.stop)
     ]
-
-
-def test_one_dataset_is_as_it_is_alone() -> None:
-    mixture = Mixture((103,), (1.0,))
-    assert mixture.rows == 103
-    assert positions(mixture, 4, 20, 110) == [(0, 4, position) for position in range(20, 103)]
 
 
 def test_each_dataset_has_the_share_that_its_weight_says_at_every_point() -> None:
@@ -111,12 +104,6 @@ def test_workers_share_spans_evenly(lengths: list[int], world: int) -> None:
     rows = [(span.dataset, row) for share in shares for span, at, to in share for row in range(at, to)]
     assert rows == [(n, row) for n, length in enumerate(lengths) for row in range(length)]
     assert max(sum(to - at for _, at, to in share) for share in shares) <= -(-sum(lengths) // world)
-
-
-def test_addresses_of_different_datasets_never_meet() -> None:
-    assert address_offset(0) == 0
-    assert split_address(address_offset(3) + 17) == (3, 17)
-    assert split_address(2**40 - 1) == (0, 2**40 - 1)
 
 
 @pytest.fixture(scope="module")

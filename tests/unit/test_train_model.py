@@ -34,13 +34,6 @@ def test_noise_and_velocity_are_diffusers(zero: bool) -> None:
     assert schedule.target("epsilon", latents, noise, timesteps) is noise
 
 
-def test_zero_terminal_snr_leaves_nothing_of_the_picture_at_the_end() -> None:
-    schedule = scaled_linear(zero_terminal_snr=True)
-    assert schedule.signal[-1] == 0
-    assert schedule.noise[-1] == 1
-    assert schedule.signal[0] == scaled_linear().signal[0]
-
-
 def test_min_snr_weights_are_diffusers() -> None:
     timesteps = torch.arange(0, 1000, 7)
     snr = compute_snr(diffusers_schedule(), timesteps)
@@ -70,8 +63,3 @@ def test_the_average_follows_the_weights_with_a_rising_decay() -> None:
         decay = min(0.5, (1 + step) / (10 + step))
         by_hand = decay * by_hand + (1 - decay) * step
         assert float(ema.state_dict()["weight"]) == pytest.approx(by_hand, rel=1e-6)
-
-
-def test_the_average_stays_in_fp32_beside_half_precision_weights() -> None:
-    model = nn.Linear(4, 4, bias=False).half()
-    assert Ema(dict(model.named_parameters()), 0.9).state_dict()["weight"].dtype == torch.float32

@@ -1,7 +1,6 @@
 """The order of an epoch."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,21 +31,6 @@ def rows_of(order: EpochOrder, start: int, stop: int, rank: int, world: int) -> 
         for take in order.share(start, stop, rank, world)
         for row in range(take.start, take.stop)
     ]
-
-
-def test_an_epoch_takes_every_row_once() -> None:
-    order = EpochOrder(7, 0, RowGroups.of(PARTS), SHAPE)
-    assert sorted(row_at(order, p) for p in range(order.rows)) == list(range(96))
-
-
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
-    def first(seed: int, epoch: int) -> list[int]:
-        order = EpochOrder(seed, epoch, RowGroups.of(PARTS), SHAPE)
-        return [row_at(order, p) for p in range(order.rows)]
-
-    assert first(7, 0) == first(7, 0)
-    assert first(7, 0) != first(7, 1)
-    assert first(7, 0) != first(8, 0)
 
 
 def test_the_order_is_the_one_it_always_was() -> None:
@@ -87,12 +71,6 @@ def test_any_numbers_of_workers_one_after_the_other_take_every_row_once(
     assert sorted(taken) == list(range(sum(map(sum, parts))))
 
 
-def test_workers_that_share_the_lanes_evenly_read_no_row_group_of_another() -> None:
-    order = EpochOrder(1, 0, RowGroups.of([[8] * 8] * 4), Shuffle(lanes=4, units=2, row_groups=2))
-    lanes = [{take.lane for p in range(0, 256, 16) for take in order.share(p, p + 16, rank, 2)} for rank in (0, 1)]
-    assert lanes == [{0, 2}, {1, 3}]
-
-
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 40), st.integers(0, 60))
 def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batch(
     world: int, per_worker: int, batch: int, start: int
@@ -109,13 +87,3 @@ def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batc
 def test_lanes_do_not_end_their_windows_together() -> None:
     order = EpochOrder(1, 0, RowGroups.of([[8] * 16] * 4), Shuffle(lanes=4, units=2, row_groups=4))
     assert len({order.lane(n).window_at(0).stop for n in range(4)}) == 4
-
-
-def test_a_small_dataset_has_fewer_lanes() -> None:
-    assert EpochOrder(0, 0, RowGroups.of([[5]]), Shuffle(lanes=16, units=4, row_groups=4)).lanes == 1
-
-
-@pytest.mark.parametrize("rank", range(3))
-def test_beyond_the_end_there_is_nothing_to_take(rank: int) -> None:
-    order = EpochOrder(0, 0, RowGroups.of([[5]]), Shuffle())
-    assert list(order.share(5, 9, rank, 3)) == []

@@ -69,10 +69,6 @@ def test_normal_numbers_are_normal_and_independent_of_each_other() -> None:
     assert torch.corrcoef(numbers[:200]).fill_diagonal_(0).abs().max() < 0.5
 
 
-def test_an_odd_count_of_numbers_is_as_good_as_an_even_one() -> None:
-    assert RowRandom(0, 0, torch.arange(3)).normal(Purpose.NOISE, 3, 5).shape == (3, 3, 5)
-
-
 def test_timesteps_are_spread_evenly() -> None:
     drawn = RowRandom(0, 0, torch.arange(100_000)).integers(Purpose.TIMESTEP, 10)
     assert drawn.min() == 0
