@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sdp.config import TrainConfig
+from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
@@ -74,16 +75,15 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     rows of weight 0.
     """
     latents, reader = source.latents, GroupReader(source.latents)
-    shares = _share(latents, reader, source.select, rows, world)
-    own_ranges = [(row_range, mask) for row_range, mask in shares if mask.any()]
-    count = sum(int(mask.sum()) for _, mask in own_ranges)
-    counts = [int(one) for (one,) in world.all_gather([float(count)])]
-    if not sum(counts):
+    selected = list(_select(reader, source.select, rows))
+    if not selected:
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
+    shares = [selected[rank :: world.size] for rank in range(world.size)]
     if latents.shapes:
-        return _by_shape(latents, reader, own_ranges, world, batch_size)
-    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, own_ranges)])
+        return _by_shape(latents, reader, shares[world.rank], world, batch_size)
+    most = max(sum(int(mask.sum()) for _, mask in share) for share in shares)
+    return batch_of(latents.columns, -(-most // batch_size) * batch_size, [_load(reader, shares[world.rank])])
 
 
 def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
@@ -122,24 +122,18 @@ def _by_shape(
     return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
-def _share(
-    latents: LatentsDataset, reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[Selected]:
-    """Yield this worker's row groups and the selected rows of each; only addresses are read."""
-    order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
-    count = 0
-    for start in range(0, len(order), world.size):
-        mask = np.zeros(0, np.bool_)
-        if start + world.rank < len(order):
-            row_group = int(order[start + world.rank])
-            row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
-            mask = select(reader.addresses(row_range))
-        sums = [int(number) for (number,) in world.all_gather([float(mask.sum())])]
-        before = count + sum(sums[: world.rank])
-        count += sum(sums)
-        if len(mask):
-            yield row_range, mask & (before + np.cumsum(mask) <= rows)
-        if count >= rows:
+def _select(reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int) -> Iterator[Selected]:
+    """Yield row groups with the rows to measure on, `rows` in all; every worker reads all addresses, and only these."""
+    counts = reader.dataset.row_groups.rows
+    order = np.random.RandomState(_SEED).permutation(len(counts)).tolist()
+    ranges = [RowRange(row_group, 0, int(counts[row_group])) for row_group in order]
+    for row_range, addresses in zip(ranges, ordered_map(reader.addresses, ranges), strict=True):
+        mask = select(addresses)
+        mask &= np.cumsum(mask) <= rows
+        rows -= int(mask.sum())
+        if mask.any():
+            yield row_range, mask
+        if not rows:
             return
 
 
