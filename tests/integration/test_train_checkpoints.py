@@ -111,32 +111,6 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
     assert all(torch.equal(one[name], other[name]) for name in names)
 
 
-def test_one_that_was_being_written_when_the_worker_died_is_not_there_and_is_cleared_away(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committed = threading.Event()
-
-    def never(*arguments: object) -> None:  # noqa: ARG001
-        assert committed.wait(timeout=60)
-        raise RuntimeError("the process is gone by now")
-
-    class Dies(Callback):
-        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
-            if report.step == 5:
-                committed.set()
-                raise ValueError("dies")
-
-    how = config(root, max_steps=6)
-    with monkeypatch.context() as patch:
-        patch.setattr("sdp.train.checkpoint.CheckpointManager.commit", never)
-        with pytest.raises(ValueError, match="dies"):
-            train(how, callbacks=[Dies(), SaveCheckpoints(3)])
-    folder = RunFolder(open_storage(str(root / "run")))
-    assert folder.steps() == {3: False}
-    train(how, callbacks=[SaveCheckpoints(3)])
-    assert folder.steps() == {3: True, 6: True}
-
-
 @pytest.mark.parametrize(
     ("name", "gone"),
     [

@@ -7,68 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from diffusers import DDPMScheduler
 
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ModelError, OutOfMemory, UserError
-from sdp.model.sources import resolve
 from sdp.storage import open_storage
-from sdp.train.assemble import assemble, make_conditioning, make_networks
+from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
-from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
-from tests.latents import latent_of
 from tests.tiny_model import make_tiny_model
 from tests.training import Crash, CrashAt, Poison, Watch, config, train, weights
-
-
-def test_one_step_is_a_plain_diffusers_step(root: Path) -> None:
-    how = config(root, max_steps=1, optimizer__warmup_steps=0)
-    watch = Watch()
-    trainer = assemble(how, World(), callbacks=[watch])
-    batch = next(trainer.reader.batches(0, 0, 8))
-    model = resolve(how.model.source)
-    actual = {}
-
-    class Gradients(Callback):
-        def on_start(self, trainer: Trainer) -> None:
-            for name, parameter in trainer.networks.unet.named_parameters():
-                parameter.register_hook(lambda gradient, name=name: actual.__setitem__(name, gradient.clone()))
-
-    trainer.callbacks = [watch, Gradients()]
-    unet = make_networks(how, model, World()).unet
-    trainer.train()
-
-    random = RowRandom(0, 0, batch.rows)
-    latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in batch.rows.tolist()]).float()
-    noise, timesteps = random.normal(Purpose.NOISE, 4, 8, 8), random.integers(Purpose.TIMESTEP, 1000)
-    conditioning = make_conditioning(how, model, World())
-    assert conditioning.encode is not None
-    assert batch.token_ids is not None
-    with torch.no_grad():
-        text = conditioning.encode(batch.token_ids.long())
-    text[random.chance(Purpose.CAPTION_DROPOUT, 0.1)] = conditioning.empty
-    scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")
-    optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
-    predicted = unet(scheduler.add_noise(latents, noise, timesteps), timesteps, text).sample
-    loss = F.mse_loss(predicted, noise)
-    loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in unet.named_parameters()}
-    optimizer.step()
-
-    assert watch.losses == pytest.approx([loss.item()], abs=1e-5)
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert torch.allclose(actual[name], gradient, atol=1e-5), name
-    after = weights(trainer)
-    for name, parameter in unet.named_parameters():
-        moved = after[f"model.{name}"]
-        # Adam's first step is the gradient's sign: only where a gradient is all but zero may it differ.
-        clear = expected[name].abs() > 1e-5
-        assert torch.allclose(moved[clear], parameter[clear], atol=1e-5), name
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:

@@ -31,7 +31,7 @@ from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import latent_of, make_latents, tokens_of
-from tests.training import Gauges, config, tiny_inputs, train, weights
+from tests.training import Gauges, Watch, config, tiny_inputs, train, weights
 
 STEPS = 4
 
@@ -59,8 +59,9 @@ def own_text_encoder(root: Path) -> dict[str, Tensor]:
     return dict(load.load_text_encoder(root / "model").named_parameters())
 
 
-def test_a_step_is_a_plain_step_on_the_parameters_of_both(root: Path) -> None:
-    trainer = assemble(how(root, "plain", max_steps=1, optimizer__warmup_steps=0, optimizer__clip_norm=0.3), World())
+def test_a_step_is_a_plain_diffusers_step_on_the_parameters_of_both(root: Path) -> None:
+    parsed, watch = how(root, "plain", max_steps=1, optimizer__warmup_steps=0, optimizer__clip_norm=0.3), Watch()
+    trainer = assemble(parsed, World(), callbacks=[watch])
     batch = next(trainer.reader.batches(0, 0, 8, trainer.state.start))
     trainer.train()
 
@@ -75,10 +76,12 @@ def test_a_step_is_a_plain_step_on_the_parameters_of_both(root: Path) -> None:
     noisy = DDPMScheduler.from_pretrained(model / "scheduler").add_noise(latents, noise, timesteps)
     parameters = {**dict(unet.named_parameters()), **{f"text_encoder.{n}": p for n, p in encoder.named_parameters()}}
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-3)
-    F.mse_loss(unet(noisy, timesteps, encoder(ids).last_hidden_state).sample, noise).backward()
+    loss = F.mse_loss(unet(noisy, timesteps, encoder(ids).last_hidden_state).sample, noise)
+    loss.backward()
     assert torch.nn.utils.clip_grad_norm_(parameters.values(), 0.3) > 0.3
     optimizer.step()
 
+    assert watch.losses == pytest.approx([loss.item()], abs=1e-5)
     result = weights(trainer)
     assert {name for name in result if name.startswith("model.")} == {f"model.{name}" for name in parameters}
     for name, parameter in parameters.items():
