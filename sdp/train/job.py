@@ -173,9 +173,10 @@ def _absolute(config: TrainConfig) -> TrainConfig:
 
     source, model, second = config.source, config.model, config.phase_2
     also = tuple(other.replaced(uri=absolute(other.uri)) for other in source.also)
+    tables = tuple(table.replaced(uri=absolute(table.uri)) for table in source.tables)
     local = Path(model.source)
     return config.replaced(
-        source=source.replaced(uri=absolute(source.uri), also=also),
+        source=source.replaced(uri=absolute(source.uri), also=also, tables=tables),
         output=config.output.replaced(uri=absolute(config.output.uri)),
         model=model.replaced(
             source=str(local.absolute()) if local.is_dir() else None, start_from=absolute(model.start_from)

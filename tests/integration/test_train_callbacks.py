@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from torch import distributed
 
 from sdp.errors import UserError
 from sdp.report.run import run_section
@@ -21,12 +22,14 @@ from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
+from sdp.train.callbacks.watchdog import save_flight_record
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.registry import RegistryBackend
 from tests.training import Crash, CrashAt, Watch, config, train
+from tests.workers import run_workers
 
 # --- profile ---------------------------------------------------------------------------------------------------------
 
@@ -161,25 +164,18 @@ def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypa
 
 # --- a worker that hangs ---------------------------------------------------------------------------------------------
 
-COLLECTIVES = """
-import sys
-import torch
-from torch import distributed
-from sdp.storage import open_storage
-from sdp.train.callbacks.watchdog import save_flight_record
-run = open_storage(sys.argv[1])
-save_flight_record(run, "alone.json")
-assert not run.exists("alone.json"), "a worker alone takes part in none"
-distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-distributed.all_reduce(torch.ones(3))
-distributed.barrier()
-save_flight_record(run, "record.json")
-"""
+
+def exchange(world: World, root: Path) -> None:
+    distributed.all_reduce(torch.ones(3))
+    distributed.barrier()
+    save_flight_record(open_storage(str(root)), f"{world.rank}.json")
 
 
 def test_a_worker_that_hangs_records_its_last_collectives(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", COLLECTIVES, str(tmp_path)], timeout=120, check=True)
-    entries = json.loads((tmp_path / "record.json").read_text())["entries"]
+    save_flight_record(open_storage(str(tmp_path)), "alone.json")
+    assert not (tmp_path / "alone.json").exists(), "a worker alone takes part in none"
+    run_workers(2, exchange, tmp_path)
+    entries = json.loads((tmp_path / "1.json").read_text())["entries"]
     assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce", "gloo:barrier"]
     assert entries[0]["input_sizes"] == [[3]]
 

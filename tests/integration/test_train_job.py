@@ -198,8 +198,10 @@ class TestBeforeAnyWork:
         (tmp_path / "model").mkdir()
         monkeypatch.chdir(tmp_path)
         keys = ("source__uri", "output__uri", "model__source", "model__start_from", "evaluate__source")
-        parsed = config(tmp_path, **(dict.fromkeys(keys, "./model") | {"output__uri": "./run"}))
+        images = {"data__mode": "collocated", "source__tables": [{"uri": "./table/*.parquet"}]}
+        parsed = config(tmp_path, **(dict.fromkeys(keys, "./model") | {"output__uri": "./run", **images}))
         meant = _absolute(parsed).model_dump(mode="json")
+        assert meant["source"]["tables"][0]["uri"] == str(tmp_path / "table/*.parquet")
         for section, name in (key.split("__") for key in keys):
             expected = tmp_path / ("run" if section == "output" else "model")
             assert meant[section][name] == str(expected), (section, name)
