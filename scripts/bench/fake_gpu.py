@@ -203,6 +203,7 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
 
     from sdp.train import strategies
     from sdp.train.data.batch import Batch
+    from sdp.train.world import World
 
     make_mesh, compiled = strategies.init_device_mesh, torch.compile
 
@@ -227,12 +228,12 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
 
     with (
         mock.patch.object(strategies, "init_device_mesh", real_mesh),
-        mock.patch.object(strategies, "share_timeout"),  # the fake process group has none
         mock.patch.object(strategies, "DistributedDataParallel", _replicated()),
         mock.patch.object(torch, "compile", lambda code, **options: compiled(code, **{**options, "backend": graphs})),
         mock.patch.object(nn.Module, "to", moved),
         mock.patch.object(Tensor, "pin_memory", Tensor.contiguous),  # not implemented for fake tensors
         mock.patch.object(Batch, "counted_by_epoch", return_value=()),  # it reads values of tensors on the host
+        mock.patch.object(World, "together", lambda _, work: work()),  # so does this one
         FakeTensorMode(allow_non_fake_inputs=True),  # a loaded model has real tensors
     ):
         yield
