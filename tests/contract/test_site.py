@@ -82,6 +82,6 @@ def test_mkdocs_builds_the_site_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "dashboards" / "index.html").is_file()
+    assert (tmp_path / "monitoring" / "index.html").is_file()
     assert (tmp_path / "pictures" / "grafana-run.png").is_file()
     assert (tmp_path / "search" / "search_index.json").is_file()

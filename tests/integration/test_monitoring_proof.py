@@ -8,7 +8,7 @@ import pytest
 
 from tests.monitoring import chart, promql
 from tests.monitoring.machines import CLUSTER, GIB, JOB, NAMESPACE
-from tests.monitoring.proof import SMALL, Recorded, recorded
+from tests.monitoring.proof import EPOCHS, ROWS, Recorded, recorded
 from tests.monitoring.ray_names import RAY
 
 pytestmark = [
@@ -21,7 +21,7 @@ STEP_S = 2.0
 
 @pytest.fixture(scope="module")
 def run(tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded(tool("helm"), tool("prometheus"), tmp_path_factory.mktemp("proof"), SMALL) as recording:
+    with recorded(tool("helm"), tool("prometheus"), tmp_path_factory.mktemp("proof")) as recording:
         yield recording
 
 
@@ -132,9 +132,9 @@ def test_figures_are_those_of_the_load(run: Recorded) -> None:
         return values[-1][1]
 
     written = last('sum(sdp_download_rows_total{outcome="written"})')
-    assert written == SMALL.rows
+    assert written == ROWS
     # What a trainer says in its last seconds, before its process is ended, Ray need not have exported.
-    assert SMALL.rows < last("max(sdp_train_samples_seen)") <= SMALL.epochs * SMALL.rows
+    assert ROWS < last("max(sdp_train_samples_seen)") <= EPOCHS * ROWS
     free = 80 - 0.5 - 20  # of a trainer's GPU: the driver keeps half a GiB, and a quarter is in use
     assert last("max(sdp:train_gpu_memory_peak:ratio)") == pytest.approx(27 / (29 + free))
     assert last("min(sdp:train_batch_room:ratio)") == pytest.approx(1 + (0.95 * (29 + free) - 27) / (27 - 14))

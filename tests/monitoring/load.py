@@ -1,4 +1,4 @@
-"""A small load of every stage on the connected Ray: download, process, online training, generate."""
+"""A small load of every stage on the connected Ray: download, process, online training."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,11 +8,9 @@ from pathlib import Path
 from sdp import telemetry
 from sdp.config import load
 from sdp.download import job as downloading
-from sdp.generate import job as drawing
 from sdp.process import job as processing
 from sdp.train import job as training
 from tests.download_kit import config_for, plain_urls, write_urls
-from tests.generate_kit import generate_config
 from tests.misbehaving.server import ImageServer
 from tests.monitoring.machines import GIB
 from tests.training import config
@@ -40,8 +38,8 @@ def process(root: Path) -> None:
     processing.run(load("process", None, settings))
 
 
-def train(root: Path, epochs: int, workers: int = 2) -> str:
-    """Train online; return the run's last checkpoint."""
+def train(root: Path, epochs: int, workers: int = 2) -> None:
+    """Train online."""
     how = config(
         root, RUN, source__uri=str(root / "images"), model__source="builtin:tiny", data__mode="online",
         encode__dtype="fp32", encode__batch_size=8, encode__accelerator="A10G", encode__num_workers=1,
@@ -49,16 +47,7 @@ def train(root: Path, epochs: int, workers: int = 2) -> str:
         scaling__num_workers=workers, data__batch_size=4, max_steps=None, max_epochs=epochs, log__every_steps=2,
         checkpoint__every_steps=10, prices__trainer_hour=3.0,
     )  # fmt: skip
-    done = training.run(how)
-    assert done.checkpoint is not None
-    return done.checkpoint
-
-
-def generate(root: Path, checkpoint: str, pictures: int) -> None:
-    on = {"accelerator": "A10G", "num_workers": 1}
-    drawing.run(
-        generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures, scaling=on)
-    )
+    training.run(how)
 
 
 def emit_other_metrics(run: str, workers: int) -> None:
