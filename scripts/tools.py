@@ -65,11 +65,6 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="tc", apt_package="iproute2"),
         Tool(name="prometheus", apt_package="prometheus"),
         Tool(name="promtool", apt_package="prometheus"),
-        Tool(
-            name="chromium",
-            programs=("chromium", "chromium-browser", "google-chrome"),
-            apt_package="chromium",
-        ),
         Tool(name="diffusers-oldest", python_packages=("diffusers==0.30.3", "transformers==4.44.2")),
         Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
         Tool(name="linters", python_packages=("checkov==3.3.30", "zizmor==1.32.0")),
