@@ -65,16 +65,8 @@ def test_checkov_finds_only_what_is_wrong_here(tool: Callable[[str], Path], tmp_
     for path in (RENDERED["minimal"], ROOT / "manifests/train-own-cluster.yaml"):
         manifests += parsed(path.read_text())
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(objects(manifests)))
-    command = [
-        tool("linters").with_name("checkov"),
-        "-f",
-        "all.yaml",
-        "--framework",
-        "kubernetes",
-        "-o",
-        "json",
-        "--skip-download",
-    ]
+    options = ["-f", "all.yaml", "--framework", "kubernetes", "-o", "json", "--skip-download"]
+    command = [tool("linters").with_name("checkov"), *options]
     env = {**os.environ, "PYTHONPATH": "", "LOG_LEVEL": "ERROR"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     report = json.loads(done.stdout)

@@ -83,16 +83,9 @@ def test_an_export_predicts_what_the_trained_networks_do(tool: Callable[[str], P
     """The newest is this environment's. The oldest has one of its own, and takes torch and PEFT from this one."""
     python = tool("diffusers-oldest") if age == "oldest" else sys.executable
     borrowed = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
-    env = {
-        **os.environ,
-        "HF_HOME": str(root / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [python, "-c", borrowed + CODE], cwd=root, env=env, capture_output=True, text=True, timeout=240
-    )
+    offline = {"HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    command, env = [python, "-c", borrowed + CODE], os.environ | offline
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     velocity, noise = ["v_prediction", "trailing"], ["epsilon", "leading"]
     whole, beside = expected(root, "whole"), expected(root, "beside")

@@ -100,10 +100,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(tool: Callable[[str], Path], folder: Path, code: str) -> str:
     """Run code with the readers' Python in a folder; return its last line."""
-    env = {**os.environ, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    done = subprocess.run(
-        [tool("readers"), "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=120
-    )
+    env = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    command = [tool("readers"), "-c", code]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,22 @@ def supervising(job: str) -> str:
     return f"import sys; from sdp.supervisor import supervise; sys.exit(supervise([sys.executable, '-c', {job!r}]))"
 
 
+@contextmanager
+def running(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program, and kill it in the end."""
+    env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline().decode()
+
+
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
@@ -76,11 +94,10 @@ def test_failures_far_apart_are_not_counted_together(tmp_path: Path) -> None:
 
 def test_a_stop_signal_reaches_the_job_which_is_not_restarted(tmp_path: Path) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
-    program = supervising(job_that_stops(ready, stopped, 1))
-    supervisor = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
-    until(ready.exists, "the job has begun", 30)
-    supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(30) == 1
+    with running(supervising(job_that_stops(ready, stopped, 1))) as supervisor:
+        until(ready.exists, "the job has begun", 30)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(30) == 1
     assert stopped.exists()
 
 
@@ -100,56 +117,38 @@ def test_a_stop_signal_during_the_start_reaches_the_job(monkeypatch: pytest.Monk
 def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Path) -> None:
     ready, saved = tmp_path / "ready", tmp_path / "saved"
     program = supervising(job_that_stops(ready, saved, 0))
-    with subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, stderr=subprocess.PIPE
-    ) as supervisor:
-        try:
-            until(ready.exists, "the job has begun", 30)
-            assert leave(30, lambda words: program in words) == []
-            assert saved.exists()
-            assert supervisor.stderr is not None
-            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
-            assert supervisor.poll() is None
-        finally:
-            supervisor.kill()
+    with running(program) as supervisor:
+        until(ready.exists, "the job has begun", 30)
+        assert leave(30, lambda words: program in words) == []
+        assert saved.exists()
+        assert "will be resubmitted on the next head" in next_line(supervisor)
+        assert supervisor.poll() is None
 
 
 def test_a_supervisor_whose_pod_goes_between_two_tries_stays_too() -> None:
     program = "from sdp.supervisor import supervise; supervise(['false'], first_pause_s=60)"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, stderr=subprocess.PIPE
-    ) as supervisor:
-        try:
-            assert supervisor.stderr is not None
-            assert b"restarting in 60 s" in supervisor.stderr.readline()
-            assert leave(30, lambda words: program in words) == []
-            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
-            assert supervisor.poll() is None
-        finally:
-            supervisor.kill()
+    with running(program) as supervisor:
+        assert "restarting in 60 s" in next_line(supervisor)
+        assert leave(30, lambda words: program in words) == []
+        assert "will be resubmitted on the next head" in next_line(supervisor)
+        assert supervisor.poll() is None
 
 
 def test_leaving_does_not_wait_for_ever_for_a_job_that_does_not_stop(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    job = (
-        "import pathlib, signal, threading\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"pathlib.Path({str(ready)!r}).touch()\n"
-        "threading.Event().wait(60)\n"
-    )
     program = (
-        "import subprocess, signal, sys\n"
+        "import pathlib, signal, subprocess\n"
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {job!r}])\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
         "try: child.wait()\n"
         "finally: child.kill()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
-        try:
-            until(ready.exists, "the job has begun", 30)
-            assert leave(0.2, lambda words: program in words) == [supervisor.pid]
-        finally:
-            supervisor.send_signal(signal.SIGINT)
+    with running(program) as supervisor:
+        until(ready.exists, "the job has begun", 30)
+        assert leave(0.2, lambda words: program in words) == [supervisor.pid]
+        supervisor.send_signal(signal.SIGINT)
+        supervisor.wait(30)
 
 
 @pytest.mark.parametrize(
