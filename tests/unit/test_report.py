@@ -25,6 +25,7 @@ from sdp.report.data import small
 from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
+from tests.unit.test_inspect_run import make_run
 
 
 def picture(colour: str, side: int = 8) -> bytes:
@@ -60,27 +61,6 @@ def pictures_of(section: page.PageSection) -> page.Gallery:
     return pictures
 
 
-def make_run(root: Path) -> None:
-    """Write a run's files, as far as a report reads them."""
-    run = open_storage(str(root / "run"))
-    run.publish("_run.json", json.dumps({"format": 1, "kind": "run", "datasets": [str(root / "latents")]}).encode())
-    lines = [
-        {
-            "step": 10 * n, "samples": 640 * n, "epoch": 0, "epoch_done": n / 10, "loss": 1.0 / n,
-            "loss_smoothed": 1.0 / n, "samples_per_s": 100.0 + n, "workers": 2, "seconds": 6.4 * n,
-            "time": {"data": 0.1, "forward": 0.3}, "gpu_hours": 2.5 * n,
-        }
-        for n in range(1, 8)
-    ]  # fmt: skip
-    run.publish("metrics.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-    events = [
-        {"time": "2026-01-01T00:00:00+00:00", "event": "start", "workers": [2, 2]},
-        {"time": "2026-01-01T00:01:00+00:00", "event": "recovered", "failures": ["worker 1: killed"]},
-        {"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 70 steps"},
-    ]
-    run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
-
-
 def test_a_report_has_each_subject_and_what_it_was_made_from_once(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
@@ -88,8 +68,8 @@ def test_a_report_has_each_subject_and_what_it_was_made_from_once(tmp_path: Path
     for names in (["run"], ["latents", "run", "images"]):
         sections = gather([str(tmp_path / name) for name in names], pictures=0)
         assert [section.title for section in sections] == ["Images", "Latents", "Training"]
-    assert sections[-1].verdict == "At step 70, after 1 recovery; ended: max_steps: 70 steps."
-    assert dict(sections[-1].figures)["img/s"] == "104"
+    assert sections[-1].verdict == "At step 8, after 1 recovery; not ended; no job holds its lease."
+    assert dict(sections[-1].figures)["img/s"] == "90"
 
 
 def test_a_source_that_has_been_moved_away_is_left_out(tmp_path: Path) -> None:
