@@ -1,8 +1,5 @@
 """The buffer is a bound, whatever servers send."""
 
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,38 +11,10 @@ from sdp.download.fetch import Fetcher, Request
 from sdp.download.slot import Buffer
 from sdp.download.transfer import Failure
 from sdp.urls import parse
+from tests.fetching import fetch_apart
 
 HOSTS = 20
 BODY, LIMIT = 12_000_000, 60_000_000
-
-FETCH = """
-import json, sys, threading
-from sdp.config.download import FetchConfig, HostsConfig
-from sdp.download.fetch import Fetcher
-from sdp.download.slot import Buffer
-from sdp.urls import parse
-
-def peak():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-urls, limit, most = json.loads(sys.argv[1])
-buffer, ended, done = Buffer(limit), [], threading.Event()
-
-def take(fetched):
-    ended.append(fetched.failure and fetched.failure.detail)
-    buffer.release(fetched.size)
-    if len(ended) == len(urls):
-        done.set()
-
-options = FetchConfig(allow_networks=("127.0.0.0/8",), max_bytes=most, timeout_s=600.0)
-before = peak()
-fetcher = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
-fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
-came = done.wait(300)
-fetcher.close()
-print(json.dumps({"came": came, "failures": [each for each in ended if each], "used": buffer.used,
-                  "grown": peak() - before, "error": repr(fetcher.error)}))
-"""
 
 
 class Long(BaseHTTPRequestHandler):
@@ -90,12 +59,8 @@ def test_bodies_of_unknown_length_from_many_hosts_stay_within_the_bound(
     port: int, folder: str, hosts: int, limit: int
 ) -> None:
     urls = [f"http://127.0.0.{host}:{port}/{folder}{number}.jpg" for number in range(2) for host in range(1, hosts + 1)]
-    arguments = json.dumps([urls, limit, BODY])
-    ended = subprocess.run(
-        [sys.executable, "-c", FETCH, arguments], capture_output=True, text=True, timeout=400, check=True
-    )
-    result = json.loads(ended.stdout)
-    assert (result["came"], result["failures"], result["used"], result["error"]) == (True, [], 0, "None")
+    result = fetch_apart(urls, buffer_bytes=limit, max_bytes=BODY, timeout_s=600.0)
+    assert (set(result["reasons"]), result["held"]) == ({None}, 0)
     assert result["grown"] < 1.2 * limit + (4 << 20), f"{result['grown']:,} bytes against {limit:,}"
 
 
