@@ -19,6 +19,7 @@ import yaml
 from tests.contract.sdp_cluster import VALUES, Manifest, one, parsed, pods
 from tests.monitoring import chart as monitoring
 
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 NEEDS_HELM = pytest.mark.needs("helm")
 NEEDS_BOTH = pytest.mark.needs("helm", "kubeconform")
 KINDS = {
@@ -138,6 +139,18 @@ def test_an_api_server_would_take_it(render: Render, judged: Judge, example: str
     assert judged(yaml.safe_dump_all(manifests)) == (len(manifests), [])
     assert list(twice(manifests)) == []
     assert len({(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}) == len(manifests)
+
+
+@pytest.mark.needs("kubeconform")
+def test_strict_readers_take_the_manifests(tool: Callable[[str], Path], judged: Judge, tmp_path: Path) -> None:
+    """They refuse a key that replaces one of a merged mapping."""
+    manifests = [path for path in MANIFESTS.glob("*.yaml") if path.stem != "kustomization"]
+    command = [tool("kubeconform"), "-strict", "-ignore-missing-schemas", "-schema-location", tmp_path, *manifests]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    job = yaml.safe_load((MANIFESTS / "train-own-cluster.yaml").read_text())
+    cluster = {"apiVersion": job["apiVersion"], "kind": "RayCluster", "metadata": job["metadata"]}
+    assert judged(yaml.safe_dump({**cluster, "spec": job["spec"]["rayClusterSpec"]})) == (1, [])
 
 
 @NEEDS_BOTH
