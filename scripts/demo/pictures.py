@@ -14,7 +14,11 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         shape = sample(number)
-        data, _, extension = encode(shape)
+        try:
+            data, _, extension = encode(shape)
+        except ModuleNotFoundError as error:
+            say(f"sdp: {error.name} is not installed; pip install '.[worker]' where sdp's code is, or run make venv")
+            return 2
         (folder / f"{number:04d}.{extension}").write_bytes(data)
         (folder / f"{number:04d}.txt").write_text(shape.caption, encoding="utf-8")
     say(f"{counted(count, 'picture')} with captions in {folder}")

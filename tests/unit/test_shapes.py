@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from scripts.demo import shapes
+from scripts.demo import pictures, shapes
 from scripts.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, is_ring, render, sample
 
 MANY = 3000
@@ -220,3 +220,11 @@ def test_the_list_is_made_without_pillow_and_torch() -> None:
         "assert shapes.metadata_table(3, 'http://x').num_rows == 3\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_pictures_without_pillow_end_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert pictures.main([str(tmp_path), "1"]) == 2
+    assert "PIL is not installed; pip install '.[worker]'" in capsys.readouterr().err
