@@ -164,13 +164,13 @@ def measure(
     conditioning: Conditioning,
     batch: Batch,
     *,
-    buckets: int = TIMESTEP_RANGES,
     batch_size: int,
     world: World,
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Validation:
     """Return the loss over all workers' rows; each worker passes a batch of the same length."""
-    edges = edges_of(len(objective.schedule), buckets)
+    buckets = TIMESTEP_RANGES
+    edges = tuple(len(objective.schedule) * number // buckets for number in range(buckets + 1))
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
@@ -191,8 +191,3 @@ def measure(
     mean = total / count
     variance = max(0.0, squares / count - mean**2) * count / max(1.0, count - 1)
     return Validation(edges, tuple(s / count for s in sums), mean, (variance / count) ** 0.5, round(count))
-
-
-def edges_of(timesteps: int, buckets: int) -> tuple[int, ...]:
-    """Return the edges of `buckets` ranges of nearly equal length."""
-    return tuple(timesteps * n // buckets for n in range(buckets + 1))
