@@ -18,15 +18,12 @@ from sdp.config import draft
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CLUSTER = {"kubernetes", "kubernetes-commands", "eks", "e2e", "monitoring"}
-"""Pages whose commands need a cluster, as their titles say."""
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    sdp .*\n)+", re.MULTILINE)
 _INLINE = re.compile(r"`(sdp [a-z][^`]*)`")
 _REFUSED = re.compile(r"^ *sdp: .*expected", re.MULTILINE)
 """A block that shows errors; test_config_docs.py compares them."""
-_TESTED = re.compile(r"<!-- tested: \d+ s -->\s*$")
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,6 @@ class Block:
     line: int
     language: str
     text: str
-    tested: bool
-    """True if tests/integration/test_docs_examples.py runs it."""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -45,8 +40,7 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in _BLOCK.finditer(text):
-        tested = bool(_TESTED.search(text[: match.start()]))
-        yield Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["text"], tested)
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["text"])
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -117,20 +111,6 @@ def test_a_command_named_in_a_sentence_has_the_options_that_it_is_shown_with(pag
     assert not _INDENTED.search(prose), "fence it, so that the tests find it"
 
 
-@pytest.mark.parametrize("block", COMMAND_BLOCKS, ids=str)
-def test_what_no_test_runs_needs_a_bucket_or_a_cluster_as_the_page_shows(block: Block) -> None:
-    if block.tested or block.page.stem in CLUSTER or not list(command_lines(block.text)):
-        return
-    if _REFUSED.search(block.text):
-        return
-    examples = [example.text for example in BLOCKS if example.page == block.page and example.language == "yaml"]
-    of_bucket = {m[1] for text in examples if "s3://" in text and (m := re.match(r"# (?:a )?([\w-]+\.yaml)", text))}
-    for words in command_lines(block.text):
-        config = words[words.index("--config") + 1] if "--config" in words else ""
-        cluster = words[0] in ("doctor", "submit", "status", "logs", "stop")
-        assert config in of_bucket or cluster or any(word.startswith("s3://") for word in words), (str(block), words)
-
-
 @pytest.mark.parametrize("block", YAML_BLOCKS, ids=str)
 def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> None:
     """As a job's file or a part of one, or as values of a chart; a Kubernetes object is the cluster's business."""
@@ -145,14 +125,12 @@ def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> Non
         (tmp_path / "part.yaml").write_text(text, encoding="utf-8")
         draft(job, str(tmp_path / "part.yaml"), part=True)
         return
-    charts = [
-        chart
-        for chart in sorted((ROOT / "charts").iterdir())
-        if data.keys() <= yaml.safe_load((chart / "values.yaml").read_text()).keys()
-    ]
-    assert charts, "no job and no chart has these keys"
-    values = merged(yaml.safe_load((charts[0] / "values.yaml").read_text()), data)
-    jsonschema.validate(values, json.loads((charts[0] / "values.schema.json").read_text()))
+    for chart in sorted((ROOT / "charts").iterdir()):
+        values = yaml.safe_load((chart / "values.yaml").read_text())
+        if data.keys() <= values.keys():
+            jsonschema.validate(merged(values, data), json.loads((chart / "values.schema.json").read_text()))
+            return
+    raise AssertionError("no job and no chart has these keys")
 
 
 def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
