@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 from sdp.config.base import Key, Section, fields, purpose, section_of
@@ -42,6 +43,15 @@ def scalar(value: Any) -> str:
     """Return a value as YAML on one line, which readers of YAML 1.1 and 1.2 understand alike."""
     import yaml
 
+    line = yaml.dump(value, Dumper=_dumper(), default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
+    return line.removesuffix("\n...\n").rstrip("\n")
+
+
+@cache
+def _dumper() -> Any:
+    """Return PyYAML's dumper with quotes around text that YAML 1.2 takes for something else."""
+    import yaml
+
     class Dumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
             return True
@@ -52,8 +62,7 @@ def scalar(value: Any) -> str:
 
     Dumper.add_representer(str, text)
     Dumper.add_representer(tuple, Dumper.represent_list)
-    line = yaml.dump(value, Dumper=Dumper, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
-    return line.removesuffix("\n...\n").rstrip("\n")
+    return Dumper
 
 
 def _blocks(
