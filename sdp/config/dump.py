@@ -53,8 +53,7 @@ def _dumper() -> Any:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
-            return True
+        pass
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         plain = value.isprintable() and value.lower() not in ("y", "n") and isinstance(parse_scalar(value), str)

@@ -67,8 +67,6 @@ class Units:
     """
 
     def __init__(self, extents: Sequence[Extent], unit_rows: int) -> None:
-        if unit_rows < 1:
-            raise ValueError(f"unit_rows must be positive, got {unit_rows}")
         for before, after in pairwise(extents):
             if before.stop != after.start:
                 raise ValueError(f"extents must follow one another, got {before} and {after}")
