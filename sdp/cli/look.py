@@ -92,9 +92,6 @@ def config_schema(args: Arguments) -> None:
 @argument("--verify", "read every byte of every part")
 def inspect(args: Arguments) -> int:
     """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
-
-    if args.account and not Path(args.account).absolute().parent.is_dir():
-        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
     from sdp.datasets.inspect import write_account
     from sdp.report.page import text_of
     from sdp.report.sections import describe, identify

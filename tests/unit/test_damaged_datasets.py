@@ -148,6 +148,8 @@ def test_the_account_of_the_other_parts_is_written_where_one_is_broken(
     description = json.loads(capsys.readouterr().out)
     assert any("000000001.parquet: corrupt part" in problem for problem in description["problems"])
     assert pq.read_table(file)["row"].to_pylist() == [*range(10), *range(20, 42)]
+    assert main(["inspect", images.uri, "--account", str(tmp_path / "no/account.parquet")]) == 2
+    assert "inspect: --account: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
