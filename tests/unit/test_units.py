@@ -42,6 +42,7 @@ def test_an_address_outside_the_dataset_is_named() -> None:
         units_of([25], 10).of_rows(np.array([3, 25], dtype=np.int64))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**11), st.integers(0, 5000))
 def test_a_part_is_found_again_by_its_name(unit: int, attempt: int) -> None:
     assert parse_part_name(part_name(unit, attempt)) == (unit, attempt)
