@@ -19,7 +19,6 @@ from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.model.trained import TrainedNetworks, load_networks
-from sdp.storage import open_storage
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader
@@ -75,7 +74,7 @@ def assemble(
             conditioning=make_conditioning(config, model, world, empty),
             reader=reader,
             checkpointer=CheckpointManager(
-                RunFolder(open_storage(config.output.uri, options), check),
+                RunFolder.of(config, check),
                 world,
                 config.model_dump(mode="json"),
                 config.checkpoint,
@@ -113,8 +112,7 @@ def make_reader(
     collocated = config.data.mode == "collocated"
     columns = open_columns(config, dataset) if collocated else None
     if columns and columns.tables:  # a table may have been replaced since the job began
-        folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
-        folder.refuse_another({"identity": {"source.tables": contents_of(columns.tables)}})
+        RunFolder.of(config).refuse_another({"identity": {"source.tables": contents_of(columns.tables)}})
     images = open_images(config, dataset, model, columns)
     empty: Empty | None = None
     if collocated:

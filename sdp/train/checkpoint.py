@@ -243,6 +243,12 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
     staged.write()
 
 
+def newest_state(run: RunFolder) -> TrainState:
+    """Return the state of a run at its newest checkpoint; without one, that of a new run."""
+    checkpoint = run.newest()
+    return TrainState(0) if checkpoint is None else read_state(checkpoint)
+
+
 def read_state(folder: Storage) -> TrainState:
     """Return the run's state at a checkpoint."""
     try:

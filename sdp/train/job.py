@@ -60,7 +60,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
 def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
     plan = make_plan(config, begun=begun)
-    folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
+    folder = RunFolder.of(config)
     head = {
         "datasets": [near(uri, config.output.uri) for uri in uris_of(config)],
         "identity": {**identity(config), **plan.identity},

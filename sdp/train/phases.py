@@ -14,7 +14,7 @@ from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.train.checkpoint import read_state
+from sdp.train.checkpoint import newest_state
 from sdp.train.run_folder import RunFolder
 
 
@@ -38,11 +38,8 @@ def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
     """Return the states of the phases that are finished because a later one has a checkpoint."""
     if len(phases) < 2:
         return []
-    one, two = map(_folder, phases)
-    if two.newest() is None:
-        return []
-    checkpoint = one.newest()
-    return [TrainState(0) if checkpoint is None else read_state(checkpoint)]
+    one, two = map(RunFolder.of, phases)
+    return [] if two.newest() is None else [newest_state(one)]
 
 
 def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
@@ -55,12 +52,7 @@ def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
     per_hour = config.scaling.most * prices.get("trainer_hour", 0.0)
     per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
     if config.max_cost is not None and per_hour:
-        checkpoint = _folder(config).newest()
-        state = TrainState(0) if checkpoint is None else read_state(checkpoint)
+        state = newest_state(RunFolder.of(config))
         left = config.max_cost - sum(each.cost(prices) for each in (earlier, state))
         hours.append(state.seconds / 3600 + left / per_hour)
     return config.replaced(max_hours=max(0.0, min(hours))) if hours else config
-
-
-def _folder(config: TrainConfig) -> RunFolder:
-    return RunFolder(open_storage(config.output.uri, config.storage.options()))

@@ -108,7 +108,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         refuse_lora(config.lora, model, options, text_encoder=config.model.train_text_encoder)
     if config.model.start_from is not None and begun:
         _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
-    run = RunFolder(open_storage(config.output.uri, options))
+    run = RunFolder.of(config)
     checkpoint = run.newest()
     state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
     newest = state.position == 0

@@ -37,7 +37,7 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
-from sdp.storage import Storage
+from sdp.storage import Storage, open_storage
 
 EVENTS = "events.jsonl"
 PROFILE = "profile/summary.txt"
@@ -73,6 +73,11 @@ class RunFolder:
     storage: Storage
     check: Callable[[], None] = lambda: None
     """Raises if the job has lost the run's lease."""
+
+    @staticmethod
+    def of(config: TrainConfig, check: Callable[[], None] = lambda: None) -> "RunFolder":
+        """Return the folder of a configuration's run."""
+        return RunFolder(open_storage(config.output.uri, config.storage.options()), check)
 
     def claim(self, head: Mapping[str, Any]) -> None:
         """Write the run's identity; if it exists, refuse a different one. Moved datasets are updated."""

@@ -13,7 +13,6 @@ from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError
 from sdp.lease import Lease
 from sdp.storage import open_storage
-from sdp.train.data.pinned import open_pinned
 from sdp.train.job import run
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
@@ -101,16 +100,6 @@ def test_a_job_that_waited_for_another_s_lease_goes_on_with_what_that_one_has_be
     monkeypatch.setattr(Lease, "acquire", after_another)
     run(how(root, max_epochs=1))
     assert trained == Counter(range(ROWS))
-
-
-def test_all_who_read_for_a_run_read_the_version_that_it_has_noted(root: Path) -> None:
-    asked = how(root, max_steps=3)
-    uri = asked.source.uri
-    run(asked)
-    grow(root)
-    assert open_pinned(asked, 0, uri, "latents").manifest.version == 1
-    assert open_pinned(asked, 0, uri, "latents", newest=True).manifest.version == 2
-    assert open_pinned(how(root, max_steps=3, output__uri=str(root / "new")), 0, uri, "latents").manifest.version == 2
 
 
 def test_another_dataset_at_the_same_address_is_refused_in_mid_epoch(root: Path) -> None:
