@@ -369,7 +369,7 @@ def politeness(_: Path, units: int) -> dict[str, float]:
         answer = budgets.exchange(Ask("worker", {}, wants, {}), first / 10_000)
         longest = max(longest, time.process_time() - began)
         assert answer.permits == wants
-        kept = max(kept, len(budgets._budgets))
+        kept = max(kept, len(budgets._budgets._hosts))
     return {"hosts_kept": kept, "longest_s": longest}
 
 

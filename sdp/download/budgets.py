@@ -91,12 +91,12 @@ class HostBudgets:
         """Count requests that are under way already."""
         self._budget(host, now).in_use += count
 
-    def throttle(self, host: str, now: float, retry_after: float | None = None) -> float:
-        """Pause and slow down a host that has answered 429 or 503; return the seconds of the pause."""
+    def throttle(self, host: str, now: float, retry_after: float | None = None) -> None:
+        """Pause and slow down a host that has answered 429 or 503."""
         budget = self._budget(host, now)
         budget.used_at = now
         if budget.blocked_until > now and retry_after is None:
-            return budget.blocked_until - now  # one of several responses to the same burst
+            return  # one of several responses to the same burst
         pause_s = 0.0
         if budget.blocked_until <= now:
             pause_s = backoff(budget.complaints, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
@@ -104,10 +104,6 @@ class HostBudgets:
             budget.slowdown = max(_SLOWEST, budget.slowdown / 2)
             budget.complained_at, budget.served = now, 0
         budget.blocked_until = max(budget.blocked_until, now + max(pause_s, retry_after or 0.0))
-        return budget.blocked_until - now
-
-    def __len__(self) -> int:
-        return len(self._hosts)
 
     def _budget(self, host: str, now: float) -> _Host:
         if host not in self._hosts:

@@ -47,10 +47,11 @@ def test_a_host_that_is_asked_at_its_own_pace_is_used_at_its_full_rate() -> None
 
 def test_a_host_that_complains_is_left_alone_and_then_asked_less() -> None:
     budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
-    assert budgets.throttle("a", 100.0) == pytest.approx(1.0)
+    budgets.throttle("a", 100.0)
     assert budgets.acquire("a", 100.5) == pytest.approx(0.5)
     assert sum(budgets.acquire("a", 101.1) == 0.0 for _ in range(8)) == 4
-    assert budgets.throttle("a", 101.2) == pytest.approx(2.0), "the second complaint means twice the pause"
+    budgets.throttle("a", 101.2)
+    assert budgets.acquire("a", 101.2) == pytest.approx(2.0), "the second complaint means twice the pause"
     assert budgets.acquire("b", 101.2) == 0.0, "another host has nothing to do with it"
 
 
@@ -64,7 +65,7 @@ def test_answers_to_one_burst_count_as_one_complaint() -> None:
 
 def test_retry_after_is_honoured_and_only_ever_lengthens_the_wait() -> None:
     budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
-    assert budgets.throttle("a", 0.0, 30.0) == pytest.approx(30.0)
+    budgets.throttle("a", 0.0, 30.0)
     budgets.throttle("a", 1.0, 5.0)
     budgets.throttle("a", 1.0, None)
     assert budgets.acquire("a", 29.0) == pytest.approx(1.0)
@@ -90,7 +91,8 @@ def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
     for _ in range(100):
         budgets.served("a")
     assert sum(budgets.acquire("a", 10.0) == 0.0 for _ in range(20)) == 8
-    assert budgets.throttle("a", 10.0) == pytest.approx(1.0), "the next complaint is a first one"
+    budgets.throttle("a", 10.0)
+    assert budgets.acquire("a", 10.0) == pytest.approx(1.0), "the next complaint is a first one"
 
 
 def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_halt() -> None:
@@ -132,7 +134,7 @@ def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
         budgets.throttle(f"h{number}", 0.0)
     for _ in range(300):  # each request looks at a few hosts
         budgets.acquire("last", 1000.0)
-    assert len(budgets) == 2
+    assert len(budgets._hosts) == 2
     assert budgets.acquire("busy", 1000.0) == WAIT_FOR_RELEASE
 
 
