@@ -93,7 +93,7 @@ def ledger_case(_: Path) -> dict[str, float]:
     before, start = _peak_mb(), time.perf_counter()
     workers = [Ledger() for _ in range(8)]
     for position, unit in enumerate(order.tolist()):
-        workers[position % 8].add_range(0, unit * UNIT_ROWS, min((unit + 1) * UNIT_ROWS, CONSUMED))
+        workers[position % 8].add(0, np.arange(unit * UNIT_ROWS, min((unit + 1) * UNIT_ROWS, CONSUMED)))
     recorded = time.perf_counter() - start
     saved = [w.to_bytes() for w in workers]
     start = time.perf_counter()

@@ -252,7 +252,7 @@ def ledger(_: Path, units: int) -> dict[str, float]:
 
     workers = [Ledger() for _ in range(8)]
     for position, unit in enumerate(np.random.default_rng(0).permutation(units).tolist()):
-        workers[position % 8].add_range(0, unit * UNIT_ROWS, (unit + 1) * UNIT_ROWS)
+        workers[position % 8].add(0, np.arange(unit * UNIT_ROWS, (unit + 1) * UNIT_ROWS))
     merged = Ledger()
     merged.merge(Ledger.from_bytes(worker.to_bytes()) for worker in workers)
     assert merged.consumed(0) == units * UNIT_ROWS
