@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.device import DTYPES, BatchLimit, Mark, choose_device, configure_torch, enter, new_stream, record
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
-from sdp.encode.recipe import TEXT, EncoderSettings, noise
+from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings, noise
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
@@ -37,7 +37,8 @@ class BatchEncoder:
         configure_torch()
         self.device = torch.device(device) if device else choose_device()
         self._settings = settings
-        self._limits = {key: BatchLimit(size) for key, size in settings.batch_sizes.items()}
+        sizes = {TEXT: TEXT_BATCH, **settings.batch_sizes}
+        self._limits = {key: BatchLimit(size) for key, size in sizes.items()}
         self._feeder = _Feeder(self.device)
         self._launching = threading.Lock()
 

@@ -12,15 +12,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.config.process import EncoderConfig
-
 TEXT = 0
 """The text encoder's key in mappings by resolution."""
 CROP = 1
 """The counter's word for crops; noise uses its resolution instead, so the two never share numbers."""
 CAPTION = 2
 """The counter's word for the choice of a caption."""
-_TEXT_BATCH = 64
+TEXT_BATCH = 64
+"""Captions per batch, if the settings name no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +42,6 @@ class EncoderSettings:
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
     """Images per batch, by resolution; captions under TEXT."""
     compile: bool = False
-
-    @staticmethod
-    def of(
-        config: EncoderConfig,
-        seed: int,
-        content: Literal["sample", "moments"],
-        batch_sizes: Mapping[int, int],
-        *,
-        compiled: bool = False,
-    ) -> "EncoderSettings":
-        """Return the settings of a job's configuration."""
-        sizes = {TEXT: _TEXT_BATCH, **batch_sizes}
-        return EncoderSettings(seed, content, config.dtype, sizes, compiled)
 
 
 def place(seed: int, row: int) -> tuple[float, float]:

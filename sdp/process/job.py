@@ -34,6 +34,7 @@ from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
+from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.table import assemble
 from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, Unavailable, one_line
@@ -210,7 +211,7 @@ class _Run:
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
         self._stages_ref = ray.put(self._stages)
         self._infos: list[PartInfo] = []
-        self._batch_sizes = dict(prepared.spec.settings.batch_sizes)
+        self._batch_sizes = {TEXT: TEXT_BATCH, **prepared.spec.settings.batch_sizes}
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
         self._began = time.monotonic()

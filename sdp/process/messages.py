@@ -158,7 +158,7 @@ def summary(
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
-            ("transforms", f"up to {figures.transforms_most}{_per_core(figures)}"),
+            ("transforms", f"up to {figures.transforms_most}"),
             ("bottleneck", suggestion(figures)),
         ]
         for side, count in sorted(figures.fitting.items()):
@@ -172,12 +172,6 @@ def summary(
     if counts.failed:
         lines.append(("next", f"sdp {figures.job} --only-failed retries the failed rows"))
     return lines
-
-
-def _per_core(figures: ProcessFigures) -> str:
-    stats = figures.transformed
-    busy = stats.seconds + stats.reading_s
-    return f", {stats.items / busy:.0f} img/s each" if busy else ""
 
 
 def forecast(

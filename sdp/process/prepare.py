@@ -65,7 +65,7 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     output = open_storage(config.output.uri, options)
     needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
     source = sources.check(config.model.source, needed, storage=options)
-    section = config.source
+    section, encode = config.source, config.encode
     selection = Selection(
         image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
         tables=section.tables, scores=scores_of(config.filters),
@@ -76,12 +76,8 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
         recipe=Recipe(tuple(config.resolutions), config.transform.crop, config.seed),
-        settings=EncoderSettings.of(
-            config.encode,
-            config.seed,
-            config.encode.latents,
-            config.encode.batch_sizes(config.resolutions),
-            compiled=config.encode.compile,
+        settings=EncoderSettings(
+            config.seed, encode.latents, encode.dtype, encode.batch_sizes(config.resolutions), encode.compile
         ),
         shape=shape,
         columns=pictures.columns,

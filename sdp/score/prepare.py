@@ -35,8 +35,8 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     side = HASHED_SIDE if view is None else view.side
     spec = ScoreSpec(
         recipe=Recipe((HASH,) if view is None else (HASH, side), seed=config.seed),
-        settings=EncoderSettings.of(
-            config.encode, config.seed, "sample", {side: config.encode.batch_size, TEXT: _TEXT_BATCH}
+        settings=EncoderSettings(
+            dtype=config.encode.dtype, batch_sizes={side: config.encode.batch_size, TEXT: _TEXT_BATCH}
         ),
         columns=pictures.columns,
         storage=options,

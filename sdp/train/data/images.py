@@ -223,9 +223,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe((side,), config.transform.crop, config.seed),
-        settings=EncoderSettings.of(
-            config.encode, config.seed, "moments", {side: batch}, compiled=config.encode.compile
-        ),
+        settings=EncoderSettings(config.seed, "moments", config.encode.dtype, {side: batch}, config.encode.compile),
         shape=RowShape((side,), scaling_factor, "moments", width),
         columns=columns,
         storage=config.storage.options(),
