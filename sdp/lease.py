@@ -133,10 +133,10 @@ class Lease:
         """Start the heartbeat of a record that `acquire` has created."""
         self.generation = record.generation
         self._storage, self._etag = storage, etag
-        self._record = record
+        self._record, self._held = record, Generation(storage, record.generation)
         self._clock = clock
         self._alive_at = born
-        self._lost: str | None = None
+        self._lost: LeaseLost | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
         self._thread.start()
@@ -179,10 +179,11 @@ class Lease:
 
     def check(self) -> None:
         """Raise LeaseLost where another job may be writing by now. Makes no request."""
-        reason = self._lost or self._expired()
-        if reason:
-            self._lost = reason  # lost for good: another job may already have taken over
-            raise Generation(self._storage, self.generation).lost(reason)
+        silent = self._clock() - self._alive_at
+        if self._lost is None and silent >= self._record.ttl_s:  # for good: another job may already have taken over
+            self._lost = self._held.lost(f"no heartbeat could be written for {silent:.1f} s")
+        if self._lost is not None:
+            raise self._lost
 
     def confirm(self) -> None:
         """Do the same, and ask the storage, before a write over another job's file.
@@ -190,7 +191,7 @@ class Lease:
         The clock of a paused virtual machine stands still.
         """
         self.check()
-        Generation(self._storage, self.generation).check()
+        self._held.check()
 
     def release(self) -> None:
         """Let the next job begin at once. May be called more than once."""
@@ -199,10 +200,13 @@ class Lease:
         cleanups.remove(self.release)
         self._end.set()
         self._thread.join(self._storage.options.timeout_s + 1)
-        if self._lost or self._expired() or self._thread.is_alive():
+        if self._thread.is_alive():
             return
         try:
+            self.check()
             self._write(replace(self._record, released=True))
+        except LeaseLost:
+            pass  # another job may hold it
         except SdpError as error:
             # The work is done, and the next job only has to wait until the lease expires.
             log.warning("the lease could not be released and expires in %g s: %s", self._record.ttl_s, error)
@@ -213,47 +217,38 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _expired(self) -> str | None:
-        silent = self._clock() - self._alive_at
-        if silent < self._record.ttl_s:
-            return None
-        return f"no heartbeat could be written for {silent:.1f} s"
-
     def _keep(self) -> None:
         """Write heartbeats until the lease is released or lost."""
         ttl = self._record.ttl_s
         pause = regular = min(ttl / 3, _BEAT_S)
-        while not self._end.wait(pause) and not self._lost:
+        while not self._end.wait(pause):
             begun = self._clock()
             try:
-                if self._storage.exists(_path(self.generation + 1)):
-                    self._lost = f"generation {self.generation + 1} has taken over"
-                    return
+                self.confirm()
                 self._record = replace(self._record, beat=self._record.beat + 1)
-                if not self._write(self._record):
-                    self._lost = f"the output was deleted, and another job has created generation {self.generation}"
-                    return
+                self._write(self._record)
+                self.check()  # a lease that was lost during the write stays lost
+            except LeaseLost as error:
+                self._lost = error
+                return
             except SdpError as error:
                 log.warning("a heartbeat of the lease failed: %s", error)
-                self._lost = self._lost or self._expired()
                 pause = min(ttl / 10, _BEAT_S)  # the storage may be back before the lease is lost
             else:
-                # A lease that was lost during the write stays lost.
-                self._lost = self._lost or self._expired()
-                self._alive_at = begun
-                pause = regular
+                self._alive_at, pause = begun, regular
 
-    def _write(self, record: Record) -> bool:
-        """Write our record; False where the output was deleted and another job's record has taken its place."""
+    def _write(self, record: Record) -> None:
+        """Write our record; raise LeaseLost if the output was deleted and another job's record has taken its place."""
         path, content = _path(self.generation), dump(record)
         try:
             self._etag = self._storage.swap(path, content, self._etag).etag
         except Conflict:  # or an earlier heartbeat was written, and its response lost
             etag, stored = self._storage.etag(path), Record.load(_read(self._storage, self.generation))
             if stored is not None and stored.token != record.token:
-                return False
+                raise self._held.lost(
+                    f"the output was deleted, and another job has created generation {self.generation}"
+                ) from None
             self._etag = self._storage.swap(path, content, etag).etag
-        return True
 
 
 def describe(storage: Storage) -> str:
