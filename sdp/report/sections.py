@@ -106,7 +106,7 @@ def identify(storage: Storage) -> tuple[SubjectKind, Storage]:
         return kind, storage
     if NEWEST.search(storage.uri):
         return "checkpoint", find_checkpoint(storage.uri, storage.options)
-    if NAMED.search(storage.uri) and storage.names(limit=1):
+    if NAMED.search(storage.uri) and storage.names():
         raise DatasetError(f"{storage.uri}: no {COMPLETE}: incomplete, or still being written; use another checkpoint")
     raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
 

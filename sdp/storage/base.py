@@ -86,15 +86,12 @@ class Storage(ABC):
         self.uri = location.uri
 
     @abstractmethod
-    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
-        """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none.
+    def list(self, prefix: str = "") -> FileList:
+        """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
 
-        With `limit`, return only that many, whichever.
-        """
-
-    def names(self, prefix: str = "", limit: int | None = None) -> Names:
+    def names(self, prefix: str = "") -> Names:
         """Return the paths of `list`."""
-        return [info.path for info in self.list(prefix, limit)]
+        return [info.path for info in self.list(prefix)]
 
     @abstractmethod
     def find(self, path: str) -> FileInfo | None:

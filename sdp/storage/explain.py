@@ -67,7 +67,11 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
 _OTHER = (StorageError, "{name}: {cause}{at}; check the URI and the server's settings")
 
 
-def explaining(name: str, kinds: Mapping[str, FailureKind], at: str = "", **bucket: str) -> Explain:
+_ELSEWHERE: Mapping[str, FailureKind] = {"bucket": "missing", "credentials": "other", "region": "other"}
+"""The meaning of a bucket's failures where there is none."""
+
+
+def explaining(name: str, kinds: Mapping[str, FailureKind] = _ELSEWHERE, at: str = "", **bucket: str) -> Explain:
     """Return a function that makes the errors about `name`; `kinds` maps failures to their meaning in an operation."""
 
     def error(failure: StorageFailure, tried: str) -> SdpError:

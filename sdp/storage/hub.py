@@ -14,10 +14,9 @@ from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from sdp.errors import UserError, one_line
-from sdp.storage import web
 from sdp.storage.base import SourceFile, StorageOptions
 from sdp.storage.explain import Reported, StorageFailure, explaining
-from sdp.storage.reader import RemoteObject
+from sdp.storage.reader import RemoteObject, web_file
 from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import join
 
@@ -72,7 +71,7 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
         return await attempt(_in_thread(listing))
 
-    return wait(persist(call, options, explaining(folder.uri_of(folder.path), web.KINDS)))
+    return wait(persist(call, options, explaining(folder.uri_of(folder.path))))
 
 
 def open_hub(uri: str, options: StorageOptions) -> RemoteObject:
@@ -81,7 +80,7 @@ def open_hub(uri: str, options: StorageOptions) -> RemoteObject:
         raise UserError(f"{uri}: names a repository, not a file; write {FORM}")
     token = _token()
     url = f"{_endpoint()}/datasets/{file.repo}/resolve/{quote(file.revision, safe='')}/{quote(file.path)}"
-    return web.web_file(url, options, headers={"authorization": f"Bearer {token}"} if token else {}, name=uri)
+    return web_file(url, options, headers={"authorization": f"Bearer {token}"} if token else {}, name=uri)
 
 
 def _endpoint() -> str:

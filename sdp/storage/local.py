@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISDIR
@@ -42,10 +41,10 @@ _CAUSES: dict[int, tuple[type[StorageError], str]] = {
 
 
 class LocalStorage(Storage):
-    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
+    def list(self, prefix: str = "") -> FileList:
         files = []
         with _explained(self.uri):
-            for path, entry in islice(self._walk(prefix), limit):
+            for path, entry in self._walk(prefix):
                 with suppress(FileNotFoundError):  # deleted since
                     files.append(_info(path, entry.stat()))
         return sorted(files, key=lambda info: info.path)

@@ -2,7 +2,7 @@
 
 import os.path
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,31 +33,26 @@ def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
 
 
 def list_source(
-    uri: str | Sequence[str],
-    options: StorageOptions | None = None,
-    *,
-    suffixes: tuple[str, ...] = (".parquet",),
+    uri: str, options: StorageOptions | None = None, *, suffixes: tuple[str, ...] = (".parquet",)
 ) -> list[SourceFile]:
-    """Return the files that one or several URIs name, sorted by URI, each once.
+    """Return the files that a URI names, sorted.
 
-    A URI names a file; a folder: all files below it with one of these suffixes, except names and folders that begin
+    It names a file; a folder: all files below it with one of these suffixes, except names and folders that begin
     with '.' or '_'; or a pattern: * and ? match within a name, ** across folders. Web servers have no folders.
-    Raise NotFound where a URI names no file.
+    Raise NotFound where it names no file.
     """
-    files: dict[str, SourceFile] = {}
-    for source in [uri] if isinstance(uri, str) else uri:
-        files.update((file.uri, file) for file in _files_of(source, options or StorageOptions(), suffixes))
+    files = sorted(_files_of(uri, options or StorageOptions(), suffixes), key=lambda file: file.uri)
     for file in files:
-        if (name := file.encode("utf-8", "replace").decode()) != file:
+        if (name := file.uri.encode("utf-8", "replace").decode()) != file.uri:
             raise UserError(f"{name}: the file's name is not UTF-8; rename it")
-    return sorted(files.values(), key=lambda file: file.uri)
+    return files
 
 
 def open_source(uri: str, options: StorageOptions | None = None) -> "pa.NativeFile":
     """Open a source file for random access."""
     options, location = options or StorageOptions(), parse(uri)
     if location.scheme in WEB:
-        from sdp.storage.web import web_file
+        from sdp.storage.reader import web_file
 
         return web_file(uri, options).open()
     if location.scheme == "hf":
@@ -164,7 +159,7 @@ def _portable_etag(uri: str, etag: str | None) -> str | None:
 
 
 def _on_the_web(uri: str, options: StorageOptions) -> SourceFile:
-    from sdp.storage.web import web_file
+    from sdp.storage.reader import web_file
 
     path = uri.partition("?")[0]
     if "*" in path or "[" in path:

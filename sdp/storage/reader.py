@@ -8,14 +8,17 @@ an error.
 import asyncio
 import io
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import obstore
+from obstore.store import HTTPStore
 
 from sdp.storage.base import StorageOptions
-from sdp.storage.explain import REPORTED, Explain, classify
+from sdp.storage.explain import REPORTED, Explain, classify, explaining
 from sdp.storage.retry import Attempt, persist, wait
+from sdp.storage.uri import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,6 +116,20 @@ class RemoteObject:
         wait(persist(download, self._options, self._explain))
         file.seek(0)
         return file
+
+
+def web_file(
+    url: str, options: StorageOptions, *, headers: Mapping[str, str] | None = None, name: str | None = None
+) -> RemoteObject:
+    """Return the file at a web address; redirects are followed.
+
+    `headers` go to this host only, not to one it redirects to; messages call the file `name`.
+    """
+    client = options.client(url)
+    client["client_options"]["default_headers"] = dict(headers or {})
+    store = HTTPStore(url.partition("#")[0], **client)
+    # The store is the file itself: a path below it would lose the query, which signs many addresses.
+    return RemoteObject(store, "", options, explaining(name or shown(url)))
 
 
 class RangeFile(io.RawIOBase):

@@ -72,7 +72,7 @@ class ObjectStorage(Storage):
         self._bucket = bucket or Bucket(location, options)
         self._root = f"{location.path}/" if location.path else ""
 
-    def list(self, prefix: str = "", limit: int | None = None) -> FileList:
+    def list(self, prefix: str = "") -> FileList:
         # Page by page; the deadline is one page's, so that a long listing may go on while it progresses.
         inside = folder(prefix)
         below = f"{self._root}{inside}".rstrip("/") or None
@@ -98,12 +98,10 @@ class ObjectStorage(Storage):
                 for meta in batch:
                     path = meta["path"][len(self._root) :]
                     files[path] = _info(path, meta)
-                if limit is not None and len(files) >= limit:
-                    return
 
         wait(pages())
         names = sorted(files)
-        return [files[name] for name in names if not _is_marker(files[name], names)][:limit]
+        return [files[name] for name in names if not _is_marker(files[name], names)]
 
     def find(self, path: str) -> FileInfo | None:
         key, store = self._key(path), self._ready(path)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from sdp.errors import Conflict, Unavailable
 from sdp.storage import StorageOptions, reader
-from sdp.storage.reader import RangeFile
-from sdp.storage.web import web_file
+from sdp.storage.reader import RangeFile, web_file
 from tests.storage_server import Answer, Request, Server, ranged, serving
 
 CONTENT = bytes(range(251)) * 8000  # 2 MB, nowhere the same at multiples of a power of two

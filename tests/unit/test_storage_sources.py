@@ -29,8 +29,8 @@ def top(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def files_at(top: Path, *uris: str) -> list[str]:
-    files = list_source([uri.format(top=top) for uri in uris])
+def files_at(top: Path, uri: str) -> list[str]:
+    files = list_source(uri.format(top=top))
     assert all(file.size == 5 for file in files)
     return [file.uri.removeprefix(f"{top}/") for file in files]
 
@@ -54,15 +54,6 @@ def files_at(top: Path, *uris: str) -> list[str]:
 )
 def test_files_folders_and_patterns(top: Path, uri: str, names: list[str]) -> None:
     assert files_at(top, uri) == names
-
-
-def test_several_uris_are_one_source_with_each_file_once(top: Path) -> None:
-    assert files_at(top, "{top}/b.parquet", "{top}/*.parquet", "{top}/deep/er") == [
-        ".hidden.parquet",
-        "a.parquet",
-        "b.parquet",
-        "deep/er/c.parquet",
-    ]
 
 
 @pytest.mark.parametrize(
