@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.profiler import record_function
@@ -25,12 +25,17 @@ class Stopwatch:
         self._device = device
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.peaks: dict[str, int] | None = None
+        """The most memory allocated on the GPU by activity, while the job is profiled and names them in the profile."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
         """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
-        with record_function(ANNOTATION + activity):
-            if self._device.type == "cuda" and not host:
+        peaks, cuda = self.peaks, self._device.type == "cuda"
+        if peaks is not None and cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        with record_function(ANNOTATION + activity) if peaks is not None else nullcontext():
+            if cuda and not host:
                 stream = torch.cuda.current_stream(self._device)
                 began = record(stream, timing=True)
                 yield
@@ -39,6 +44,8 @@ class Stopwatch:
                 start = time.perf_counter()
                 yield
                 self._add(activity, time.perf_counter() - start)
+        if peaks is not None and cuda:
+            peaks[activity] = max(peaks.get(activity, 0), torch.cuda.max_memory_allocated(self._device))
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap; work that the GPU has not finished counts in the next lap."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
+from sdp.console import size
 from sdp.errors import UserError
 from sdp.report.run import run_section
 from sdp.storage import open_storage
@@ -19,7 +20,7 @@ from sdp.telemetry import Telemetry
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.callbacks.profile import Profile
+from sdp.train.callbacks.profile import Profile, phases
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import save_flight_record
@@ -34,21 +35,32 @@ from tests.workers import run_workers
 # --- profile ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_profile_says_where_the_time_of_a_step_goes(root: Path) -> None:
+def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> None:
     train(config(root, max_steps=6), callbacks=[Profile(steps=2, start=3)])
     head, phases, operations = (root / "run/profile/summary.txt").read_text().split("\n\n", 2)
     assert head == "step 5, 2 steps on cpu"
-    rows = dict(line.split() for line in phases.splitlines()[1:])
-    assert list(rows) == ["data", "copy", "forward", "backward", "optimizer"]
+    rows = [line.split() for line in phases.splitlines()]
+    assert [row[0] for row in rows] == ["phase", "data", "copy", "forward", "backward", "optimizer", "all"]
+    assert sum(float(row[1]) for row in rows[1:-1]) == pytest.approx(float(rows[-1][1]), abs=0.1)
     assert "aten::" in operations
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
-    named = [event for event in trace["traceEvents"] if event["name"] == "sdp.backward"]
-    assert sum(event["dur"] for event in named) / 2e3 == pytest.approx(float(rows["backward"]), rel=0.2)
+    named = sorted((e for e in trace["traceEvents"] if e["name"] == "sdp.backward"), key=lambda e: e["ts"])
+    assert sum(event["dur"] for event in named) / 2e3 == pytest.approx(float(rows[4][1]), rel=0.2)
     assert len(named) == 2
-    storage = open_storage(str(root / "run"))
-    (event,) = [e for e in RunFolder(storage).events() if e["event"] == "profile"]
+    (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
-    assert "Where a step's time and memory go" in [block.title for block in run_section(storage).blocks]
+    storage = open_storage(str(root / "run"))
+    section = run_section(storage)
+    assert "Where a step's time and memory go" in [block.title for block in section.blocks]
+
+
+def test_a_phase_has_its_mean_time_and_its_highest_peak() -> None:
+    table = phases({"forward": 0.6, "data": 0.2}, {"forward": 3 << 30}, 2)
+    header, forward, data, whole = table.splitlines()
+    assert header.split() == ["phase", "ms", "a", "step", "share", "peak", "memory"]
+    assert forward.split() == ["forward", "300.00", "75.0%", *size(3 << 30).split()]
+    assert data.split() == ["data", "100.00", "25.0%"]
+    assert whole.split() == ["all", "400.00"]
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])

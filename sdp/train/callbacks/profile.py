@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from sdp.console import counted, table
+from sdp.console import counted, size, table
 from sdp.train.run_folder import PROFILE
 from sdp.train.trainer import Callback, StepReport, Trainer
 
@@ -46,12 +47,14 @@ class Profile(Callback):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._profiler is None:
             return
-        if self.start <= self._profiler.step_num < self.start + self.steps:
-            for phase, seconds in report.parts.items():
-                self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+        if trainer.stopwatch.peaks is not None:
+            for activity, seconds in report.parts.items():
+                self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
         self._profiler.step()
-        if self._profiler.step_num == self.start and trainer.world.device.type == "cuda":
-            torch.cuda.memory._record_memory_history()
+        if self._profiler.step_num == self.start:
+            trainer.stopwatch.peaks = {}
+            if trainer.world.device.type == "cuda":
+                torch.cuda.memory._record_memory_history()
 
     def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
         if self._profiler is None:
@@ -67,6 +70,7 @@ class Profile(Callback):
             self._profiler.stop()
 
     def _write(self, trainer: Trainer) -> None:
+        peaks, trainer.stopwatch.peaks = trainer.stopwatch.peaks or {}, None
         run, cuda = trainer.checkpointer.run, trainer.world.device.type == "cuda"
         steps = self._profiler.step_num - self.start
         if steps <= 0:
@@ -82,9 +86,20 @@ class Profile(Callback):
         order = "self_device_time_total" if cuda else "self_cpu_time_total"
         parts = [
             f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}",
-            table([(phase, f"{1e3 * s / steps:,.2f}") for phase, s in self._seconds.items()], ("phase", "ms a step")),
+            phases(self._seconds, peaks, steps),
             self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
         ]
         run.storage.publish(PROFILE, "\n\n".join(parts).encode())
         run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(PROFILE))
         log.info("profiled %d steps: %s", steps, run.storage.uri_of(PROFILE))
+
+
+def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int) -> str:
+    """Return a table of a step's activities: their mean time, and the most memory that was allocated in them."""
+    whole = sum(seconds.values()) or 1.0
+    rows = [
+        (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if name in peaks else "")
+        for name, spent in seconds.items()
+    ]
+    rows.append(("all", f"{1e3 * whole / steps:,.2f}", "", ""))
+    return table(rows, ("phase", "ms a step", "share", "peak memory"))
