@@ -56,7 +56,9 @@ def _dumper() -> Any:
         pass
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        plain = value.isprintable() and value.lower() not in ("y", "n") and isinstance(parse_scalar(value), str)
+        # In quotes, characters that the output's encoding cannot hold may be escapes.
+        simple = value.isascii() and value.isprintable() and value.lower() not in ("y", "n")
+        plain = simple and isinstance(parse_scalar(value), str)
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
     Dumper.add_representer(str, text)
