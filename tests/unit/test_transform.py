@@ -58,7 +58,7 @@ def test_256_out_of_512_is_the_mean_of_four_of_its_pixels() -> None:
     _, crop = crop_image(png(pixels), Recipe((256, 512)), row=1)
     assert np.array_equal(crop[512], pixels[:, 44:-44])
     fours = pixels[:, 44:-44].reshape(256, 2, 256, 2, 3).astype(int).sum((1, 3))
-    assert np.array_equal(crop[256], np.rint(fours / 4))
+    assert np.abs(crop[256] - fours / 4).max() <= 0.5  # versions of OpenCV round halves differently
 
 
 def test_both_resolutions_show_the_same_part_of_the_image() -> None:
