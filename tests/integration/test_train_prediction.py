@@ -35,14 +35,11 @@ def predicting(model: Path, prediction: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "prediction_type": prediction}))
 
 
-def test_a_run_predicts_by_default_what_its_model_predicts_and_says_so_in_its_checkpoint(inputs: Path) -> None:
+def test_a_run_predicts_by_default_what_the_model_or_run_that_it_begins_with_predicts(inputs: Path) -> None:
     checkpoint = find_checkpoint(str(inputs / "velocity"))
     assert json.loads(checkpoint.read("config.json"))["objective"]["prediction"] == "v"
     other = with_prediction(config(inputs, model__source=str(inputs / "other")))
     assert other.objective.prediction == "epsilon"
-
-
-def test_a_run_predicts_by_default_what_the_run_that_it_begins_from_predicts(inputs: Path) -> None:
     on = config(inputs, model__source=str(inputs / "other"), model__start_from=str(inputs / "velocity"))
     assert with_prediction(on).objective.prediction == "v"
 
