@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import hypothesis
 import pytest
 
 from scripts import tools
@@ -26,6 +27,8 @@ LONGEST = (
     "test_process.py", "test_placement.py",
 )  # fmt: skip
 """The files of tests that take longest, the longest first, after one that has the most to do in its time."""
+hypothesis.settings.register_profile("sdp", deadline=None)  # an example may take long on a busy machine
+hypothesis.settings.load_profile("sdp")
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
 
 

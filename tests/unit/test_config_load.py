@@ -129,7 +129,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     checkpoint=TEXT,
     agent=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1),

@@ -215,7 +215,7 @@ class Cluster:
             self.step()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.lists(st.sampled_from("aaabc"), max_size=60), st.sampled_from([None, 2.0, 10.0]))
 def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
     workers: int, hosts: list[str], rate: float | None

@@ -194,7 +194,7 @@ SAMPLES = {kind: encoded(photo(40, 56), kind) for kind in ("JPEG", "PNG", "WEBP"
 SAMPLES["progressive"] = encoded(photo(40, 56), "JPEG", progressive=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(sorted(SAMPLES)),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=20),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.datasets import index as index_files
@@ -83,7 +83,6 @@ def test_one_of_two_jobs_that_extend_an_index_is_refused(tmp_path: Path) -> None
         freeze_source(stale, list_source(str(tmp_path / "source")), ["URL"], limit=30)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12), st.integers(0, 80), st.integers(1, 30))
 def test_a_units_files_are_those_that_overlap_it_in_their_order(
     spans: list[tuple[int, int]], start: int, rows: int

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.datasets.ledger import Ledger
@@ -15,7 +15,6 @@ def array(rows: list[int]) -> np.ndarray:
     return np.array(rows, dtype=np.int64)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), ROWS), max_size=8))
 def test_a_ledger_is_the_union_of_its_workers_in_any_order(adds: list[tuple[int, list[int]]]) -> None:
     workers = []

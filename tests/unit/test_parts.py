@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.datasets import parts
@@ -113,7 +113,6 @@ def test_a_later_attempt_supersedes_and_tries_add_up() -> None:
 FATES = st.sampled_from([(WRITTEN, None), (FILTERED, "aspect"), (FAILED, "dns"), (FAILED, "timeout")])
 
 
-@settings(deadline=None)
 @given(st.lists(FATES, min_size=1, max_size=60), st.data())
 def test_counts_over_attempts_are_those_of_the_resolved_account(
     fates: list[tuple[str, str | None]], data: st.DataObject

@@ -104,7 +104,7 @@ def test_a_piece_that_kills_is_cut_until_the_row_that_kills_is_alone() -> None:
     assert cuts == 2, "cut in roots, not halves: each death costs a worker"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5),
     seed=st.integers(0, 10_000),

@@ -17,7 +17,7 @@ from sdp.train.data.weights import RowWeights
 from tests.kit import accounted, make_images
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 4), st.randoms())
 def test_all_rows_of_a_content_but_the_lowest_are_repeated(contents: list[int], pieces: int, draw: object) -> None:
     rows = np.arange(len(contents), dtype=np.int64) * 3 + 5

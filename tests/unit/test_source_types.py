@@ -159,7 +159,7 @@ def columns(family: dict[pa.DataType, st.SearchStrategy[Any]]) -> st.SearchStrat
     return st.lists(column, min_size=2, max_size=3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(FAMILIES).flatmap(columns), st.booleans())
 @example([pa.array([2**64 - 1], pa.uint64()), pa.array([-1], pa.int8())], False)
 @example([pa.array([decimal.Decimal("0.10")]), pa.array([0.1])], False)

@@ -74,7 +74,7 @@ name = st.text(st.characters(exclude_characters="/\x7f", exclude_categories=("Cs
 name = name.filter(lambda n: n not in (".", "..") and not n.startswith(HIDDEN))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(name, min_size=1, max_size=3).map("/".join))
 def test_every_name_makes_the_round_trip(tmp_path: Path, path: str) -> None:
     storage = open_storage(str(tmp_path / token_hex(8)))

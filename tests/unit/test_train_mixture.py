@@ -40,7 +40,7 @@ def test_each_dataset_has_the_share_that_its_weight_says_at_every_point() -> Non
             assert taken[dataset] / (start + 1000) == pytest.approx(weight / 1.6, abs=0.003)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     weights=st.lists(st.floats(0.01, 5), min_size=3, max_size=3),
@@ -66,7 +66,7 @@ def test_each_pass_over_a_dataset_takes_each_of_its_rows_once_and_passes_follow_
     assert taken[0][-1] == (1, sizes[0] - 1)  # an epoch is a pass over the first
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     firsts=st.lists(st.integers(1, 60), min_size=2, max_size=4),
     other=st.integers(1, 60),

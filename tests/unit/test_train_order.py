@@ -47,7 +47,7 @@ def test_neighbours_in_the_dataset_are_torn_apart() -> None:
     assert len(np.unique(rows[:64] // 128)) >= 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=7).filter(lambda p: any(p)),
     lanes=st.integers(1, 5),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.datasets.units import Extent, Unit, Units, parse_part_name, part_name
@@ -27,7 +27,6 @@ def test_a_source_that_grows_leaves_the_units_that_are_there_as_they_are() -> No
     assert list(after)[len(before) :] == [Unit(3, 25, 35), Unit(4, 35, 37)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8), st.integers(1, 120))
 def test_every_address_belongs_to_exactly_one_unit(lengths: list[int], unit_rows: int) -> None:
     units = units_of(lengths, unit_rows)
@@ -42,7 +41,6 @@ def test_an_address_outside_the_dataset_is_named() -> None:
         units_of([25], 10).of_rows(np.array([3, 25], dtype=np.int64))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**11), st.integers(0, 5000))
 def test_a_part_is_found_again_by_its_name(unit: int, attempt: int) -> None:
     assert parse_part_name(part_name(unit, attempt)) == (unit, attempt)
