@@ -43,9 +43,10 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --urls: expected Parquet, got {args.urls!r}; convert it, with pyarrow or DuckDB")
     if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
+    from sdp import config
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
-    from sdp.config.start import CLUSTER, LAPTOP
+    from sdp.config.load import read
 
     folder, store = Path(args.folder), (args.store or args.folder).rstrip("/")
     places = {
@@ -54,14 +55,15 @@ def init(args: Arguments) -> None:
         "pictures": args.pictures or f"{store}/images",
     }
     texts = {}
-    for job, values in (CLUSTER if args.store else LAPTOP).items():
+    start = read(str(Path(config.__file__).with_name("start.yaml")))
+    for job, values in start["cluster" if args.store else "laptop"].items():
         if job == "download" and args.pictures:
             continue
         values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
         if job == "process" and args.caption:
             values["source.caption"] = args.caption
-        config = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
-        texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
+        first = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
+        texts[folder / f"{job}.yaml"] = dump_yaml(first, only=values)
     if existing := [str(file) for file in texts if file.exists()]:
         raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
     for file, text in texts.items():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sdp.config.removed import FIXED, fixed_since
+from sdp.config.removed import fixed_since
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
 from sdp.datasets.records import BadRecord, Identifier, dump, parse
@@ -130,7 +130,7 @@ def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
         {"unit_rows": head.unit_rows, "derived": head.derived, **head.identity}
         for head in (stored, parse(Head, dump(wanted)))
     )
-    now |= {path: FIXED[path] for path in fixed_since(before)}
+    now |= {path: value for path, (_, value) in fixed_since(before).items()}
     differing = sorted(path for path in now if before.get(path) != now[path])
     if differing:
         changes = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)

@@ -29,7 +29,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from sdp.config import TrainConfig, keys
-from sdp.config.removed import FIXED, fixed_since
+from sdp.config.removed import fixed_since
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
@@ -108,7 +108,7 @@ class RunFolder:
         # Keys that may change by now may differ; a key that is newer than the run had its default.
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
-        differing += [(k, was, FIXED[k]) for k, was in sorted(fixed_since(was_identity).items())]
+        differing += [(k, *values) for k, values in sorted(fixed_since(was_identity).items())]
         differing += [(k, stored.get(k), now.get(k)) for k in sorted(stored.keys() | now.keys())]
         changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
         if changed:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdp.config import JOBS, keys, load, parse
-from sdp.config.removed import REMOVED, fixed_since, without_removed
+from sdp.config.removed import fixed_since, table, without_removed
 from sdp.errors import ConfigError
 
 ENDS = ["source.uri=in", "output.uri=out"]
@@ -281,12 +281,13 @@ def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
 
 def test_removed_keys_are_gone_and_stand_in_the_page_on_upgrading() -> None:
     page = (Path(__file__).parents[2] / "docs/upgrading.md").read_text(encoding="utf-8")
-    for names, line in REMOVED.items():
-        jobs, _, paths = names.rpartition(": ")
-        present = [key.path for name in (jobs.split() or JOBS) for key in keys(JOBS[name])]
-        assert not [p for p in paths.split() for key in present if f"{key}.".startswith(f"{p}.")], names
-        shown = ", ".join(f"`{path}`" for path in paths.split())
-        assert f"| {jobs.replace(' ', ', ') or 'every job'} | {shown} | {line} |" in page
+    for jobs, rows in table("keys").items():
+        every = jobs == "every job"
+        present = [key.path for name in (JOBS if every else jobs.split()) for key in keys(JOBS[name])]
+        for paths, line in rows.items():
+            assert not [p for p in paths.split() for key in present if f"{key}.".startswith(f"{p}.")], paths
+            shown = ", ".join(f"`{path}`" for path in paths.split())
+            assert f"| {jobs if every else jobs.replace(' ', ', ')} | {shown} | {line} |" in page
 
 
 def test_what_an_earlier_version_saved_is_read_without_the_keys_that_are_gone() -> None:
@@ -297,4 +298,4 @@ def test_what_an_earlier_version_saved_is_read_without_the_keys_that_are_gone() 
 
 def test_an_output_of_another_value_of_a_removed_key_is_another_output() -> None:
     assert fixed_since({"image.least_side": 8, "image.size": 64}) == {}
-    assert fixed_since({"image.least_side": 1, "image.size": 64}) == {"image.least_side": 1}
+    assert fixed_since({"image.least_side": 1, "image.size": 64}) == {"image.least_side": (1, 8)}
