@@ -219,5 +219,4 @@ def export(args: Arguments) -> None:
     exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
-    if exported.hint:
-        say(exported.hint)
+    say(exported.hint)

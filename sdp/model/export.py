@@ -37,19 +37,18 @@ class Exported:
 
     @property
     def hint(self) -> str:
-        """Return a line on how to use the export; empty if it is remote."""
-        if "://" in self.uri:
-            return ""
-        place = json.dumps(self.uri, ensure_ascii=False)
+        """Return a line on how to use the export."""
+        first, uri = ("copy it here, then ", self.uri.rpartition("/")[2]) if "://" in self.uri else ("", self.uri)
+        place = json.dumps(uri, ensure_ascii=False)
         if self.form == "single-file":
             command = shlex.join(["sdp", "export", self.checkpoint])
             code = f"StableDiffusionPipeline.from_single_file({place}, config=FOLDER)"
-            return f"load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
+            return f"{first}load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
         if self.form != "folder":
-            return f"load it in diffusers: pipeline.load_lora_weights({place})"
+            return f"{first}load it in diffusers: pipeline.load_lora_weights({place})"
         code = f'SD.from_pretrained({place})("a red circle").images[0].save("picture.png")'
         line = shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
-        return f"draw with it: {line}"
+        return f"{first}draw with it: {line}"
 
 
 def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32", form: Form = "folder") -> Exported:

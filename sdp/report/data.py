@@ -13,7 +13,7 @@ from sdp.console import counted, duration, size, spent
 from sdp.datasets import runs
 from sdp.datasets.inspect import Description, describe
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
-from sdp.datasets.parts import PartInfo, iter_rows, read_account
+from sdp.datasets.parts import PartInfo, iter_rows, read_account, resolve
 from sdp.datasets.runs import JobRun
 from sdp.errors import DatasetError
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
@@ -112,9 +112,10 @@ def _runs(records: Sequence[JobRun]) -> Block:
 def _reasons(dataset: Description, parts: Iterable[PartInfo]) -> Block:
     """Return the number of rows by reason, with a few rows as examples from some of the parts."""
     examples: dict[str, list[str]] = {}
-    for part in parts:
+    for unit in dict.fromkeys(part.unit for part in parts):
+        attempts = sorted((part.attempt, part.path) for part in dataset.parts if part.unit == unit)
         with suppress(DatasetError):  # a damaged part, which is among the problems
-            account = read_account(dataset.output.storage, part.path)
+            account = resolve([read_account(dataset.output.storage, path) for _, path in attempts])
             for row in account.filter(pc.is_valid(account["reason"])).slice(0, 1000).to_pylist():
                 examples.setdefault(row["reason"], []).append(f"row {row['row']} {row['detail'] or ''}".strip())
     counts, meaning = dataset.counts, {**FILTER_REASONS, **FAILURE_REASONS}

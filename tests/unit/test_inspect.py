@@ -14,10 +14,13 @@ from sdp.datasets import tombstones
 from sdp.datasets.audit import audit, summary
 from sdp.datasets.inspect import describe, write_account
 from sdp.datasets.ledger import Ledger, address_offset
+from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.parts import write_part
+from sdp.datasets.source import order_retry
 from sdp.datasets.tombstones import Takedown, parse_list
 from sdp.errors import DatasetError, UserError
 from sdp.storage import open_storage
-from tests.kit import begin_images, make_images, make_latents, text_at, write_images_part
+from tests.kit import LAYOUT, begin_images, image_rows, make_images, make_latents, text_at, write_images_part
 
 
 def test_a_complete_dataset_is_described(tmp_path: Path) -> None:
@@ -68,6 +71,18 @@ def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> N
     assert account.filter(pc.field("row") == 3).to_pylist() == [
         {"row": 3, "outcome": "failed", "reason": "http_status", "detail": "404", "attempts": 1}
     ]
+
+
+def test_examples_of_failures_are_of_each_rows_last_attempt(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    for work in order_retry(begin_images(tmp_path), dataset).pending():
+        failed = [row for row in range(work.unit.start, work.unit.stop) if row % 7 == 3]
+        outcomes = [Outcome(row, FAILED, "timeout") if row % 2 else Outcome(row, WRITTEN) for row in failed]
+        table, retried = image_rows(row for row in failed if row % 2 == 0), {"http_status": len(failed)}
+        write_part(dataset.storage, "images", work, table, account_table(outcomes), layout=LAYOUT, retried=retried)
+    text = text_at(dataset.storage.uri)
+    assert re.search(r"timeout +3 .* row 3; row 17; row 31$", text, re.MULTILINE)
+    assert "404" not in text
 
 
 def test_the_account_names_the_rows_in_parts_that_are_taken_down(tmp_path: Path) -> None:

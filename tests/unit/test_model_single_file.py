@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from scripts.published import VAE
+from sdp.model.export import Exported
 from sdp.model.family import SD1, SD2, Family, unet_class
 from sdp.model.single_file import single_file
 
@@ -75,3 +76,10 @@ def test_the_names_are_those_of_the_published_files() -> None:
     assert "cond_stage_model.transformer.text_model.encoder.layers.1.self_attn.q_proj.weight" in first
     assert second["cond_stage_model.model.transformer.resblocks.1.attn.in_proj_weight"].shape == (24, 8)
     assert sum(name.startswith("model.diffusion_model.") for name in first) == 686
+
+
+@pytest.mark.parametrize("form", ["folder", "single-file", "lora"])
+def test_an_export_in_a_bucket_is_copied_before_it_is_loaded(form: Any) -> None:
+    hint = Exported("s3://bucket/mine", "run", 5, True, form).hint
+    assert hint.startswith("copy it here, then ")
+    assert '("mine"' in hint
