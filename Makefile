@@ -40,7 +40,7 @@ fuzz: venv ## read damaged images, sources, datasets and checkpoints (IMAGES=100
 chaos: venv ## kill jobs at random times and compare what they write with undisturbed runs (ROUNDS=100, SEED=1)
 	@$(RUN) -m tests.chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
 
-hosts: venv ## run jobs on several hosts made of network namespaces, as root (ARGS=--long, ARGS="-k partition")
+hosts: venv ## run jobs on several hosts made of network namespaces, as root (ARGS="-k partition")
 	@$(RUN) -m scripts.tools fetch
 	@$(RUN) -m pytest tests/hosts $(ARGS)
 

@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -52,9 +51,7 @@ LEFT_S = 90.0
 """By then every process of an ended job is gone: Ray's agents take 60 s to give up on a GCS that is gone too."""
 HEADLESS_S = 5.0
 """Time for the job to say that the head's raylet was lost, before its container is gone too."""
-METER_S = 0.5
 _STORE = {"object_store_memory": 150_000_000}
-_TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = {
     "gcs": b"gcs_server",
     "raylet": b"raylet/raylet",
@@ -78,14 +75,13 @@ class Round:
     killed: list[str] = field(default_factory=list)
     submissions: int = 0
     seconds: float = 0.0
-    cpu_s: float = 0.0
     verdict: str = "?"
 
     def __str__(self) -> str:
         where = "cluster" if self.case.clustered else "own Ray"
         return (
             f"{self.name}: {self.stage.name} ({where}), killed {', '.join(self.killed) or 'nothing'}, submitted "
-            f"{self.submissions} x, {duration(self.seconds)}, {self.cpu_s:.0f} CPU s: {self.verdict}"
+            f"{self.submissions} x, {duration(self.seconds)}: {self.verdict}"
         )
 
 
@@ -141,30 +137,6 @@ def title_of(pid: int, kind: str) -> str:
         name = line.split()[0].split(".")[0]
         return name if name.startswith("ray::MapBatches(") else name.split("(")[0]  # tasks of Ray Data
     return "dashboard" if "dashboard" in line else "other"
-
-
-class Meter:
-    """The CPU seconds of all processes that carry a mark, sampled: the last half second of each may be missing."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark, self._seen, self._over = mark, dict[int, float](), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> float:
-        """Return the CPU seconds."""
-        self._over.set()
-        self._thread.join()
-        return sum(self._seen.values())
-
-    def _watch(self) -> None:
-        while not self._over.wait(METER_S):
-            for pid, _ in processes(self._mark):
-                try:
-                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue
-                self._seen[pid] = max(self._seen.get(pid, 0.0), (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
 class RayCluster:
@@ -288,7 +260,7 @@ class Chaos:
                 if name == stage.name or stage.name in self.stages[name].reads:
                     del self._references[name]
             self.forget(f"reference/{stage.name}")
-            took, cpu_s = self._undisturbed(stage, output)
+            took = self._undisturbed(stage, output)
             self._references[stage.name] = {
                 "config": stage.text(output),
                 "took": took,
@@ -296,7 +268,7 @@ class Chaos:
                 "names": sorted(names(output)),
             }
             self._file.write_text(json.dumps(self._references))
-            say(f"undisturbed {stage.name}: {duration(took)}, {cpu_s:.0f} CPU s")
+            say(f"undisturbed {stage.name}: {duration(took)}")
 
     def run(self, name: str, case: Case) -> Round:
         """Run one round; its verdict is "same", or what differs."""
@@ -305,7 +277,6 @@ class Chaos:
         mark, began = f"{name}-{uuid4().hex[:8]}", time.monotonic()
         self.forget(f"rounds/{name}")  # a failed round leaves it
         log, cluster = self.folder / f"{name}.log", RayCluster(mark) if case.clustered else None
-        meter = Meter(mark)
         try:
             if cluster is not None:
                 cluster.start()
@@ -316,7 +287,6 @@ class Chaos:
                 cluster.stop()
         done.seconds = time.monotonic() - began
         left = left_behind(mark, () if cluster is None else AGENTS)  # a cluster's agents are not the job's
-        done.cpu_s = meter.stop()
         also = [f"left behind: {left}"] if left else []
         also += faults_in(log.read_text(errors="replace"))
         if also:
@@ -328,14 +298,13 @@ class Chaos:
     def forget(self, path: str) -> None:
         shutil.rmtree(self.gateway.root / self.gateway.bucket / path, ignore_errors=True)
 
-    def _undisturbed(self, stage: Stage, output: str) -> tuple[float, float]:
+    def _undisturbed(self, stage: Stage, output: str) -> float:
         mark, began, log = f"reference-{uuid4().hex[:8]}", time.monotonic(), self.folder / "reference.log"
-        meter = Meter(mark)
         code = start_job(stage, self.folder, output, log, None, mark).wait()
         took = time.monotonic() - began
         if code:
             raise SystemExit(f"chaos: the undisturbed {stage.name} ended with {code}: {log}")
-        return took, meter.stop()
+        return took
 
     def _disturbed(self, done: Round, output: str, mark: str, cluster: RayCluster | None, log: Path) -> int:
         case, began, code = done.case, time.monotonic(), -1
@@ -465,9 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--stopped", nargs="+", choices=("download", "process", "train"), help="stop jobs at each write"
     )
     parser.add_argument("--writes", nargs="+", default=[], help="only at these writes, by number or a part of the name")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no round after so long")
     options = parser.parse_args(arguments)
-    began = time.monotonic()
     if not options.keep:
         shutil.rmtree(options.folder, ignore_errors=True)
     if options.stopped:
@@ -487,9 +454,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with chaos_in(options.folder) as chaos:
         chaos.prepare(wanted)
         for name, case in rounds:
-            if time.monotonic() - began > 60 * options.minutes:
-                say(f"stopped before {name}")
-                break
             (options.folder / f"{name}.log").unlink(missing_ok=True)
             done.append(chaos.run(name, case()))
             say(str(done[-1]))

@@ -1,4 +1,4 @@
-"""Hosts for the tests here, and the switch for those that take long: `make hosts ARGS=--long`."""
+"""Hosts for the tests here."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,18 +11,12 @@ from tests.hosts.network import obstacle
 from tests.hosts.stages import write_images
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also run the tests that take more than ten minutes")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     reason = obstacle() if here else None
     for item in here:
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif item.get_closest_marker("long") and not config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="takes more than ten minutes; --long runs it"))
 
 
 @pytest.fixture(scope="module")
