@@ -239,7 +239,7 @@ def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: Capture, m
     assert "status" not in lab.kube.objects[f"{RAY}/rayjobs/nightly"]
 
 
-def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab, capfd: Capture) -> None:
+def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab) -> None:
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": "limt: 5\n", "train-online.yaml": TRAIN}})
     assert main(["submit", "train-online", "--no-follow", "--set", "limit=5"]) == 0
     (name,) = lab.jobs()
@@ -247,10 +247,6 @@ def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab, cap
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
     assert made["spec"] == make_rayjob("train-online", overrides=["limit=5"])["spec"]
     assert main(["submit", "train-online", "--no-follow", "--set", "limt=5"]) == 2
-    lab.begin(name)
-    assert main(["status", name, "--json"]) == 0
-    (entry,) = json.loads(capfd.readouterr().out)["jobs"]
-    assert (entry["job"], entry["state"]) == ("train-online", "running")
 
 
 def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
@@ -302,10 +298,6 @@ def may_not(*right: str) -> Callable[[Lab], None]:
     return lambda lab: lab.kube.denied.add(right)  # type: ignore[arg-type]
 
 
-def logged_out(lab: Lab) -> None:
-    lab.kube.token = "another"
-
-
 def begun(lab: Lab) -> None:
     lab.begun("x")
 
@@ -334,13 +326,7 @@ def nothing(lab: Lab) -> None:
         ("submit train", no_map, "--config: required, since the cluster has no /etc/sdp/jobs/train.yaml (it has none)"),
         ("submit process", nothing, "has no /etc/sdp/jobs/process.yaml (it has train)"),
         ("submit trian-online", nothing, "or one of these and -NAME, got 'trian-online'; did you mean train-online?"),
-        ("submit encode --dry-run", nothing, "submit: JOB: expected download, score, process, train, generate, eval"),
-        ("submit train --name A_b", nothing, "--name: expected at most 47 lower-case letters"),
         ("submit train --config /no.yaml", nothing, "/no.yaml: expected a configuration file, got nothing there"),
-        ("submit train", may_not("create", "rayjobs"), 'cannot create resource "rayjobs"; ask for that right'),
-        ("status", may_not("list", "rayclusters"), 'cannot list resource "rayclusters"'),
-        ("status", logged_out, "refuses these credentials (401)"),
-        ("status --context prod", nothing, "object with name prod in "),
         ("status x", nothing, "status: no RayJob or RayCluster 'x' in namespace 'lab'"),
         ("logs x", nothing, 'kubernetes: rayjobs "x" not found'),
         ("logs x", lambda lab: lab.job("x"), "logs: x has not started: it is new; --follow waits for it"),
@@ -584,11 +570,6 @@ def old_operator(lab: Lab) -> None:
     lab.kube.put(OPERATOR, json.loads(json.dumps(lab.kube.objects[OPERATOR]).replace("v1.7.0", "v1.6.2")))
 
 
-def mislabelled(lab: Lab) -> None:
-    lab.kube.put(f"{RAY}/rayclusters/sdp", raycluster(group("a10g", 1, "A10G")))
-    lab.kube.put("/api/v1/nodes/gpu", node("gpu", 1, "NVIDIA-L4"))
-
-
 def starting(lab: Lab) -> None:
     lab.kube.put(f"{RAY}/rayclusters/sdp", {**lab.kube.objects[f"{RAY}/rayclusters/sdp"], "status": {}})
 
@@ -619,7 +600,6 @@ def bad_config(lab: Lab) -> None:
         (old_operator, "operator", "failed: kuberay-system/kuberay-operator is 1.6.2; upgrade it"),
         (lambda lab: lab.kube.objects.pop(OPERATOR), "operator", "failed: no deployment of KubeRay's operator"),
         (no_cluster, "cluster", "failed: --cluster: there is no RayCluster 'sdp' in namespace 'lab'"),
-        (mislabelled, "group a10g", "failed: is labelled A10G (NVIDIA-A10G), but its pods run on NVIDIA-L4"),
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
         (bad_image, "cluster", "failed: sdp is starting; kubectl describe raycluster sdp"),
         (bad_config, "jobs", "failed: train.yaml: limt: "),
@@ -638,13 +618,7 @@ def test_the_doctor_finds_what_is_wrong(
 @pytest.mark.parametrize(
     ("setup", "check", "says"),
     [
-        (starting, "cluster", "sdp is starting; kubectl describe raycluster sdp"),
         (unscheduled, "pods", "worker is not scheduled: 0/3 nodes"),
-        (
-            lambda lab: lab.kube.objects.pop("/api/v1/nodes/gpu"),
-            "group a10g",
-            "no node has 1 GPU and nvidia.com/gpu.product=NVIDIA-A10G now; an autoscaler must add one",
-        ),
         (may_not("list", "nodes"), "groups", "not checked: kubernetes: nodes is forbidden"),
         (may_not("list", "deployments"), "operator", "not checked: "),
         (may_not("get", "customresourcedefinitions"), "CRDs", "not checked: "),

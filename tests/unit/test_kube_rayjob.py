@@ -100,16 +100,11 @@ def test_names_are_generated_and_fit_into_a_rayjobs() -> None:
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        (
-            "trian-online",
-            "expected train, process, or one of these and -NAME, got 'trian-online'; did you mean train-o",
-        ),
-        ("training", "expected train, process, or one of these and -NAME, got 'training'"),
+        ("trian-online", "or one of these and -NAME, got 'trian-online'; did you mean train-o"),
         ("other", "got 'other'; see sdp submit --help"),
         ("", "got ''"),
         ("train-", "expected lower-case letters, digits and hyphens after train-, got 'train-'"),
         ("train-../x", "after train-, got 'train-../x'"),
-        ("train-A", "after train-, got 'train-A'"),
         ("train-a b", "after train-, got 'train-a b'"),
     ],
 )
