@@ -76,14 +76,13 @@ def logs(args: Arguments) -> int:
 
 @command(CLUSTER, "stop sdp-train-x7k2p")
 @argument("NAME", "the RayJob")
-@argument("--no-wait", "do not wait for the job to end")
 @argument("--delete", "also delete the RayJob, even if the job does not answer")
 @_ACCESS
 def stop(args: Arguments) -> None:
     """End a job, with time for a last checkpoint."""
     from sdp.kube.stop import stop
 
-    stop(_api(args), args.name, say, wait=not args.no_wait, delete=args.delete)
+    stop(_api(args), args.name, say, delete=args.delete)
 
 
 @command(CLUSTER, "doctor --namespace sdp")

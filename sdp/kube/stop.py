@@ -14,7 +14,7 @@ NOTICED_S = 60.0
 """Time for the operator to notice that a job has ended."""
 
 
-def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = False) -> None:
+def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
     """Stop a job: its driver gets SIGTERM, writes a checkpoint and ends. The job can be submitted again.
 
     KubeRay cannot suspend a job on a shared cluster, so Ray stops the job, and its RayJob stays as a record; the RayJob
@@ -29,13 +29,12 @@ def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = Fal
     else:
         try:
             RayHead(api, state.cluster).stop(state.submission)
-            say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
         except SdpError as error:
             if not delete:
                 raise type(error)(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
             say(str(error))
-            wait = False
-        if wait:
+        else:
+            say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
             _wait(api, name, say)
     if delete:
         with suppress(Missing):

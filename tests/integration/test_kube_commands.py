@@ -484,10 +484,9 @@ def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab, capfd
 
 def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: Capture) -> None:
     lab.begun("x")
-    assert main(["stop", "x", "--no-wait"]) == 0
-    assert lab.ray.jobs["x-zz9zz"].stopped
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
     assert main(["stop", "x"]) == 0
+    assert lab.ray.jobs["x-zz9zz"].stopped
     err = capfd.readouterr().err
     assert "x is stopping; it has up to 300 s for a last checkpoint" in err
     assert "x: stopped; sdp submit train continues from storage" in err
