@@ -225,7 +225,7 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
 def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
     opened = open_sources(config, newest=newest)
-    datasets = [source.written for source in opened.all if source.written is not None]
+    datasets = [source.dataset.written for source in opened.all]
     for dataset in datasets:
         _check_encoder(config, dataset, model)
     first = opened.all[0].dataset
@@ -270,7 +270,7 @@ def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     if config.evaluate.every_steps is None or source is None:  # without one, of the rows that are held out
         return
     dataset = open_dataset(open_storage(source, options), "latents")
-    refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
+    refuse_embeddings(config, open_latents(dataset, config.data.resolution))
     _check_encoder(config, dataset, model)
 
 
