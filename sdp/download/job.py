@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from sdp import cluster
 from sdp.config import DownloadConfig, identity
 from sdp.console import counted, say
-from sdp.datasets import manifest, runs, tombstones
+from sdp.datasets import manifest, tombstones
 from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output
@@ -73,7 +73,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             output = order_retry(output, open_dataset(storage, KIND))
         rules = _with_takedowns(rules, storage)
         pending = output.pending()
-        begun = runs.begin("download")
         infos, figures = _write_pending(config, output, rules, pending, lease)
         find_repeated = partial(repeats.find_content, storage, placement(config), lease.confirm)
         dataset = manifest.finish(
@@ -84,7 +83,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             find_repeated=find_repeated if config.dedup.content else None,
             check=lease.confirm,
         )
-        runs.keep(storage, begun.ended(infos))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime, and will be left out from now on")

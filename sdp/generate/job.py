@@ -6,7 +6,7 @@ from typing import Any
 
 from sdp.config import GenerateConfig, identity
 from sdp.console import counted, say, size, table
-from sdp.datasets import manifest, runs, tombstones
+from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, parts_in, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
@@ -32,7 +32,6 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts.texts, config)
-        record = runs.begin("generate")
         before = parts_in(output.storage)
         infos, figures = _generate(config, output, prompts, model, lease)
         dataset = manifest.finish(
@@ -47,7 +46,6 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
             check=lease.confirm,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
-        runs.keep(storage, record.ended(infos))
     say(table(_closing(dataset, figures, config.output.image_files)))
     return dataset
 

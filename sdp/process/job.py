@@ -22,7 +22,7 @@ from ray.exceptions import ObjectLostError, RayTaskError
 from sdp import cluster, telemetry
 from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import Progress, counted, say, table
-from sdp.datasets import manifest, runs
+from sdp.datasets import manifest
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
@@ -90,8 +90,7 @@ def write_dataset(
     with Lease.acquire(prepared.spec.output, f"sdp {job}") as lease:
         output = begin(prepared, only_failed=only_failed)
         figures = ProcessFigures(job=job, gpus_each=float(bool(config.encode.gpu_each)))
-        infos, record = list[PartInfo](), runs.begin(job)
-        pending = output.pending()
+        infos, pending = list[PartInfo](), output.pending()
         if pending:
             say(f"{job}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
             with Progress(job) as progress:
@@ -105,15 +104,6 @@ def write_dataset(
             find_repeated=after and partial(after, lease.confirm),
             check=lease.confirm,
         )
-        ended = record.ended(
-            infos,
-            gpu_hours=figures.gpu_hours,
-            work={
-                "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
-                "transforms": {"reading": figures.transformed.reading_s, "transforming": figures.transformed.seconds},
-            },
-        )
-        runs.keep(output.storage, ended)
     return dataset, figures
 
 

@@ -1,4 +1,4 @@
-"""The section of a dataset: the outcomes of its rows, its runs, and pictures."""
+"""The section of a dataset: the outcomes of its rows, and pictures."""
 
 import json
 import random
@@ -9,20 +9,18 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sdp.console import counted, duration, size, spent
-from sdp.datasets import runs
+from sdp.console import counted, size
 from sdp.datasets.inspect import Description, describe
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
 from sdp.datasets.parts import PartInfo, iter_rows, read_account, resolve
-from sdp.datasets.runs import JobRun
 from sdp.errors import DatasetError
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
 _PARTS_READ = 12
-_RUNS, _MISSING = 20, 5
-"""Runs and missing parts shown."""
+_MISSING = 5
+"""Missing parts shown."""
 _EXAMPLES = 3
 """Rows shown for each reason."""
 _BATCH = 16
@@ -41,19 +39,16 @@ def dataset_section(
     columns, kind, taken_down, stored = (facts[name] for name in ("columns", "kind", "takedowns", "bytes"))
     parts = random.Random(0).sample(dataset.parts, min(len(dataset.parts), _PARTS_READ))
     parts.sort(key=lambda part: part.path)
-    records, notes = runs.read(storage)
     problems = [*dataset.problems, *problems]
     gallery = [_pictures(storage, dataset, parts, pictures, problems)] if pictures and "image" in columns else []
     problems = sorted(set(problems))
     missing = [(work.name, work.unit.start, work.unit.stop) for work in dataset.missing[:_MISSING]]
     blocks = [
         Bar("Outcomes of the rows", [(name, n := getattr(counts, name), f"{n:,}") for name in OUTCOMES], "cbf"),
-        *_times(records[-1:]),
         _reasons(dataset, parts),
         *gallery,
         Table("The first missing parts", ("part", "from row", "to"), missing),
-        _runs(records[-_RUNS:]),
-        listing("Notes", [*dataset.notes, *notes]),
+        listing("Notes", dataset.notes),
         listing("Made from", dataset.lineage, "source"),
         Table("Columns", ("column", "type"), [*columns.items()]),
         Folded("Configuration", json.dumps(facts["config"], indent=1)),
@@ -68,45 +63,16 @@ def dataset_section(
         others = [f", {n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
         written = f"{counts.written:,} of {counted(counts.input, 'row')} written{''.join(others)}"
         verdict = f"Complete: {written}{'; every byte verified' * verify}."
-    seconds, gpu_hours = sum(run.seconds for run in records), sum(run.gpu_hours for run in records)
     figures = [
         ("rows" if complete else "rows done so far", f"{counts.input:,}"),
         ("written", f"{counts.written:,}"),
         ("takedowns", f"{taken_down:,}" * bool(taken_down)),
-        ("took", spent(seconds, gpu_hours) if records else ""),
         ("bytes per row", f"{stored / counts.written:,.0f}" if counts.written else ""),
         ("size", size(stored)),
         ("parts", f"{len(dataset.parts):,}"),
         ("version", f"{manifest.version}, {manifest.created[:10]}, sdp {manifest.sdp}" if manifest else ""),
     ]
     return PageSection(_TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, problems, facts)
-
-
-def _times(records: Sequence[JobRun]) -> list[Block]:
-    """Return a bar for each kind of worker that spent time on more than one activity."""
-    return [
-        Bar(f"Time of {role} in the last run", [(activity, s, duration(s)) for activity, s in seconds.items()])
-        for run in records
-        for role, seconds in run.work.items()
-        if len(seconds) > 1 and sum(seconds.values()) > 0
-    ]
-
-
-def _runs(records: Sequence[JobRun]) -> Block:
-    rows = [
-        (
-            run.job,
-            run.began.replace("T", " ").removesuffix("+00:00"),
-            spent(run.seconds, run.gpu_hours),
-            run.counts.input,
-            run.counts.input / run.seconds if run.seconds else 0.0,
-            run.counts.written,
-            run.counts.failed,
-        )
-        for run in records
-    ]
-    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed")
-    return Table("Runs", header, rows)
 
 
 def _reasons(dataset: Description, parts: Iterable[PartInfo]) -> Block:

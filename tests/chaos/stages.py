@@ -19,7 +19,7 @@ from sdp.storage import open_storage
 
 IMAGES, SIDE, STEPS = 160, 64, 24
 PROMPTS = [f"a {color} {shape}" for color in ("red", "blue", "green", "white") for shape in ("circle", "square")]
-_TIMES_AND_PLACES = re.compile(r"(_runs|_run|metrics|events|stacks|history|samples)\b|(^|/)_lease")
+_TIMES_AND_PLACES = re.compile(r"(_run|metrics|events|stacks|history|samples)\b|(^|/)_lease")
 """Names of files that each attempt writes again: histories, metrics, leases."""
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +13,8 @@ from PIL import Image
 from sdp import charts
 from sdp.charts import Line
 from sdp.cli import main
-from sdp.datasets import runs, tombstones
-from sdp.datasets.manifest import finish, part_infos
+from sdp.datasets import tombstones
+from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import write_part
 from sdp.datasets.tombstones import Takedown
@@ -198,31 +197,6 @@ def test_shares_are_of_the_whole() -> None:
     assert text.count('<i style="flex') == 2
     assert "c 0.0% (none)</li>" in text
     assert page.text_of(section).endswith("Time\na  25.0% (one)\nb  75.0% (three)\nc  0.0% (none)")
-
-
-def test_a_datasets_section_shows_its_runs_and_its_workers_time(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    storage = open_storage(str(tmp_path / "images"))
-    infos = part_infos(storage)
-    for parts, seconds in ((infos[:2], 4.0), (infos[2:4], 6.0)):
-        work = {"encoders": {"at work": 5 * seconds, "waiting for input": seconds}, "alone": {"at work": 1.0}}
-        begun = runs.begin("process")
-        run = begun.ended(parts, work=work, gpu_hours=0.25)
-        runs.keep(storage, replace(run, seconds=seconds))
-    storage.publish("_runs/000009.json", b"{}")
-    (section,) = gather([storage.uri], pictures=0)
-    assert dict(section.figures)["took"] == "10 s, 0.50 GPU-hours"
-    bars = {block.title: block for block in section.blocks if isinstance(block, page.Bar)}
-    assert bars["Time of encoders in the last run"].rows == [
-        ("at work", 30.0, "30 s"),
-        ("waiting for input", 6.0, "6.0 s"),
-    ]
-    assert len(bars) == 2, "nothing is split into a single activity"
-    tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
-    assert [row[3:5] for row in tables["Runs"].rows] == [(20, 5.0), (20, 20 / 6)]
-    (note,) = (str(row[0]) for row in tables["Notes"].rows)
-    assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in note
-    assert section.good
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:
