@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.errors import DatasetError, one_line
+from sdp.storage import StorageOptions, open_source
 
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 _PLAIN = {
@@ -35,6 +36,18 @@ def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
     """Return rows as a table."""
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pa.table([list(column) for column in columns], schema=schema)
+
+
+def read_footer(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
+    """Read the footer of a source's file, and check it."""
+    try:
+        source = open_source(uri, options)
+        footer = pq.read_metadata(source)
+        rows_by_group(footer, uri, source.size())
+        return footer
+    except (pa.ArrowException, OSError) as error:
+        cause = one_line(error, 160)
+        raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
 
 
 def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:

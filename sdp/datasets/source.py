@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted
 from sdp.datasets import index as index_files
-from sdp.datasets.columns import common_type, rows_by_group
+from sdp.datasets.columns import common_type, read_footer
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.datasets.parts import failed_before, read_info
 from sdp.datasets.units import Extent, Work
-from sdp.errors import DatasetError, one_line
-from sdp.storage import SourceFile, StorageOptions, open_source
+from sdp.errors import DatasetError
+from sdp.storage import SourceFile, StorageOptions
 from sdp.storage.moved import root_of, unchanged, with_sample
 
 _FileVersions = dict[str, tuple[int, str | None]]
@@ -258,13 +258,8 @@ def _units_of(index: Index, files: pa.Table) -> list[int]:
 
 
 def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> pq.FileMetaData:
-    try:
-        footer = pq.read_metadata(open_source(file.uri, options))
-        names = footer.schema.to_arrow_schema().names
-        rows_by_group(footer, file.uri, file.size)
-    except (pa.ArrowException, OSError) as error:
-        cause = one_line(error, 120)
-        raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or fix it") from error
+    footer = read_footer(file.uri, options)
+    names = footer.schema.to_arrow_schema().names
     missing = [column for column in columns if column not in names]
     if missing:
         raise DatasetError(

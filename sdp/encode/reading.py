@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, row_stops, rows_a_batch, rows_by_group
+from sdp.datasets.columns import LARGEST_CELL, cut, open_parquet, read_footer, row_stops, rows_a_batch
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
@@ -436,17 +435,8 @@ class _Reader:
                 yield table
 
 
-@lru_cache(maxsize=_FOOTERS)  # a file's pieces are read one after another
-def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
-    """Return a file's footer."""
-    try:
-        source = open_source(uri, options)
-        footer = pq.read_metadata(source)
-        rows_by_group(footer, uri, source.size())
-        return footer
-    except (pa.ArrowException, OSError) as error:
-        cause = one_line(error, 160)
-        raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
+footer_of = lru_cache(maxsize=_FOOTERS)(read_footer)
+"""Remembers footers, since a file's pieces are read one after another."""
 
 
 @lru_cache(maxsize=_FOOTERS)

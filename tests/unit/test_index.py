@@ -71,7 +71,7 @@ def test_a_source_without_rows_is_refused(tmp_path: Path) -> None:
 def test_a_source_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     write_source(tmp_path / "source", [("a.parquet", 4)])
     (tmp_path / "source" / "b.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(DatasetError, match=r"b\.parquet: not a Parquet file"):
+    with pytest.raises(DatasetError, match=r"b\.parquet: not a readable Parquet file"):
         begin_images(tmp_path)
 
 
