@@ -35,7 +35,6 @@ FailureKind = Literal[
     "exists",
     "changed",
     "beyond",  # the range begins behind the end
-    "unreadable",  # an error response that cannot be read
     "unranged",  # the server sends whole files only
     "other",
 ]
@@ -58,6 +57,7 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
     "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
     "changed": (Conflict, "{name}: changed or deleted meanwhile; run the same command again"),
+    "unranged": (StorageError, "{name}: {cause}; download the file, and name the copy"),
     "transient": (
         Unavailable,
         "{name}: {cause}{at} ({tried}); check that the server is up and reachable, then run the same command again",
@@ -138,9 +138,9 @@ def classify(error: BaseException) -> StorageFailure:
     if "redirect without LOCATION" in text:
         return StorageFailure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
-        return StorageFailure("unranged", "the server does not send parts of a file")
+        return StorageFailure("unranged", "the server sends whole files only")
     if "invalid utf-8" in text:  # obstore fails on the page and loses the status
-        return StorageFailure("unreadable", "an error page that is not text")
+        return StorageFailure("other", "an error page that is not text")
     return (
         _by_code(error, text) or _by_status(error, text) or _by_transport(text) or StorageFailure("other", _line(text))
     )

@@ -7,10 +7,8 @@ an error.
 
 import asyncio
 import io
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.store import HTTPStore
@@ -40,24 +38,19 @@ class RemoteObject:
         self._key = key
         self._options = options
         self._explain = explain
-        self.size, self.etag, self.tail, self.ranged = wait(self._open())
+        self.size, self.etag, self.tail = wait(self._open())
 
-    async def _open(self) -> tuple[int, str | None, bytes, bool]:
-        async def call(attempt: Attempt) -> tuple[int, str | None, bytes, bool]:
+    async def _open(self) -> tuple[int, str | None, bytes]:
+        async def call(attempt: Attempt) -> tuple[int, str | None, bytes]:
             try:
                 response = await attempt(obstore.get_async(self._store, self._key, options={"range": {"suffix": TAIL}}))
                 tail = (await attempt(response.bytes_async(), TAIL)).to_bytes()
-                return response.meta["size"], response.meta["e_tag"], tail, True
+                return response.meta["size"], response.meta["e_tag"], tail
             except REPORTED as error:
-                kind = classify(error).kind
-                if kind == "unreadable":  # a response to HEAD has a status and no page
-                    await attempt(obstore.head_async(self._store, self._key))
-                # An empty object is "beyond" too: it has no last byte.
-                if kind not in ("unranged", "beyond"):
+                if classify(error).kind != "beyond":  # an empty object has no last byte
                     raise
-            response = await attempt(obstore.get_async(self._store, self._key))
-            size: int = response.meta["size"]
-            return size, response.meta["e_tag"], b"", size == 0
+            meta = await attempt(obstore.head_async(self._store, self._key))
+            return meta["size"], meta["e_tag"], b""
 
         return await persist(call, self._options, self._explain)
 
@@ -97,25 +90,7 @@ class RemoteObject:
         """Open the object as a pyarrow file."""
         import pyarrow as pa
 
-        return pa.PythonFile(RangeFile(self) if self.ranged else self.spool(), mode="r")
-
-    def spool(self) -> IO[bytes]:
-        """Fetch the whole object into a temporary file, from a server that sends whole files only."""
-        file = tempfile.TemporaryFile(prefix="sdp-source-")  # noqa: SIM115 (the reader closes it)
-
-        async def download(attempt: Attempt) -> None:
-            # A broken stream would look as if it had ended, so each attempt starts over.
-            await asyncio.to_thread(file.truncate, 0)
-            await asyncio.to_thread(file.seek, 0)
-            response = await attempt(obstore.get_async(self._store, self._key))
-            stream = response.stream()
-            with suppress(StopAsyncIteration):
-                while True:
-                    await asyncio.to_thread(file.write, await attempt(anext(stream), PIECE))
-
-        wait(persist(download, self._options, self._explain))
-        file.seek(0)
-        return file
+        return pa.PythonFile(RangeFile(self), mode="r")
 
 
 def web_file(

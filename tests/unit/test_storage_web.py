@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sdp.errors import AccessDenied, NotFound, StorageError, Unavailable, UserError
+from sdp.errors import AccessDenied, NotFound, StorageError, UserError
 from sdp.storage import StorageOptions, list_source, open_source
 from tests.storage_server import Answer, Request, Server, ranged, serving
 
@@ -19,10 +19,6 @@ def site(request: Request) -> Answer:
         return Answer(302, b"", {"Location": "/new%20place/a%23b.parquet"})
     if path == "/signed" and "sig=a%2Fb" not in request.path:
         return Answer(403)
-    if path == "/scrawl":  # an error page that is no text
-        return Answer(404, b"\xff\xd8\xe9")
-    if path == "/scrawl500":
-        return Answer(503, b"\xff\xd8\xe9")
     if path == "/gone":
         return Answer(404)
     if path == "/whole":  # a server that knows no ranges
@@ -41,7 +37,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/x.parquet", "/a%20b/%C3%BC%25.parquet", "/signed?sig=a%2Fb&x=1", "/old", "/whole", "/nameless"]
+    "path", ["/x.parquet", "/a%20b/%C3%BC%25.parquet", "/signed?sig=a%2Fb&x=1", "/old", "/nameless"]
 )
 def test_a_file_is_read_from_its_address(server: Server, path: str) -> None:
     file = open_source(server.address + path, OPTIONS)
@@ -53,16 +49,12 @@ def test_a_file_is_read_from_its_address(server: Server, path: str) -> None:
     assert any(request.path == path for request in server.requests)
 
 
-def test_a_server_that_knows_no_ranges_is_read_once(server: Server) -> None:
-    file = open_source(f"{server.address}/whole", OPTIONS)
-    before = len(server.requests)
-    for position in (9000, 5, 100_000):
-        file.seek(position)
-        assert file.read(1000) == CONTENT[position : position + 1000]
-    assert len(server.requests) == before
+def test_a_server_that_knows_no_ranges_is_refused(server: Server) -> None:
+    with pytest.raises(StorageError, match="/whole: the server sends whole files only; download"):
+        open_source(f"{server.address}/whole", OPTIONS)
 
 
-@pytest.mark.parametrize("path", ["/signed?sig=a%2Fb", "/b", "/whole"])
+@pytest.mark.parametrize("path", ["/signed?sig=a%2Fb", "/b"])
 def test_the_listing_of_an_address_has_its_size(server: Server, path: str) -> None:
     (file,) = list_source(server.address + path, OPTIONS)
     assert (file.uri, file.size, file.etag) == (server.address + path, len(CONTENT), '"v1"')
@@ -83,19 +75,6 @@ def test_an_error_names_the_address_without_its_secrets(
     assert str(caught.value).startswith(f"{server.address}{path.partition('?')[0]}?…: {says}")
     assert "SECRET" not in str(caught.value)
     assert len(server.requests) == 1
-
-
-def test_an_error_page_that_is_no_text_hides_nothing(server: Server) -> None:
-    with pytest.raises(NotFound, match=r"/scrawl: not found \(HTTP 404"):
-        open_source(f"{server.address}/scrawl", OPTIONS)
-    with pytest.raises(Unavailable, match=r"/scrawl500: HTTP 503.*2 attempts"):
-        open_source(f"{server.address}/scrawl500", OPTIONS)
-
-
-def test_a_file_whose_end_never_comes_is_not_taken_for_a_short_one() -> None:
-    file_end = Answer(200, CONTENT[:1000], {"Content-Length": str(len(CONTENT)), "Connection": "close"})
-    with serving(lambda _: file_end) as cutting, pytest.raises(Unavailable):
-        open_source(f"{cutting.address}/x", OPTIONS).read()
 
 
 def test_the_web_cannot_be_listed_and_an_empty_file_is_empty(server: Server) -> None:
