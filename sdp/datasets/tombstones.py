@@ -226,8 +226,6 @@ class _Lookup:
 
     lists: Whole
     """The number of the first list that the search did not cover."""
-    digest: str | None
-    """Digest of the manifest's list of parts, if all of these were searched."""
     parts: Mapping[int, Annotated[BitMap64, PlainValidator(_unpack), PlainSerializer(_pack)]]
     """The units that were searched, by attempt."""
     hits: Annotated[Any, Field(exclude=True)] = None
@@ -289,25 +287,15 @@ class _Book:
         newest = max(to_look_up)
         # A lookup covers only the lists of its time, so those older than the newest list do not count.
         current = [lookup for lookup in self.lookups if lookup.lists > newest]
-        digest = _files_digest(self.storage)
-        if digest is not None and any(lookup.digest == digest for lookup in current):
-            return None
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
-        if not parts and digest is None:
+        if not parts:
             return None
         wanted = {kind: frozenset(self.values(kind).to_pylist()) for kind in ("url", "sha256")}
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
         hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
-        return _Lookup(max(self.lists) + 1, digest, units, table_of(hits, SCHEMA))
-
-
-def _files_digest(storage: Storage) -> str | None:
-    try:
-        return read_manifest(storage).files_digest
-    except (NotFound, DatasetError):  # incomplete or damaged: the listing shows the parts
-        return None
+        return _Lookup(max(self.lists) + 1, units, table_of(hits, SCHEMA))
 
 
 def _read_list(storage: Storage, name: str) -> pa.Table:
