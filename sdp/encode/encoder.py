@@ -114,7 +114,7 @@ class Encoder(BatchEncoder):
     ) -> None:
         super().__init__(settings, device)
         self.scaling_factor = float(vae.config.scaling_factor)
-        self._moments = self._prepared(_Moments(vae.encoder, vae.quant_conv))  # without the decoder
+        self._moments = self._prepared(nn.Sequential(vae.encoder, vae.quant_conv or nn.Identity()))
         self._text = None if text_encoder is None else self._prepared(text_encoder)
 
     def __call__(self, chunk: Chunk) -> Encoded:
@@ -179,18 +179,6 @@ class Encoder(BatchEncoder):
             )
         deviation = (log_variance.clamp(*_LOG_VARIANCE) * 0.5).exp()
         return _finite((mean + deviation * noise) * self.scaling_factor)
-
-
-class _Moments(nn.Module):
-    """The VAE without its decoder."""
-
-    def __init__(self, encoder: nn.Module, quant_conv: nn.Module | None) -> None:
-        super().__init__()
-        self.encoder, self.quant_conv = encoder, quant_conv or nn.Identity()
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        moments: Tensor = self.quant_conv(self.encoder(pixels))
-        return moments
 
 
 class _Feeder:
