@@ -58,8 +58,6 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     carried = config.source.columns
     planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit, options=options)
     _refuse_columns(config, files[0], options)
-    for line in messages.lowered_limit(config.limit, existing.index):
-        say(line)
     if before is not None:
         _refuse_unfinished(existing)
     if dry_run:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from sdp.console import counted, duration, size, table
-from sdp.datasets.index import Index
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN, rule_of
 from sdp.datasets.output import Output
@@ -56,15 +55,6 @@ def rows_to_do(output: Output, pending: Sequence[Work]) -> int:
     retried = any(work.attempt for work in pending) and output.storage.exists(MANIFEST)
     failures = open_dataset(output.storage).failures() if retried else {}
     return sum(failures.get(work.unit.number, len(work.unit)) if work.attempt else len(work.unit) for work in pending)
-
-
-def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
-    """Yield a line about a limit below the rows that already have addresses."""
-    if limit is not None and limit < index.rows:
-        yield (
-            f"limit: {limit:,} is less than the {index.rows:,} rows that already have addresses; a limit can be "
-            "raised, not lowered, so all of them stay"
-        )
 
 
 def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:

@@ -183,7 +183,7 @@ def forecast(
     config = prepared.config
     node = config.encode.accelerator or "any node"
     columns = prepared.pictures.columns
-    lines = [
+    return [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         *columns.lines(),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
@@ -195,11 +195,6 @@ def forecast(
             f"{' if there are GPUs' * (config.encode.gpu_each is None)}",
         ),
     ]
-    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.spec.storage)
-    groups = (group for piece in planner(pending[0]) for group in piece.groups) if pending else ()
-    if any(group.rows > prepared.piece_rows for group in groups):
-        lines.append(("warning", "row groups are larger than a piece, and each worker reads them; write smaller ones"))
-    return lines
 
 
 def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The forecast and the summary of a scoring, with the lines for `sdp process`."""
+"""The forecast and the summary of a scoring."""
 
 from sdp.config import ScoreConfig
 from sdp.console import counted, size
@@ -10,8 +10,6 @@ from sdp.score.stages import ScoreSpec
 
 _BYTES = 40
 """A row, at most."""
-_BOUNDS = {"aesthetics": "{min: 5.0}", "similarity": "{min: 0.25}"}
-"""Bounds to begin with, on LAION's predictors and CLIP ViT-L/14."""
 
 
 def scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> list[tuple[str, str]]:
@@ -28,28 +26,9 @@ def scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> lis
 def summary(
     config: ScoreConfig, dataset: Dataset, figures: ProcessFigures, duplicates: int | None
 ) -> list[tuple[str, str]]:
-    """Return the closing table: counts, this run's figures, and what to put into the configuration of process."""
-    uri = config.output.uri.rstrip("/")
-    tables, bounds = [f"{{uri: {uri}/parts}}"], dict[str, str]()
-    for name, bound in _BOUNDS.items():
-        if name in dataset.manifest.schema:
-            bounds[name] = bound
+    """Return the closing table: counts, and this run's figures."""
     more = []
     if duplicates is not None:
         share = duplicates / max(1, dataset.manifest.counts.written)
         more.append(("near-duplicates", f"{duplicates:,} of a lower row, {share * 100:.1f} %"))
-        if duplicates:
-            tables.append(f"{{uri: {uri}/duplicates}}")
-            bounds["duplicate"] = "{max: 0, keep_unknown: true}"
-    lines = messages.summary(config, dataset, figures, more)
-    if not bounds:
-        return lines
-    if list(bounds) == ["duplicate"]:
-        tables = tables[1:]
-    filters = ", ".join(f"{name}: {bound}" for name, bound in bounds.items())
-    return [
-        *lines,
-        ("next", "in the configuration of process, with bounds of your own:"),
-        ("  source.tables", f"[{', '.join(tables)}]"),
-        ("  filters", f"{{{filters}}}"),
-    ]
+    return messages.summary(config, dataset, figures, more)
