@@ -59,17 +59,6 @@ def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
     assert not storage.exists("a/b.bin")
 
 
-def test_an_iterator_as_content_is_refused_before_anything_is_written(storage: Storage, tmp_path: Path) -> None:
-    def half() -> object:
-        yield b"the first half"
-        raise RuntimeError
-
-    for call in (storage.publish, storage.create):
-        with pytest.raises(TypeError):
-            call("k", half())  # type: ignore[arg-type]
-    assert not (tmp_path / "top").exists()
-
-
 name = st.text(st.characters(exclude_characters="/\x7f", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 name = name.filter(lambda n: n not in (".", "..") and not n.startswith(HIDDEN))
 
