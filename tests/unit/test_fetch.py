@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest import mock
 
@@ -26,6 +25,8 @@ from sdp.download.slot import Buffer, Slot
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
 from tests.misbehaving.server import ImageServer
+from tests.storage_server import Answer, serving
+from tests.storage_server import Request as Asked
 
 OPTIONS = FetchConfig(
     connections=32,
@@ -302,32 +303,14 @@ def site(robots: bytes, status: int = 200, location: str = "") -> Iterator[tuple
     """Serve one page under every path, and a robots.txt; yield the site's URL and the requested paths."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            is_robots = self.path == "/robots.txt"
-            content = robots if is_robots else b"an image"
-            self.send_response(status if is_robots else 200)
-            self.send_header("Content-Length", str(len(content)))
-            if is_robots:
-                self.send_header("X-Robots-Tag", "noindex")
-                self.send_header("Location", location)
-            self.end_headers()
-            with suppress(OSError):  # the client has read enough
-                self.wfile.write(content)
+    def answer(request: Asked) -> Answer:
+        asked.append(request.path)
+        if request.path != "/robots.txt":
+            return Answer(200, b"an image")
+        return Answer(status, robots, {"X-Robots-Tag": "noindex", "Location": location})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(answer) as running:
+        yield running.address, asked
 
 
 PATIENT = replace(OPTIONS, retries=0, timeout_s=40.0, connections=4)
