@@ -84,13 +84,6 @@ def test_the_first_to_come_has_generation_one_and_says_who_it_is(storage: Storag
     assert on_disk(storage, 1).released
 
 
-def test_after_a_release_the_next_one_begins_at_once(storage: Storage) -> None:
-    clock = Clock()  # stopped, so waiting would never end
-    for generation in (1, 2, 3):
-        with Lease.acquire(storage, clock=clock) as lease:
-            assert lease.generation == generation
-
-
 def test_a_holder_that_beats_keeps_its_lease_and_the_message_says_whose_it_is(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:

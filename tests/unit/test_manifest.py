@@ -144,13 +144,6 @@ def retry(root: Path, succeed: bool = True, end: BaseException | None = None) ->
     finish(output)
 
 
-def test_a_retry_supersedes_failures_and_each_address_still_has_one_outcome(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    retry(tmp_path)
-    counts = open_dataset(open_storage(str(tmp_path / "images"))).manifest.counts
-    assert counts.to_json() == {"input": 42, "written": 39, "filtered": 3, "failed": 0, "reasons": {"min_size": 3}}
-
-
 def test_a_retry_that_fails_again_counts_once_and_can_be_tried_again(tmp_path: Path) -> None:
     make_images(tmp_path)
     retry(tmp_path, succeed=False)

@@ -8,7 +8,7 @@ import pytest
 from sdp.config import identity, parse
 from sdp.datasets.manifest import finish, open_dataset
 from sdp.datasets.output import Head, Output, open_output, read_output
-from sdp.datasets.source import freeze_files, freeze_source, publish_plan
+from sdp.datasets.source import freeze_source, publish_plan
 from sdp.datasets.tombstones import lineage
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
@@ -87,20 +87,6 @@ def test_a_file_of_a_bucket_that_is_local_now_is_compared_by_its_md5(tmp_path: P
     assert unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592"')
     assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c593"')
     assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592-3"')
-
-
-def test_a_folder_of_pictures_may_move_too(tmp_path: Path) -> None:
-    (tmp_path / "cats").mkdir()
-    (tmp_path / "cats/1.png").write_bytes(b"one")
-    output = open_output(open_storage(str(tmp_path / "latents")), Head("latents", 10, False, {}))
-
-    def freeze(folder: Path) -> Output:
-        return freeze_files(output, list_source(str(folder), suffixes=(".png",)), uri=str(folder))
-
-    freeze(tmp_path / "cats")
-    shutil.copytree(tmp_path / "cats", tmp_path / "far/off/pets", copy_function=shutil.copyfile)
-    output = read_output(output.storage)
-    assert freeze(tmp_path / "far/off/pets").index.files["path"].to_pylist() == [str(tmp_path / "far/off/pets/1.png")]
 
 
 def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> None:
