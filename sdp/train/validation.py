@@ -116,7 +116,7 @@ def _by_shape(
         rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
         for start in range(0, len(rows), batch_size):
             parts.append((view.columns, [rows.slice(start, min(start + batch_size, len(rows)))]))
-    most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
+    most = max(world.all_gather(len(parts)))
     return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 

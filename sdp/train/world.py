@@ -1,7 +1,7 @@
 """This worker's place among the others, and the small collectives between them."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,12 +38,12 @@ class World:
         if self.size > 1:
             dist.broadcast(values, 0)
 
-    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return every worker's figures, by rank, on all workers."""
-        table = torch.zeros(self.size, len(values), device=self.device)
-        table[self.rank] = torch.tensor(values)
-        collected: list[list[float]] = self.sum_of(table).tolist()
-        return collected
+    def all_gather(self, value: Result) -> list[Result]:
+        """Return every worker's object, by rank, on all workers."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def gather(self, value: Any) -> list[Any]:
         """Return every worker's object, by rank, on the main worker; an empty list elsewhere."""
@@ -67,18 +67,12 @@ class World:
             result = work()
         except Exception as error:
             known = isinstance(error, SdpError)  # not every other can be pickled
-            self._first(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+            self.all_gather(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        if (another := self._first(None)) is not None:
+        errors: list[Exception | None] = self.all_gather(None)
+        for another in filter(None, errors):
             raise another
         return result
-
-    def _first(self, error: Exception | None) -> Exception | None:
-        """Return the error of the first worker that has one, on all workers."""
-        errors = [error] * self.size
-        if self.size > 1:
-            dist.all_gather_object(errors, error)
-        return next(filter(None, errors), None)
 
     def any_of(self, flag: bool) -> bool:
         """Return whether any worker has set a flag."""
