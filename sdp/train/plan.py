@@ -22,7 +22,7 @@ from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Shuffle
-from sdp.train.data.pinned import open_pinned, outgrown
+from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.run_folder import RunFolder
@@ -112,8 +112,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     checkpoint = run.newest()
     state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
     newest = state.position == 0
-    rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
-    columns = None if offline else open_columns(config, datasets[0])
+    rows, positions, embedded, columns = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
     tight = fit(config, sources.family(model, storage=options), embedded=embedded)
     batch = config.data.batch_of(config.scaling.most)
@@ -125,11 +124,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     if checkpoint is not None and state.position:
         _refuse_another_epoch(config, checkpoint, state, rows)
     before = read_config(checkpoint) if checkpoint is not None else {}
-    notes = [
-        *_batch_notes(before, batch),
-        *filter(None, [_prediction_note(config) if begun else None, tight]),
-        *([] if newest else filter(None, map(outgrown, datasets))),
-    ]
+    notes = [*_batch_notes(before, batch), *([tight] if tight is not None else [])]
     return TrainPlan(
         run.storage.uri,
         rows,
@@ -142,19 +137,6 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         tuple(notes),
         _changed(before, config),
         columns,
-    )
-
-
-def _prediction_note(config: TrainConfig) -> str | None:
-    """Return a line for the user if the weights that a run begins with were trained for another target."""
-    if config.model.start_from is None and config.model.unet == "new":
-        return None
-    key, own = _own_prediction(config)
-    if own == config.objective.prediction:
-        return None
-    return (
-        f"objective.prediction is {config.objective.prediction}, and {key} was trained to predict {own}: its weights "
-        "have to learn another target; null keeps theirs"
     )
 
 
@@ -222,13 +204,11 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         )
 
 
-def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
-    """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
+def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[int, int, bool, Columns | None]:
+    """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns."""
     opened = open_sources(config, newest=newest)
-    datasets = [source.dataset.written for source in opened.all]
-    for dataset in datasets:
-        _check_encoder(config, dataset, model)
-    first = opened.all[0].dataset
+    for source in opened.all:
+        _check_encoder(config, source.dataset.written, model)
     positions, shuffle = opened.rows, Shuffle()
     if opened.buckets is None:
         DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
@@ -237,7 +217,7 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
         shape = replace(shuffle, lanes=max(shuffle.lanes, config.scaling.most))
         reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
-    return opened.rows, positions, datasets, first.text.name == TEXT
+    return opened.rows, positions, opened.all[0].dataset.text.name == TEXT, None
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:
@@ -250,12 +230,12 @@ def _refuse_split_granules(config: TrainConfig) -> None:
         )
 
 
-def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
+def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, bool, Columns | None]:
     """Check images; return what `_latents` returns."""
     dataset = open_pinned(config, 0, config.source.uri, "images", newest=newest)
     parts = dataset.parts.select(["written", "start"]).to_pylist()
     rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)
-    return rows, rows, [dataset], config.text_encoded
+    return rows, rows, config.text_encoded, open_columns(config, dataset)
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from sdp.errors import ConfigError, ModelError
 from sdp.model.checkpoints import find_checkpoint
 from sdp.storage import open_storage
 from sdp.train.job import run
-from sdp.train.plan import make_plan, with_prediction
+from sdp.train.plan import with_prediction
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 from tests.training import config
@@ -42,23 +42,6 @@ def test_a_run_predicts_by_default_what_the_model_or_run_that_it_begins_with_pre
     assert other.objective.prediction == "epsilon"
     on = config(inputs, model__source=str(inputs / "other"), model__start_from=str(inputs / "velocity"))
     assert with_prediction(on).objective.prediction == "v"
-
-
-@pytest.mark.parametrize(
-    ("beginning", "key"), [("model__unet", "model.source"), ("model__start_from", "model.start_from")]
-)
-def test_weights_that_are_taught_another_target_are_named_before_the_run_begins(
-    inputs: Path, beginning: str, key: str
-) -> None:
-    value = "pretrained" if beginning == "model__unet" else str(inputs / "velocity")
-    lines = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "epsilon"})).lines()
-    expected = (
-        f"train: objective.prediction is epsilon, and {key} was trained to predict v: its weights have to learn "
-        "another target; null keeps theirs"
-    )
-    assert expected in lines
-    agreeing = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "v"})).lines()
-    assert not any("objective.prediction" in line for line in agreeing)
 
 
 def test_a_schedule_that_ends_without_signal_is_refused_where_the_model_predicts_noise(inputs: Path) -> None:

@@ -67,9 +67,7 @@ def test_an_epoch_ends_with_the_rows_that_it_began_with_though_the_dataset_has_g
 ) -> None:
     run(how(root, max_steps=3))
     grow(root)
-    plan = make_plan(how(root, max_epochs=1))
-    assert plan.rows == ROWS
-    assert any("version 2 exists; this epoch continues with version 1" in line for line in plan.lines())
+    assert make_plan(how(root, max_epochs=1)).rows == ROWS
     done = run(how(root, max_epochs=1))
     assert trained == Counter(range(ROWS))
     assert done.state.epoch == 1

@@ -53,17 +53,6 @@ def open_pinned(
     return dataset
 
 
-def outgrown(dataset: Dataset) -> str | None:
-    """Return a line for the user if the dataset has a newer version, which this epoch does not read."""
-    newest = open_dataset(dataset.storage).manifest.version
-    if newest == dataset.manifest.version:
-        return None
-    return (
-        f"{dataset.storage.uri}: version {newest} exists; this epoch continues with version "
-        f"{dataset.manifest.version}, with which it began; a job that starts between epochs reads the newest"
-    )
-
-
 def _open_pin(pin: Pin, storage: Storage, kind: str) -> Dataset:
     try:
         dataset = open_dataset(storage, kind, version=pin.version)
