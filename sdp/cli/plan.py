@@ -7,13 +7,19 @@ from typing import Any
 from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download")
-_NOT_TAKEN = {"process": ("trainers", "memory"), "download": ("trainers", "encoders", "memory")}
-"""Options of `sdp plan` that a job does not take."""
+_PRESETS = ("seed-table-2", "seed-table-4")
+_NOT_TAKEN = {
+    "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory", "json"),
+    "process": ("trainers", "memory"),
+    "download": ("trainers", "encoders", "memory"),
+}
+"""Options of `sdp plan` that a preset or a job does not take."""
 
 
 @command(LOOK, "plan --config train.yaml")
 @argument("JOB", ", ".join(_PLANNED), nargs="?", choices=_PLANNED)
 @SETTINGS
+@argument("--preset NAME", f"a published table: {', '.join(_PRESETS)}", choices=_PRESETS)
 @argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge")
 @argument("--encoders [Nx]TYPE", "instances that encode: 40xg5.2xlarge")
 @argument("--rows N", "images in the dataset (default: limit, or one for each training sample)", type=int)
@@ -25,9 +31,15 @@ def plan(args: Arguments) -> None:
     if args.config and args.job is None:
         say(f"plan: of the job train, since none is named; to plan another: sdp plan JOB --config {args.config}")
     args.job = args.job or "train"
-    for option in _NOT_TAKEN.get(args.job, ()):
+    chosen = "--preset" if args.preset else args.job
+    for option in _NOT_TAKEN.get(chosen, ()):
         if getattr(args, option):
-            raise UsageError(f"plan: --{option}: not used with {args.job}; leave it out")
+            raise UsageError(f"plan: --{option}: not used with {chosen}; leave it out")
+    if args.preset:
+        from sdp.plan.presets import preset_text
+
+        print(preset_text(args.preset))
+        return
     if args.rows is not None and not 0 < args.rows < 1e15:
         expected = "less than 1e15" if args.rows > 0 else "more than 0"
         raise UsageError(f"plan: --rows: expected {expected}, got {args.rows:g}")

@@ -12,6 +12,7 @@ from sdp.errors import ConfigError
 from sdp.hardware import GIB
 from sdp.plan import make, show
 from sdp.plan.make import Plan, PlannedTraining, encoders_needed
+from sdp.plan.presets import computed, preset
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
 from sdp.train.job import with_prices
@@ -32,6 +33,28 @@ def plan_of(*settings: str, **options: str | int) -> Plan:
 
 
 # --- golden values: the article's tables, typed off its text ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "article"),
+    [
+        (
+            "seed-table-2",
+            [
+                {"per_hour": 163.44, "hours": 111.3, "cost": 18_192},
+                {"per_hour": 163.44, "hours": 76.9, "cost": 14_753, "process_cost": 2_183},
+                {"per_hour": 221.92, "hours": 76.8, "cost": 16_275},
+            ],
+        ),
+        ("seed-table-4", [{"gpu_hours": 13_165, "cost": 39_511}]),
+    ],
+)
+def test_a_preset_is_within_one_per_cent_of_the_articles_table(name: str, article: list[dict[str, float]]) -> None:
+    for (plan, answer), figures in zip(preset(name), article, strict=True):
+        assert answer == figures
+        for figure, value in figures.items():
+            meant = 211.92 if value == 221.92 else value  # a misprint
+            assert computed(plan, figure) == pytest.approx(meant, rel=0.01), (plan.name, figure)
 
 
 TABLES = {
@@ -197,6 +220,7 @@ def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixt
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
         (["--rows", "1" + "0" * 21], "--rows: expected less than 1e15, got 1e+21"),
         (["download"], "give --rows or set limit"),
+        (["--preset", "seed-table-2", "--rows", "3"], "--rows: not used with --preset"),
         (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: not used with process"),
         (["--set", "scaling.accelerator=TPU-V4"], "expected an instance with a price for TPU-V4"),
         (["--trainers", "2xp5e.48xlarge"], "no price of p5e.48xlarge; add it"),
