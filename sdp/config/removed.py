@@ -34,12 +34,10 @@ def without_removed(job: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     values = deepcopy(dict(saved))
     for path, _ in _removed_of(job):
         *parents, name = path.split(".")
-        sections: list[Any] = [values]
+        section: Any = values
         for parent in parents:
-            nested = [section.get(parent) for section in sections]
-            items = [each for value in nested for each in (value if isinstance(value, list) else [value])]
-            sections = [each for each in items if isinstance(each, dict)]
-        for section in sections:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict):
             section.pop(name, None)
     return values
 

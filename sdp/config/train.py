@@ -16,6 +16,23 @@ PHASES = ("phase-1", "phase-2")
 """The folders of a two-phase run, each of which is a run."""
 
 
+class ColumnsConfig(Section):
+    """The column names of a latents dataset that sdp process did not write.
+
+    With these set, plain Parquet files are a dataset too: lists or Ray tensors of numbers, such as fp32 latents.
+    """
+
+    latents: Name | None = key(None, shapes_output=True, example="image_latents_{resolution}")
+    """The column of latents; {resolution} in it stands for data.resolution. null means latents_{resolution} or
+    moments_{resolution}."""
+    text: tuple[Name, ...] = key((), shapes_output=True)
+    """The columns of text, as token ids or embeddings; if there are several, one is drawn for each sample. [] means
+    token_ids or text_embedding."""
+    factor: float | None = key(None, shapes_output=True, gt=0)
+    """Factor for stored numbers: 1 if the latents are already scaled, 0.18215 if they are the raw output of Stable
+    Diffusion 2's VAE. null means 1, and refuses latents that look unscaled."""
+
+
 class MixedSource(Section):
     """A further latents dataset."""
 
@@ -23,14 +40,18 @@ class MixedSource(Section):
     """The dataset."""
     weight: float = key(REQUIRED, shapes_output=True, gt=0)
     """Number of its samples for each sample of source.uri."""
+    columns: ColumnsConfig = key(ColumnsConfig)
+    """The names of its columns."""
 
 
 class TrainSource(CaptionedSource):
     uri: Uri = key(REQUIRED, shapes_output=True, example="s3://bucket/latents")
     """The dataset to train on: latents if data.mode is offline, images if it is online or collocated."""
+    columns: ColumnsConfig = key(ColumnsConfig)
+    """The column names of a latents dataset."""
     also: tuple[MixedSource, ...] = key((), shapes_output=True)
-    """Further latents datasets to mix in, each {uri, weight}: weight is the number of its samples for each sample of
-    source.uri. An epoch is one pass over source.uri."""
+    """Further latents datasets to mix in, each {uri, weight, columns}: weight is the number of its samples for each
+    sample of source.uri. An epoch is one pass over source.uri."""
 
     def contradictions(self) -> Iterable[Problem]:
         uris = [self.uri, *(other.uri for other in self.also)]

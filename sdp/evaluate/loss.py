@@ -56,7 +56,7 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
         raise UserError(f"loss.source: expected a latents dataset, got null: {folder.uri} was trained on {seen}")
     dataset = open_dataset(open_storage(section.source or training.source.uri, options), "latents")
     if section.source is not None:
-        refuse_embeddings(training, open_latents(dataset, training.data.resolution))
+        refuse_embeddings(training, open_latents(dataset, training.data.resolution), section.source)
     source = sources.check(section.model or training.model.source, _PARTS, storage=options)
     return LossSpec(
         checkpoint=folder,

@@ -208,7 +208,8 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
     """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns."""
     opened = open_sources(config, newest=newest)
     for source in opened.all:
-        _check_encoder(config, source.dataset.written, model)
+        if source.written is not None:
+            _check_encoder(config, source.written, model)
     positions, shuffle = opened.rows, Shuffle()
     if opened.buckets is None:
         DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
@@ -250,7 +251,7 @@ def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     if config.evaluate.every_steps is None or source is None:  # without one, of the rows that are held out
         return
     dataset = open_dataset(open_storage(source, options), "latents")
-    refuse_embeddings(config, open_latents(dataset, config.data.resolution))
+    refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
     _check_encoder(config, dataset, model)
 
 

@@ -105,8 +105,6 @@ class RunFolder:
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
-        if isinstance(mixed := was_identity.get("source.also"), list):  # earlier versions named columns there
-            was_identity["source.also"] = [{"weight": each["weight"]} for each in mixed]
         # Keys that may change by now may differ; a key that is newer than the run had its default.
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]

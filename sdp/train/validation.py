@@ -26,7 +26,7 @@ from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of, batch_of_shapes, empty_rows
 from sdp.train.data.sources import open_sources
-from sdp.train.data.weights import Weigh, held_out, row_weights
+from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.step import Conditioning, Objective, draw, losses_at
 from sdp.train.world import World
@@ -63,7 +63,9 @@ def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
         latents = open_latents(dataset, config.data.resolution)
         return ValidationRows(latents, row_weights(dataset.storage, 0.0, None))
     own = open_sources(config).all[0]
-    return ValidationRows(own.dataset, row_weights(own.dataset.storage, 0.0, config.limit), config.data.holdout)
+    storage = own.written.storage if own.written is not None else None
+    weigh = row_weights(storage, 0.0, config.limit) if storage is not None else RowWeights(0.0, config.limit)
+    return ValidationRows(own.dataset, weigh, config.data.holdout)
 
 
 def load_validation_batch(source: ValidationRows, rows: int, world: World, batch_size: int) -> Batch:
@@ -75,7 +77,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     latents, reader = source.latents, GroupReader(source.latents)
     selected = list(_select(reader, source.select, rows))
     if not selected:
-        uri = latents.storage.uri
+        uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
     shares = [selected[rank :: world.size] for rank in range(world.size)]
     if latents.shapes:
@@ -87,7 +89,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
 def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
     count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
-    loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32))
+    loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
     loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [mask for _, mask in ranges])
     return into
 

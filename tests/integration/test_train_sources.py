@@ -1,4 +1,4 @@
-"""Runs on several datasets at once, and on captions that are embedded."""
+"""Runs on several datasets at once, and on latents written by other programs."""
 
 import gc
 import weakref
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from sdp.train.assemble import assemble, make_conditioning
 from sdp.train.data.mixture import Mixture
 from sdp.train.job import run
 from sdp.train.world import World
-from tests.latents import make_latents, split_address
+from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.tiny_model import make_tiny_model
 from tests.training import config, ledger, train
 
@@ -56,6 +58,25 @@ def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root:
 
     with pytest.raises(DatasetError, match=r"another configuration \(source\.also"):
         run(how(root))
+
+
+def test_the_reference_s_own_latents_are_trained_on_by_naming_their_columns(root: Path) -> None:
+    (root / "reference").mkdir()
+    latents = np.stack([latent_of(row, 8) for row in range(60)]).astype(np.float32)
+    tokens = np.stack([tokens_of(row, 50) for row in range(60)]).astype(np.int64)
+    flat, offsets = pa.array(latents.reshape(-1)), pa.array(np.arange(61, dtype=np.int64) * 256)
+    table = pa.table({"image_latents_64": pa.LargeListArray.from_arrays(offsets, flat), "ids": tokens.tolist()})
+    pq.write_table(table, root / "reference/0.parquet", row_group_size=8)
+    columns = {"latents": "image_latents_{resolution}", "text": ["ids"]}
+    reference = run(how(root, "theirs", source__uri=str(root / "reference"), source__columns=columns))
+    assert list(ledger(reference).rows(0)) == list(range(60))
+    (trace,) = audit([str(root / "theirs")], row=5)
+    assert trace.checkpoints[-1]["epochs"] == [0]
+
+    # The same rows as sdp writes them, in the same row groups: the same training.
+    make_latents(root / "ours", 60, unit_rows=60, vocabulary=50)
+    encoded = run(how(root, "ours-run", source__uri=str(root / "ours/latents")))
+    assert encoded.state.loss == reference.state.loss
 
 
 # --- captions as embeddings ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import Storage
 from sdp.train.data.batch import Batch
-from sdp.train.data.columns import BUCKET
+from sdp.train.data.columns import BUCKET, Column
 from sdp.train.data.direct import DirectReader, Passes
 from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, shuffled
@@ -35,7 +35,7 @@ def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
         replace(
             dataset,
             row_groups=replace(dataset.row_groups, rows=counts[:, bucket]),
-            latents=replace(dataset.latents, shape=shape),
+            latents=Column(dataset.latents.name, shape, dataset.latents.dtype),
             bucket=bucket,
         )
         for bucket, shape in enumerate(dataset.shapes)
@@ -58,7 +58,7 @@ def count_buckets(dataset: LatentsDataset, run: Storage, number: int, *, write: 
             if len(buckets) and not 0 <= int(buckets.min()) <= int(buckets.max()) < kinds:
                 path, group = dataset.locate(row_group)
                 raise DatasetError(
-                    f"{dataset.storage.uri_of(path)}: row group {group}: {BUCKET}: expected 0 to {kinds - 1}, got "
+                    f"{dataset.files.uri_of(path)}: row group {group}: {BUCKET}: expected 0 to {kinds - 1}, got "
                     f"{buckets.min()} to {buckets.max()}; process the images again"
                 )
             counts[row_group] = np.bincount(buckets, minlength=kinds)

@@ -1,14 +1,17 @@
-"""The columns of a latents dataset: which ones a file has, and their bytes as arrays."""
+"""The columns of a latents dataset: which ones a file has, in which form, and their bytes as arrays."""
 
 import json
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sdp.config.train import ColumnsConfig
 from sdp.errors import DatasetError
-from sdp.model.family import TOKENS
+from sdp.model.family import TOKEN_DTYPE, TOKENS, latent_shape
 
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
@@ -22,14 +25,11 @@ Items = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An array that is read for each row."""
+    """An array of fixed shape that is read for each row."""
 
     name: str
     shape: tuple[int, ...]
-    """The shape of each row, or the largest one."""
     dtype: np.dtype
-    shapes: tuple[tuple[int, ...], ...] = ()
-    """The shapes among which a row's bucket chooses, if rows differ in length."""
 
     @property
     def numbers(self) -> int:
@@ -39,47 +39,180 @@ class Column:
     def width(self) -> int:
         return self.numbers * self.dtype.itemsize
 
-    def items(self, data: pa.ChunkedArray) -> list[Items]:
-        """Return the column's arrays chunk by chunk, without copying their bytes."""
-        kind = np.dtype((np.void, self.width))
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The form of a column in a file: bytes in the final form, or lists of numbers to be scaled."""
+
+    name: str
+    factor: float | None = None
+    """The scale of numbers; None for bytes."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The shapes among which a row's bucket chooses, if rows differ in length."""
+
+    def items(self, data: pa.ChunkedArray, column: Column) -> list[Items]:
+        """Return the column's arrays chunk by chunk; bytes are not copied."""
+        kind = np.dtype((np.void, column.width))
+        if self.factor is not None:
+            return [_converted(chunk, column, self.factor).view(kind).reshape(-1) for chunk in data.chunks]
         if self.shapes:
-            return [_equal_items(chunk, self).view(kind) for chunk in data.chunks]
+            return [_equal_items(chunk, column).view(kind) for chunk in data.chunks]
         values = [(chunk, np.frombuffer(chunk.buffers()[1], dtype=kind)) for chunk in data.chunks]
         return [items[chunk.offset : chunk.offset + len(chunk)] for chunk, items in values]
 
 
-def find_columns(schema: pa.Schema, uri: str, resolution: int) -> tuple[Column, Column]:
-    """Return the columns of latents and text, by the schema of one of the files: all have the same."""
-    latents = {f"{LATENTS}{resolution}", f"{MOMENTS}{resolution}"} & set(schema.names)
-    if not latents:
-        sides = [n.partition("_")[2] for n in schema.names if n.startswith((LATENTS, MOMENTS))]
+def find_columns(
+    file: pq.ParquetFile, uri: str, resolution: int, columns: ColumnsConfig
+) -> tuple[Column, Column, Stored, tuple[Stored, ...]]:
+    """Return the columns of latents and text, by one of the files: all have the same."""
+    schema = file.schema_arrow
+    latents, stored = _find_latents(file, schema, uri, resolution, columns)
+    texts = [_find_text(file, name, uri) for name in _text_names(schema, uri, columns)]
+    kinds = {(column.name, column.shape) for column, _ in texts}
+    if len(kinds) > 1:
+        mixed = " and ".join(f"{name} of shape {shape}" for name, shape in sorted(kinds))
+        raise DatasetError(f"source.columns.text: expected columns of one kind, got {mixed} in {uri}; choose one kind")
+    return latents, texts[0][0], stored, tuple(text for _, text in texts)
+
+
+def _find_latents(
+    file: pq.ParquetFile, schema: pa.Schema, uri: str, resolution: int, columns: ColumnsConfig
+) -> tuple[Column, Stored]:
+    if columns.latents is None:
+        kinds = {f"{LATENTS}{resolution}", f"{MOMENTS}{resolution}"} & set(schema.names)
+        if not kinds:
+            sides = [n.partition("_")[2] for n in schema.names if n.startswith((LATENTS, MOMENTS))]
+            raise DatasetError(
+                f"data.resolution: expected one that {uri} has ({', '.join(sides) or 'none'}), got {resolution}; "
+                "process the images at that resolution"
+            )
+        (name,) = kinds
+    else:
+        name = columns.latents.replace("{resolution}", str(resolution))
+    field = _field(schema, name, uri, "source.columns.latents")
+    if pa.types.is_fixed_size_binary(field.type) or (pa.types.is_binary(field.type) and BUCKET in schema.names):
+        return _describe_field(field, uri)
+    shape = latent_shape(resolution)
+    column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
+    count, of_kind = _numbers_a_row(file, field, uri)
+    if count != column.numbers or of_kind != "f":
+        what = "numbers" if of_kind == "f" else "whole numbers"
         raise DatasetError(
-            f"data.resolution: expected one that {uri} has ({', '.join(sides) or 'none'}), got {resolution}; "
-            "process the images at that resolution"
+            f"source.columns.latents: expected {column.numbers} numbers per row, {shape} at data.resolution "
+            f"{resolution}, got {count} {what} in {name} of {uri}; name the column of that resolution"
         )
+    stored = Stored(name, factor=columns.factor or 1.0)
+    if columns.factor is None:
+        _refuse_unscaled(file, column, stored, uri)
+    return column, stored
+
+
+def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: str) -> None:
+    """Refuse raw VAE output, whose standard deviation is about five times what the U-Net expects."""
+    sample = np.concatenate(stored.items(_first_rows(file, stored.name), column)).view(column.dtype)
+    if sample.size and (deviation := float(np.std(sample.astype(np.float32)))) > 3:
+        raise DatasetError(
+            f"source.columns.factor: {stored.name} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
+            "it to 0.18215, or to 1 to use the latents as they are"
+        )
+
+
+def _text_names(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> tuple[str, ...]:
+    if columns.text:
+        return columns.text
     name = TOKEN_IDS if TOKEN_IDS in schema.names else TEXT
     if name not in schema.names:
         raise DatasetError(f"{uri}: no column {TOKEN_IDS} or {TEXT}; process the images with captions")
-    text = _column(schema.field(name), uri)
-    if text.shape[0] != TOKENS or len(text.shape) != (1 if name == TOKEN_IDS else 2):
-        raise DatasetError(f"{uri}: {name}: expected one caption of {TOKENS} tokens per row; process the images again")
-    return _column(schema.field(latents.pop()), uri), text
+    return (name,)
 
 
-def _column(field: pa.Field, uri: str) -> Column:
+def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Stored]:
+    """Return a column of token ids or embeddings."""
+    field = _field(file.schema_arrow, name, uri, "source.columns.text")
+    if pa.types.is_fixed_size_binary(field.type):
+        column, stored = _describe_field(field, uri)
+        kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
+        if column.shape[0] == TOKENS and len(column.shape) == (1 if kind == TOKEN_IDS else 2):
+            return Column(kind, column.shape, column.dtype), stored
+        count = column.numbers
+    else:
+        count, of_kind = _numbers_a_row(file, field, uri)
+        if of_kind == "i" and count == TOKENS:
+            return Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE)), Stored(field.name, factor=1.0)
+        if of_kind == "f" and count and count % TOKENS == 0:
+            return Column(TEXT, (TOKENS, count // TOKENS), np.dtype(np.float16)), Stored(field.name, factor=1.0)
+    raise DatasetError(
+        f"source.columns.text: expected {TOKENS} token ids or {TOKENS} × width numbers per row, got {count} in "
+        f"{field.name} of {uri}; name another column"
+    )
+
+
+def _field(schema: pa.Schema, name: str, uri: str, key: str) -> pa.Field:
+    if name not in schema.names:
+        raise DatasetError(f"{key}: no column {name} in {uri}; it has {', '.join(schema.names)}")
+    return schema.field(name)
+
+
+def _describe_field(field: pa.Field, uri: str) -> tuple[Column, Stored]:
     """Return a column of bytes whose metadata has its dtype and its shape, or several shapes if it is of buckets."""
     metadata = field.metadata or {}
     try:
         dtype = np.dtype(metadata[b"dtype"].decode())
         if pa.types.is_binary(field.type):
             shapes = tuple(tuple(map(int, shape)) for shape in json.loads(metadata[b"shapes"]))
-            return Column(field.name, max(shapes, key=np.prod), dtype, shapes)
+            return Column(field.name, max(shapes, key=np.prod), dtype), Stored(field.name, shapes=shapes)
         column = Column(field.name, tuple(json.loads(metadata[b"shape"])), dtype)
     except (KeyError, ValueError, TypeError) as error:
         raise DatasetError(f"{uri}: column {field.name} has no shape and dtype in its metadata ({error})") from error
-    if field.type != pa.binary(column.width):
+    if field.type.byte_width != column.width:
         raise DatasetError(f"{uri}: column {field.name} is {field.type}, expected {column.width} bytes per row")
-    return column
+    return column, Stored(field.name)
+
+
+def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
+    """Return the count of numbers in the first row of a column, and their kind: floats (f) or integers (i)."""
+    try:
+        values = _flat(_first_rows(file, field.name).chunk(0).slice(0, 1))
+    except (pa.ArrowException, TypeError) as error:
+        raise DatasetError(
+            f"{uri}: column {field.name} is {field.type}, expected bytes, lists or tensors of numbers ({error})"
+        ) from error
+    return len(values), "i" if len(values) and pa.types.is_integer(values.type) else "f"
+
+
+def _first_rows(file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    """Return the first values of a column, up to 256 of one row group."""
+    groups = (file.read_row_group(number, columns=[name])[name] for number in range(file.num_row_groups))
+    rows = next((rows for rows in groups if len(rows)), None)
+    return pa.chunked_array([[]], file.schema_arrow.field(name).type) if rows is None else rows.slice(0, 256)
+
+
+def _flat(array: pa.Array) -> pa.Array:
+    """Return all numbers of an array of tensors or of lists of any depth."""
+    while True:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        elif (
+            pa.types.is_list(array.type)
+            or pa.types.is_large_list(array.type)
+            or pa.types.is_fixed_size_list(array.type)
+        ):
+            array = array.flatten()
+        elif pa.types.is_floating(array.type) or pa.types.is_integer(array.type):
+            return array
+        else:
+            raise TypeError(f"{array.type} inside")
+
+
+def _converted(array: pa.Array, column: Column, factor: float) -> NDArray[np.generic]:
+    """Convert lists of numbers to rows of the column's shape and dtype."""
+    values = _flat(array)
+    if values.null_count or len(values) != len(array) * column.numbers or not _equally_long(array, column):
+        raise DatasetError(f"not {column.numbers} numbers in each row")
+    numbers = values.to_numpy(zero_copy_only=False).reshape(len(array), column.numbers)
+    if factor != 1:
+        numbers = numbers.astype(np.float32) * np.float32(factor)
+    return np.ascontiguousarray(numbers.astype(column.dtype, copy=False))
 
 
 def _equal_items(array: pa.Array, column: Column) -> NDArray[np.uint8]:
@@ -90,3 +223,13 @@ def _equal_items(array: pa.Array, column: Column) -> NDArray[np.uint8]:
         raise DatasetError(f"not {column.width} bytes in each row of {column.shape}")
     data = np.frombuffer(values, np.uint8) if values is not None else np.zeros(0, np.uint8)
     return data[ends[0] : ends[-1]] if len(ends) else data[:0]
+
+
+def _equally_long(array: pa.Array, column: Column) -> bool:
+    """Return whether each row has the column's count of numbers; nested lists are only checked in total."""
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if array.null_count:
+        return False
+    if pa.types.is_fixed_size_list(array.type) or pa.types.is_nested(array.type.value_type):
+        return True
+    return bool(pc.all(pc.equal(pc.list_value_length(array), column.numbers)).as_py())

@@ -2,14 +2,16 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from sdp.datasets.ledger import address_offset
+from sdp.datasets.manifest import Dataset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart
@@ -21,6 +23,7 @@ from sdp.train.data.order import EpochOrder, Lane, LaneRange, Shuffle, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Loader, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
+from sdp.train.randomness import seed_of_phase
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class WeightedDataset:
     """Number of its samples for each sample of the first dataset."""
     load_weights: Callable[[], Weigh] = RowWeights
     """Returns the rows' weights; called at the beginning of each epoch."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    written: Dataset | None = None
+    """The dataset as sdp wrote it; None for plain files."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +130,8 @@ def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
     for one, another in zip(first.columns, other.columns, strict=True):
         if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
             raise DatasetError(
-                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.storage.uri} has it, got "
-                f"{another.name} of {another.dtype} {another.shape} in {other.storage.uri}; process both alike"
+                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.files.uri_of('')} has it, got "
+                f"{another.name} of {another.dtype} {another.shape} in {other.files.uri_of('')}; process both alike"
             )
 
 
@@ -134,6 +140,7 @@ class Passes:
 
     def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, begin: EpochStart) -> None:
         self._reader, self._pool = reader, pool
+        self._seed = seed_of_phase(reader.seed, begin.phase)
         self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
@@ -150,7 +157,7 @@ class Passes:
         if (dataset, epoch) not in self._lanes:
             weigh = self._reader.datasets[dataset].load_weights()
             own, offset = (epoch, address_offset(dataset)) if self._reader.mixed else (None, 0)
-            loader = Loader(self._groups[dataset], weigh, offset)
+            loader = Loader(self._groups[dataset], weigh, self._seed, epoch, offset)
             order = self.order(dataset, epoch)
             self._lanes[dataset, epoch] = Lanes(order, loader, own, self._pool, self._buffers[dataset])
         return self._lanes[dataset, epoch]

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -11,27 +12,43 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
+from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import reading
 from sdp.errors import DatasetError, one_line
 from sdp.model.sources import LocalModel
-from sdp.storage import Storage
-from sdp.train.data.columns import BUCKET, TEXT, Column, Items, find_columns
+from sdp.train.data.columns import BUCKET, TEXT, Column, Items, Stored, find_columns
 from sdp.train.data.order import Ints, RowGroups, RowRange
 
 _FOOTERS = 256
 """Files whose footers a reader keeps."""
 
 
+class Files(Protocol):
+    """The place of a dataset's files: a storage, or plain files."""
+
+    def open(self, path: str) -> pa.NativeFile: ...
+
+    def uri_of(self, path: str) -> str: ...
+
+
 @dataclass(frozen=True)
 class LatentsDataset:
     """The row groups of a latents dataset at one resolution."""
 
-    written: Dataset
+    files: Files
     paths: tuple[str, ...]
     row_groups: RowGroups
     latents: Column
     text: Column
+    stored_latents: Stored
+    stored_text: tuple[Stored, ...]
+    """One or several columns of captions to choose from."""
+    low: Ints
+    high: Ints
+    """The addresses of each row group are in [low, high)."""
+    addressed: bool = True
+    """True if a column has the addresses; otherwise they count up from `low`."""
     bucket: int | None = None
     """The only bucket in this view of the dataset, if crops have several shapes."""
 
@@ -46,26 +63,26 @@ class LatentsDataset:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of crops, if there are several."""
-        return self.latents.shapes
-
-    @property
-    def storage(self) -> Storage:
-        return self.written.storage
+        return self.stored_latents.shapes
 
     def locate(self, row_group: int) -> tuple[str, int]:
         """Return the path of a row group's file, and its number within the file."""
         return self.paths[int(self.row_groups.part[row_group])], int(self.row_groups.group[row_group])
 
 
-def open_latents(dataset: Dataset, resolution: int, limit: int | None = None) -> LatentsDataset:
-    """Open a dataset at a resolution. With a limit, parts wholly beyond it are left out."""
+def open_latents(
+    dataset: Dataset, resolution: int, limit: int | None = None, columns: ColumnsConfig | None = None
+) -> LatentsDataset:
+    """Open a dataset that sdp wrote, at a resolution. With a limit, parts wholly beyond it are left out."""
     uri = dataset.storage.uri
     parts, paths, groups = select_parts(dataset, limit)
     if np.any(np.bincount(groups.part, groups.rows, len(paths)) > parts["written"].to_numpy()):
         raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
     with reading(dataset.storage, paths[0]):
-        schema = pq.read_schema(dataset.storage.open(paths[0]))
-    return LatentsDataset(dataset, paths, groups, *find_columns(schema, uri, resolution))
+        file = pq.ParquetFile(dataset.storage.open(paths[0]))
+    kinds = find_columns(file, uri, resolution, columns or ColumnsConfig())
+    low, high = (parts[name].to_numpy()[groups.part] for name in ("start", "stop"))
+    return LatentsDataset(dataset.storage, paths, groups, *kinds, low, high)
 
 
 def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[str, ...], RowGroups]:
@@ -89,12 +106,12 @@ def refuse_another_encoder(config: TrainConfig, dataset: Dataset, model: LocalMo
         )
 
 
-def refuse_embeddings(config: TrainConfig, latents: LatentsDataset) -> None:
+def refuse_embeddings(config: TrainConfig, latents: LatentsDataset, uri: str) -> None:
     """Refuse captions that are stored as embeddings if the text encoder is trained."""
     if config.model.train_text_encoder and latents.text.name == TEXT:
         raise DatasetError(
-            f"model.train_text_encoder: expected token ids, got embeddings in {latents.storage.uri}; process the "
-            "images with encode.text: token_ids, or set it to false"
+            f"model.train_text_encoder: expected token ids, got embeddings in {uri}; process the images with "
+            "encode.text: token_ids, or set it to false"
         )
 
 
@@ -106,16 +123,16 @@ class GroupReader:
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._lock = Lock()
 
-    def read(self, row_range: RowRange) -> tuple[Ints, list[Items], list[Items]]:
-        """Return the addresses of a range, and the items of latents and text, chunk by chunk."""
-        latents, text = self.dataset.columns
-        table = self._table(row_range, [latents.name, text.name])
+    def read(self, row_range: RowRange) -> tuple[Ints, list[list[Items]]]:
+        """Return the addresses of a range, and the items of latents and of each text column, chunk by chunk."""
+        data = self.dataset
+        kinds = [(data.stored_latents, data.latents), *((stored, data.text) for stored in data.stored_text)]
+        table = self._table(row_range, [stored.name for stored, _ in kinds])
         try:
-            return table["row"].to_numpy(), latents.items(table[latents.name]), text.items(table[text.name])
-        except DatasetError as error:
-            path, group = self.dataset.locate(row_range.row_group)
-            uri = self.dataset.storage.uri_of(path)
-            raise DatasetError(f"{uri}: row group {group}: {error}; repair the file") from error
+            return self._addresses(row_range, table), [stored.items(table[stored.name], kind) for stored, kind in kinds]
+        except (DatasetError, TypeError, pa.ArrowException) as error:
+            path, group = data.locate(row_range.row_group)
+            raise DatasetError(f"{data.files.uri_of(path)}: row group {group}: {error}; repair the file") from error
 
     def buckets(self, row_group: int) -> NDArray[np.int16]:
         """Return the bucket of each row of a row group."""
@@ -125,23 +142,30 @@ class GroupReader:
 
     def addresses(self, row_range: RowRange) -> Ints:
         """Return the addresses of a range, without reading its items."""
-        rows: Ints = self._table(row_range, [])["row"].to_numpy()
+        return self._addresses(row_range, self._table(row_range, []) if self.dataset.addressed else None)
+
+    def _addresses(self, row_range: RowRange, table: pa.Table | None) -> Ints:
+        if not self.dataset.addressed or table is None:
+            first = int(self.dataset.low[row_range.row_group])
+            return np.arange(first + row_range.start, first + row_range.stop)
+        rows: Ints = table["row"].to_numpy()
         return rows
 
     def _table(self, row_range: RowRange, names: list[str]) -> pa.Table:
         data = self.dataset
         path, group = data.locate(row_range.row_group)
-        names = ["row", *names, *([BUCKET] if data.bucket is not None else [])]
+        names = ["row", *names] if data.addressed else names
+        names = [*names, BUCKET] if data.bucket is not None else names
         try:
             table = self._open(path).read_row_group(group, columns=names, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             cause = one_line(error, 160)
-            raise DatasetError(f"{data.storage.uri_of(path)}: corrupt row group {group} ({cause})") from error
+            raise DatasetError(f"{data.files.uri_of(path)}: corrupt row group {group} ({cause})") from error
         if data.bucket is not None:
             table = table.filter(pc.equal(table[BUCKET], data.bucket))
         if table.num_rows != data.row_groups.rows[row_range.row_group]:
             raise DatasetError(
-                f"{data.storage.uri_of(path)}: not the file that the manifest lists; run sdp process again"
+                f"{data.files.uri_of(path)}: not the file that the manifest lists; run sdp process again"
             )
         return table.slice(row_range.start, len(row_range))
 
@@ -149,7 +173,7 @@ class GroupReader:
         with self._lock:
             footer = self._footers.get(path)
         file = pq.ParquetFile(
-            self.dataset.storage.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
+            self.dataset.files.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
         )
         if footer is None:
             with self._lock:

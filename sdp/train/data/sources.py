@@ -1,5 +1,6 @@
 """The latents datasets of a run: source.uri, and those that are mixed in."""
 
+import hashlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
+from sdp.config.train import ColumnsConfig
+from sdp.datasets.output import HEAD
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import DatasetError, SdpError
-from sdp.storage import open_storage
+from sdp.storage import is_read_only, open_storage
 from sdp.train.data.buckets import count_buckets, views
 from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import WeightedDataset, mixture_of
 from sdp.train.data.latents import open_latents, refuse_embeddings
 from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.weights import row_weights
+from sdp.train.data.plain import freeze, open_plain
+from sdp.train.data.weights import RowWeights, Weigh, row_weights
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Sources:
     @property
     def metadata(self) -> dict[str, Any]:
         """The datasets' lineage, for checkpoints."""
-        first, *others = (source.dataset.written.lineage for source in self.all)
+        first, *others = (source.lineage for source in self.all)
         return {"dataset": first, **({"datasets": others} if others else {})}
 
 
@@ -55,16 +59,16 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
     """Open the run's datasets, in the pinned versions or in the `newest`.
 
     With `write`, which is the lease's check of the driver, the run's folder keeps what it reads: the versions of
-    datasets, and the counts of shapes.
+    datasets, the list of plain files, and the counts of shapes.
     """
     sources = Sources(tuple(_open_sources(config, write=write, newest=newest)))
-    for source in sources.all:
-        refuse_embeddings(config, source.dataset)
+    for source, uri in zip(sources.all, uris_of(config), strict=True):
+        refuse_embeddings(config, source.dataset, uri)
     bucketed = [source for source in sources.all if source.dataset.shapes]
     if not bucketed:
         return sources
     if len(sources.all) > 1:
-        uri = bucketed[0].dataset.storage.uri
+        uri = bucketed[0].dataset.files.uri_of("")
         raise DatasetError(
             f"source.also: expected [] since the crops of {uri} have several shapes (transform.crop: buckets); process "
             "all datasets with square crops, or train on one"
@@ -75,10 +79,10 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
 
 def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
     """Return the empty caption's embedding if the first dataset has one."""
-    storage = sources.all[0].dataset.storage
-    if not storage.exists(EMPTY_TEXT):
+    dataset = sources.all[0].written
+    if dataset is None or not dataset.storage.exists(EMPTY_TEXT):
         return None
-    values: NDArray[np.float16] = np.load(io.BytesIO(storage.read(EMPTY_TEXT)), allow_pickle=False)
+    values: NDArray[np.float16] = np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
     return values
 
 
@@ -96,9 +100,27 @@ def uris_of(config: TrainConfig) -> list[str]:
 
 
 def _open_sources(config: TrainConfig, *, write: Callable[[], None] | None, newest: bool) -> Iterator[WeightedDataset]:
-    data, weights = config.data, [1.0, *(other.weight for other in config.source.also)]
-    for number, (uri, weight) in enumerate(zip(uris_of(config), weights, strict=True)):
+    run = open_storage(config.output.uri, config.storage.options())
+    options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
+    configured: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
+    configured += [(other.uri, other.weight, other.columns) for other in config.source.also]
+    for number, (uri, weight, columns) in enumerate(configured):
         limit = config.limit if number == 0 else None
-        dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
-        latents = open_latents(dataset, data.resolution, limit)
-        yield WeightedDataset(latents, weight, partial(row_weights, dataset.storage, data.holdout, limit))
+        if columns.latents is None or _has_manifest(uri, config):
+            dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
+            latents = open_latents(dataset, resolution, limit, columns)
+            load_weights: Callable[[], Weigh] = partial(row_weights, dataset.storage, holdout, limit)
+            yield WeightedDataset(latents, weight, load_weights, dataset.lineage, dataset)
+        else:
+            listing = freeze(run, number, uri, options, write=write is not None)
+            latents = open_plain(listing, uri, options, resolution, columns, limit)
+            digest = hashlib.sha256(repr(listing.to_pylist()).encode()).hexdigest()
+            lineage = {"uri": uri, "files": listing.num_rows, "files_digest": digest}
+            yield WeightedDataset(latents, weight, partial(RowWeights, holdout, limit), lineage)
+
+
+def _has_manifest(uri: str, config: TrainConfig) -> bool:
+    """Return whether sdp wrote the dataset at a URI."""
+    if is_read_only(uri) or "*" in uri:
+        return False
+    return open_storage(uri, config.storage.options()).exists(HEAD)
