@@ -65,7 +65,8 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     output = open_storage(config.output.uri, options)
     needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
     source = sources.check(config.model.source, needed, storage=options)
-    section, encode = config.source, config.encode
+    section = config.source
+    encode = config.encode
     selection = Selection(
         image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
         tables=section.tables, scores=scores_of(config.filters),
