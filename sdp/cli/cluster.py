@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, all_of, argument, command, say
+from sdp.console import counted
 
 _ACCESS = all_of(
     argument("--namespace NAME", "the cluster's namespace (default: the context's)"),
@@ -109,5 +110,5 @@ def doctor(args: Arguments) -> int:
     if args.json:
         print(json.dumps({"ok": not counts["failed"], "findings": results}, indent=2))
     else:
-        print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed")
+        print(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counts['failed']} failed")
     return int(counts["failed"] > 0)

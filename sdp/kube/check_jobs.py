@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdp.config import JOBS, JobConfig, Range, draft
+from sdp.console import counted
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Finding, Object
 from sdp.kube.check_cluster import accelerator_of, gpus_of_pod
@@ -145,7 +146,7 @@ def _readable(uri: str, options: Any) -> str:
     names = open_storage(uri, options).names()
     if not names:
         raise NotFound(f"{uri}: empty or missing")
-    return f"can be listed: {len(names)} objects"
+    return f"can be listed: {counted(len(names), 'object')}"
 
 
 def _writable(uri: str, options: Any) -> str:
