@@ -1,6 +1,7 @@
 """`sdp submit`, `status`, `logs`, `stop` and `doctor` from outside, against a real API server, operator and Ray."""
 
 import json
+import re
 from collections.abc import Callable
 
 from tests.e2e import jobs
@@ -8,7 +9,7 @@ from tests.e2e.kube import Kube
 
 
 def test_helm_test_finds_the_release_running(cluster: Kube, helm: Callable[..., str]) -> None:
-    assert "Ray 2.60.0 has 2 nodes" in helm("test", "--timeout", "120s", "--logs")
+    assert re.search(r"Ray 2\.60\.0 has [2-4] nodes", helm("test", "--timeout", "120s", "--logs"))
     assert cluster.lookup("pod", "sdp-test") is None, "it would stay after helm uninstall"
 
 
