@@ -83,7 +83,7 @@ def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]
     helm("uninstall")
 
     def left() -> list[str]:
-        expected = {"storage", "pictures", "default", "kube-root-ca.crt"}
+        expected = {"storage", "pictures", "code", "default", "kube-root-ca.crt"}
         objects = cluster.get(",".join(KINDS))["items"]
         return [
             f"{one['kind']}/{one['metadata']['name']}" for one in objects if one["metadata"]["name"] not in expected
