@@ -58,6 +58,8 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     carried = config.source.columns
     planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit, options=options)
     _refuse_columns(config, files[0], options)
+    if limit is not None and limit < existing.index.rows:
+        say(f"limit: {limit:,} is less than the {existing.index.rows:,} rows that already have addresses, which stay")
     if before is not None:
         _refuse_unfinished(existing)
     if dry_run:
