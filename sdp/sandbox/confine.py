@@ -18,16 +18,26 @@ _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
 """EPERM rather than a signal, so that a library that tries a call it does not need continues."""
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_ARCHITECTURE_NUMBER, _SECCOMP, _PRLIMIT = 0xC000003E, 317, 302
-"""The kernel's numbers of x86_64 and of two of its system calls."""
-_ALLOWED = (
-    *(0, 1, 3, 5, 8, 19, 20),  # read, write, close, fstat, lseek, readv, writev
-    *(9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
-    *(13, 14, 15, 131, 219),  # signal handlers
-    *(24, 39, 98, 186, 202, 204, 228, 318, 324, 334),  # yield, ids, usage, futex, affinity, clock, random, rseq
-    *(60, 231),  # exit
-)
-"""The system calls that decoding needs."""
+_MACHINES = {
+    "x86_64": (
+        (0xC000003E, 317, 302),
+        *(0, 1, 3, 5, 8, 19, 20),  # read, write, close, fstat, lseek, readv, writev
+        *(9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
+        *(13, 14, 15, 131, 219),  # signal handlers
+        *(24, 39, 98, 186, 202, 204, 228, 318, 324, 334),  # yield, ids, usage, futex, affinity, clock, random, rseq
+        *(60, 231),  # exit
+    ),
+    "aarch64": (
+        (0xC00000B7, 277, 261),
+        *(63, 64, 57, 80, 62, 65, 66),
+        *(222, 226, 215, 214, 216, 233),
+        *(134, 135, 139, 132, 128),
+        *(124, 172, 165, 178, 98, 123),
+        *(113, 278, 283, 293),
+        *(93, 94),
+    ),
+}
+"""By machine: the kernel's number of the architecture, seccomp, prlimit64; and the system calls that decoding needs."""
 _OPEN_FILES = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -73,17 +83,18 @@ def _forbid_files() -> None:
 
 def _forbid_calls() -> None:
     """Refuse all system calls that decoding does not need; prlimit64 is allowed on this process only."""
-    if platform.machine() != "x86_64":
+    if platform.machine() not in _MACHINES:
         raise OSError(0, f"no filter for {platform.machine()}")
-    program = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_IF_EQUAL, 1, 0, _ARCHITECTURE_NUMBER), (_RETURN, 0, 0, _REFUSE)]
+    (architecture, seccomp, prlimit), *allowed = _MACHINES[platform.machine()]
+    program = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_IF_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _REFUSE)]
     program.append((_LOAD, 0, 0, _NUMBER))
-    for number in _ALLOWED:
+    for number in allowed:
         program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    program += [(_JUMP_IF_EQUAL, 0, 3, _PRLIMIT), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, 0, 1, 0)]
+    program += [(_JUMP_IF_EQUAL, 0, 3, prlimit), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, 0, 1, 0)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     description = struct.pack("HP", len(program), ctypes.addressof(code))
-    _raise_on_error(_libc.syscall(_SECCOMP, _FILTER, _ALL_THREADS, description))
+    _raise_on_error(_libc.syscall(seccomp, _FILTER, _ALL_THREADS, description))
 
 
 def _raise_on_error(result: int) -> None:
