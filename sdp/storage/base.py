@@ -90,7 +90,7 @@ class Storage(ABC):
         """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
 
     def names(self, prefix: str = "") -> Names:
-        """Return the paths of `list`."""
+        """Return the paths of `list`, at less cost where there is a way."""
         return [info.path for info in self.list(prefix)]
 
     @abstractmethod

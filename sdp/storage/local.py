@@ -18,7 +18,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
-from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Storage, checked, folder, view
+from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Names, Storage, checked, folder, view
 from sdp.storage.uri import Location
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ class LocalStorage(Storage):
                 with suppress(FileNotFoundError):  # deleted since
                     files.append(_info(path, entry.stat()))
         return sorted(files, key=lambda info: info.path)
+
+    def names(self, prefix: str = "") -> Names:
+        with _explained(self.uri):  # without asking about each file, which takes seven times as long
+            return sorted(path for path, _ in self._walk(prefix))
 
     def _walk(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
         pending = [folder(prefix)]

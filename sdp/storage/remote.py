@@ -241,9 +241,11 @@ class ObjectStorage(Storage):
 
 def _is_marker(file: FileInfo, names: Sequence[str]) -> bool:
     """Return whether an object only stands for a folder: "folder/", whose slash obstore drops."""
+    if file.size or not file.path:
+        return not file.size
     below = f"{file.path}/"
     at = bisect_left(names, below)
-    return not file.size and (not file.path or (at < len(names) and names[at].startswith(below)))
+    return at < len(names) and names[at].startswith(below)
 
 
 def _info(path: str, meta: Any) -> FileInfo:
