@@ -7,7 +7,7 @@ model. Each row is noised once in each range of timesteps.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sdp.config import TrainConfig
-from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
@@ -75,7 +74,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     rows of weight 0.
     """
     latents, reader = source.latents, GroupReader(source.latents)
-    selected = list(_select(reader, source.select, rows))
+    selected = list(_select(reader, source.select, rows, world))
     if not selected:
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
@@ -122,17 +121,21 @@ def _by_shape(
     return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
-def _select(reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int) -> Iterator[Selected]:
-    """Yield row groups with the rows to measure on, `rows` in all; every worker reads all addresses, and only these."""
+def _select(
+    reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
+) -> Iterator[Selected]:
+    """Yield row groups with the rows to measure on, `rows` in all; each worker reads the addresses of its share."""
     counts = reader.dataset.row_groups.rows
     order = np.random.RandomState(_SEED).permutation(len(counts)).tolist()
     ranges = [RowRange(row_group, 0, int(counts[row_group])) for row_group in order]
-    for row_range, addresses in zip(ranges, ordered_map(reader.addresses, ranges), strict=True):
-        mask = select(addresses)
-        mask &= np.cumsum(mask) <= rows
-        rows -= int(mask.sum())
-        if mask.any():
-            yield row_range, mask
+    for start in range(0, len(ranges), world.size):
+        present = ranges[start : start + world.size]
+        own = [select(reader.addresses(row_range)) for row_range in present[world.rank : world.rank + 1]]
+        for row_range, mask in zip(present, chain.from_iterable(world.all_gather(own)), strict=True):
+            mask &= np.cumsum(mask) <= rows
+            rows -= int(mask.sum())
+            if mask.any():
+                yield row_range, mask
         if not rows:
             return
 
