@@ -26,6 +26,8 @@ STOP_WAIT_ENV = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
 """Seconds between SIGTERM and SIGKILL, enough for a last checkpoint; Ray's default is three."""
 DEFAULT_CLUSTER = "sdp"
+START_S = 3600
+"""Seconds until a job fails whose cluster is not ready."""
 LARGEST_CONFIG = 100_000
 """Bytes. Linux allows 131,072 in one environment variable."""
 LONGEST_NAME = 47
@@ -79,6 +81,7 @@ def make_rayjob(
         "spec": {
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": cluster},
+            "preRunningDeadlineSeconds": START_S,
             "entrypoint": shlex.join(["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]),
             "runtimeEnvYAML": as_yaml({"env_vars": env}),
         },
