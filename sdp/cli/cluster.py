@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, all_of, argument, command, say
@@ -93,14 +94,15 @@ def stop(args: Arguments) -> None:
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
-    from sdp.kube.doctor import examine, examine_pod, mounted_texts, read_manifests
+    from sdp.kube.clusters import read_manifests
+    from sdp.kube.doctor import examine, examine_pod, mounted_texts
 
     texts = mounted_texts()
     if texts and not args.manifest:
         findings = examine_pod(texts)
     else:
         rendered = read_manifests(args.manifest) if args.manifest else []
-        findings = examine(_api(args), args.cluster, rendered)
+        findings = examine(partial(_api, args), args.cluster, rendered)
     results = []
     for finding in findings:
         results.append(asdict(finding))

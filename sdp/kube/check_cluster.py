@@ -9,14 +9,13 @@ from collections.abc import Generator, Iterator, Sequence
 
 from sdp.cluster import ACCELERATOR_LABEL
 from sdp.console import counted
-from sdp.errors import UserError, one_line
+from sdp.errors import one_line
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
 from sdp.kube.api import OPERATOR_HINT, Api
-from sdp.kube.clusters import find_cluster
+from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, rendered_cluster
 from sdp.kube.state import ClusterState, cluster_state
 
-GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 SHARED = "-SHARED"
 """The device plugin's suffix for the product of a time-shared GPU."""
@@ -75,12 +74,10 @@ def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
 
 def cluster(api: Api, name: str | None, rendered: Sequence[Object]) -> Generator[Finding, None, Object]:
     """Check that the cluster exists and is ready; return it."""
-    for document in rendered:
-        if document["kind"] == "RayCluster" and name in (None, document["metadata"]["name"]):
-            yield Finding("cluster", "ok", f"{document['metadata']['name']}, from the manifests")
-            return document
     if rendered:
-        raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
+        document = rendered_cluster(rendered, name)
+        yield Finding("cluster", "ok", f"{document['metadata']['name']}, from the manifests")
+        return document
     raycluster = find_cluster(api, name)
     state = cluster_state(raycluster)
     pods = api.list(api.path("pods", group="/api/v1"), labelSelector=f"ray.io/cluster={state.name}")
@@ -121,17 +118,6 @@ def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:
             yield judge_group(group, nodes)
 
 
-def accelerator_of(group: Object) -> str:
-    """Return the accelerator label by which jobs select a worker group; empty if it has none."""
-    return str((group.get("labels") or {}).get(ACCELERATOR_LABEL, ""))
-
-
-def gpus_of_pod(pod: Object) -> int:
-    """Return the GPUs that a pod's containers ask for."""
-    limits = [(container.get("resources") or {}).get("limits") or {} for container in pod.get("containers") or ()]
-    return sum(int(limit.get(GPU, 0)) for limit in limits)
-
-
 def judge_group(group: Object, nodes: list[Object]) -> Finding:
     """Judge the nodes that a GPU group's selector chooses."""
     name, label, pod = group["groupName"], accelerator_of(group), group["template"]["spec"]
@@ -141,7 +127,7 @@ def judge_group(group: Object, nodes: list[Object]) -> Finding:
         node
         for node in nodes
         if selector <= (node["metadata"].get("labels") or {}).items()
-        and int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0)) >= count
+        and gpus_in((node.get("status") or {}).get("allocatable") or {}) >= count
     ]
     products = {(node["metadata"].get("labels") or {}).get(PRODUCT, "").removesuffix(SHARED) for node in selected}
     if not label:

@@ -1,6 +1,13 @@
 """The RayClusters of a namespace, and their job configurations."""
 
-from sdp.errors import UserError
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from sdp.cluster import ACCELERATOR_LABEL
+from sdp.errors import UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api
 from sdp.kube.rayjob import DEFAULT_CLUSTER
@@ -36,6 +43,56 @@ def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
     """Return a cluster's job configurations, by file name without .yaml."""
     name = jobs_map(raycluster)
     return yaml_entries(api.get(api.path("configmaps", name, "/api/v1"))) if name else {}
+
+
+def read_manifests(file: str) -> list[Object]:
+    """Read a file that `helm template` wrote; `-` is standard input."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        objects = [document for document in yaml.safe_load_all(text) if document]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--manifest: {file}: expected a file of YAML ({one_line(error)})") from error
+    if not all(isinstance(document, dict) and "kind" in document for document in objects):
+        raise UserError(f"--manifest: {file}: expected Kubernetes objects; helm template writes them")
+    return objects
+
+
+def rendered_cluster(rendered: Sequence[Object], name: str | None) -> Object:
+    """Return the RayCluster of this name, or of any, among the objects that helm has rendered."""
+    for document in rendered:
+        if document["kind"] == "RayCluster" and name in (None, document["metadata"]["name"]):
+            return document
+    raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
+
+
+def rendered_texts(rendered: Sequence[Object], raycluster: Object) -> dict[str, str]:
+    """Return a rendered cluster's job configurations, by file name without .yaml."""
+    maps = {item["metadata"]["name"]: item for item in rendered if item["kind"] == "ConfigMap"}
+    return yaml_entries(maps.get(jobs_map(raycluster), {}))
+
+
+def rendered_release(file: str, name: str | None) -> tuple[Object, dict[str, str]]:
+    """Return the RayCluster and its job configurations in a file that `helm template` wrote."""
+    rendered = read_manifests(file)
+    cluster = rendered_cluster(rendered, name)
+    return cluster, rendered_texts(rendered, cluster)
+
+
+def accelerator_of(group: Object) -> str:
+    """Return the accelerator label by which jobs select a worker group; empty if it has none."""
+    return str((group.get("labels") or {}).get(ACCELERATOR_LABEL, ""))
+
+
+def gpus_of_pod(pod: Object) -> int:
+    """Return the GPUs, or slices of one, that a pod's containers ask for."""
+    return sum(gpus_in((container.get("resources") or {}).get("limits") or {}) for container in pod["containers"])
+
+
+def gpus_in(amounts: Mapping[str, str]) -> int:
+    """Return the GPUs, or slices of one, among a pod's or a node's resources."""
+    return sum(
+        int(amount) for name, amount in amounts.items() if name.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
+    )
 
 
 def yaml_entries(config_map: Object) -> dict[str, str]:

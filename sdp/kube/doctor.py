@@ -4,17 +4,14 @@ Each check looks at one thing. None changes anything, except that an object of 6
 deleted again.
 """
 
-import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
-from sdp.errors import SdpError, UserError, one_line
+from sdp.errors import SdpError
 from sdp.kube import Finding, Object, check_cluster, check_jobs
 from sdp.kube.api import Api, Forbidden
-from sdp.kube.clusters import job_texts, jobs_map, yaml_entries
+from sdp.kube.clusters import job_texts, rendered_cluster, rendered_texts
 from sdp.kube.rayjob import JOBS_FOLDER
 
 T = TypeVar("T")
@@ -33,12 +30,21 @@ def examine_pod(texts: Mapping[str, str]) -> Iterator[Finding]:
     yield from check_jobs.access(drafts, in_pod=True)
 
 
-def examine(api: Api, cluster_name: str | None = None, rendered: Sequence[Object] = ()) -> Iterator[Finding]:
-    """Check a cluster as it exists, or as rendered manifests would create it."""
+def examine(
+    connect: Callable[[], Api], cluster_name: str | None = None, rendered: Sequence[Object] = ()
+) -> Iterator[Finding]:
+    """Check a cluster as it exists, or as rendered manifests would create it, as far as that needs no API server."""
     try:
+        api = connect()
         version = api.get("/version").get("gitVersion", "of unknown version")
     except SdpError as error:
-        yield Finding("server", "failed", str(error))
+        if not rendered:
+            yield Finding("server", "failed", str(error))
+            return
+        yield Finding("server", "warning", f"operator, nodes, storage and models are not checked: {error}")
+        release = rendered_cluster(rendered, cluster_name)
+        drafts, findings = check_jobs.read(rendered_texts(rendered, release))
+        yield from (*findings, *check_jobs.placement(drafts, release))
         return
     where = f"context {api.context}" if api.context else "this pod's cluster"
     yield Finding("server", "ok", f"Kubernetes {version} answers ({where}, namespace {api.namespace})")
@@ -54,8 +60,7 @@ def examine(api: Api, cluster_name: str | None = None, rendered: Sequence[Object
 
 
 def _jobs(api: Api, cluster: Object, rendered: Sequence[Object]) -> Generator[Finding, None, list[check_jobs.JobDraft]]:
-    maps = {item["metadata"]["name"]: item for item in rendered if item["kind"] == "ConfigMap"}
-    texts = yaml_entries(maps.get(jobs_map(cluster), {})) if rendered else job_texts(api, cluster)
+    texts = rendered_texts(rendered, cluster) if rendered else job_texts(api, cluster)
     drafts, findings = check_jobs.read(texts)
     yield from findings
     return drafts
@@ -70,15 +75,3 @@ def _guarded(name: str, check: Generator[Finding, None, T]) -> Generator[Finding
     except SdpError as error:
         yield Finding(name, "failed", str(error))
     return None
-
-
-def read_manifests(file: str) -> list[Object]:
-    """Read a file that `helm template` wrote; `-` is standard input."""
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        objects = [document for document in yaml.safe_load_all(text) if document]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"--manifest: {file}: expected a file of YAML ({one_line(error)})") from error
-    if not all(isinstance(document, dict) and "kind" in document for document in objects):
-        raise UserError(f"--manifest: {file}: expected Kubernetes objects; helm template writes them")
-    return objects

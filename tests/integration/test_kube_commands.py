@@ -670,6 +670,14 @@ def test_a_chart_is_examined_before_it_is_applied(
     assert findings["group a10g"] == ["ok: 1 node with A10G; "]
     assert findings["group a100"][0].startswith("warning: no node has 8 GPUs and nvidia.com/gpu.product=NVIDIA-A100-")
     assert findings["placement"][0].startswith("ok: ")
+    code, findings = examined(capfd, "--manifest", str(file), "--context", "elsewhere")
+    assert (code, findings.keys()) == (0, {"server", "jobs", "placement"}), "what needs no API server"
+    assert findings["server"][0].startswith(
+        "warning: operator, nodes, storage and models are not checked: kubernetes: "
+    )
+    file.write_text(file.read_text().replace("maxReplicas: 4", "maxReplicas: 1"))
+    code, findings = examined(capfd, "--manifest", str(file), "--context", "elsewhere")
+    assert (code, findings["placement"][0][:47]) == (1, "failed: train.yaml: needs 24 A100 GPUs to start")
     for text, says in (("{", "expected a file of YAML"), ("- a\n", "expected Kubernetes objects")):
         file.write_text(text)
         assert main(["doctor", "--manifest", str(file)]) == 2
