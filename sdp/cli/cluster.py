@@ -30,11 +30,15 @@ def _api(args: Arguments) -> Any:
 @_CLUSTER
 @argument("--name NAME", "the RayJob's name (default: sdp-JOB- and five characters)")
 @_ACCESS
+@argument("--own-cluster", "run it on a cluster made for it like the RayCluster, and deleted after it")
 @argument("--no-follow", "return as soon as the job is submitted")
 @argument("--dry-run", "only print the RayJob, for kubectl create")
+@argument("--manifest FILE", "print the RayJob for what helm template printed, without a cluster; - is stdin")
 def submit(args: Arguments) -> int:
     """Run a job on a cluster and follow it; a repeated job continues from storage."""
-    from sdp.kube.submit import Submission, dry_run, submit
+    from sdp.kube.clusters import rendered_release
+    from sdp.kube.rayjob import as_yaml
+    from sdp.kube.submit import Submission, rayjob_of, submit
 
     submission = Submission(
         job=args.job,
@@ -42,10 +46,13 @@ def submit(args: Arguments) -> int:
         overrides=args.set,
         cluster=args.cluster,
         name=args.name,
+        own_cluster=args.own_cluster,
         follow=not args.no_follow,
     )
-    if args.dry_run:
-        sys.stdout.write(dry_run(submission, say))
+
+    if args.dry_run or args.manifest:
+        release = partial(rendered_release, args.manifest, args.cluster) if args.manifest else None
+        sys.stdout.write(as_yaml(rayjob_of(submission, release, say)))
         return 0
     return submit(_api(args), submission, say)
 

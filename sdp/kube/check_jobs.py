@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import JOBS, JobConfig, Range, draft
+from sdp.config import JOBS, JobConfig, draft
+from sdp.config.train import ScalingConfig
 from sdp.console import counted
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Finding, Object
-from sdp.kube.check_cluster import accelerator_of, gpus_of_pod
+from sdp.kube.clusters import accelerator_of, gpus_of_pod
+from sdp.kube.own_cluster import workers_of
 from sdp.kube.rayjob import kind_of
 from sdp.kube.submit import as_file
 from sdp.model import sources
@@ -96,15 +98,11 @@ def _gpus_needed(job: JobDraft) -> dict[str, int]:
     Trainers start together or not at all; one encoder or generator is enough. Workers that name no type of GPU do not
     count, since any group may have theirs.
     """
-    train = kind_of(job.name) == "train"
     needed: dict[str, int] = {}
-    for section in ("scaling",) if train and job.value("data.mode") != "online" else ("scaling", "encode"):
-        accelerator, workers = job.value(f"{section}.accelerator"), job.value(f"{section}.num_workers")
-        if accelerator in (None, "cpu", "gpu"):
-            continue
-        together = section == "scaling" and train
-        count = (workers.min if isinstance(workers, Range) else workers or 1) if together else 1
-        needed[accelerator] = needed.get(accelerator, 0) + count
+    for workers in workers_of(job.config):
+        if workers.accelerator not in (None, "cpu", "gpu"):
+            count = workers.least if isinstance(workers, ScalingConfig) else 1
+            needed[workers.accelerator] = needed.get(workers.accelerator, 0) + count
     return needed
 
 

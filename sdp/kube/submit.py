@@ -1,11 +1,12 @@
-"""`sdp submit`: creates a job's RayJob on an existing cluster and follows it."""
+"""`sdp submit`: creates a job's RayJob, on an existing cluster or one of its own, and follows it."""
 
 import contextlib
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -15,11 +16,16 @@ from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.logs import follow
-from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, as_yaml, checked_job, kind_of, make_rayjob
+from sdp.kube.own_cluster import with_own_cluster
+from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, checked_job, kind_of, make_rayjob
 from sdp.kube.state import job_state
 
 TRIES, PAUSE_S = 20, 1.0
 """Requests to create a RayJob, while an earlier one of its name is deleted or the server is silent."""
+
+
+Release = tuple[Object, Mapping[str, str] | None]
+"""A RayCluster, and its job configurations unless they may not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,30 +39,51 @@ class Submission:
     overrides: Sequence[str] = ()
     cluster: str | None = None
     name: str | None = None
+    own_cluster: bool = False
+    """Run the job on a cluster of its own, made like the RayCluster."""
     follow: bool = True
-
-    def rayjob(self, text: str | None, cluster: str) -> Object:
-        return make_rayjob(self.job, text, cluster=cluster, name=self.name, overrides=self.overrides)
 
 
 def submit(api: Api, submission: Submission, say: Say) -> int:
     """Submit a job; return its exit code if it is followed, else 0."""
-    text = _checked_file(submission, say)
-    cluster = find_cluster(api, submission.cluster)
-    if text is None:
-        _check_against(api, cluster, submission, say)
-    where: str = cluster["metadata"]["name"]
-    name = create(api, submission.rayjob(text, where), say)
-    say(f"submitted {name} to cluster {where!r} in namespace {api.namespace!r}")
+    rayjob = rayjob_of(submission, partial(_release, api, submission, say), say)
+    name = create(api, rayjob, say)
+    selected = rayjob["spec"].get("clusterSelector")
+    where = f"cluster {selected['ray.io/cluster']!r}" if selected else "its own cluster"
+    say(f"submitted {name} to {where} in namespace {api.namespace!r}")
     if not submission.follow:
         say(f"sdp logs {name} --follow shows its log, sdp status {name} its state, sdp stop {name} ends it")
         return 0
     return follow(api, name, say)
 
 
-def dry_run(submission: Submission, say: Say) -> str:
-    """Return the RayJob as YAML for kubectl create, without a cluster: without --config, only --set is checked."""
-    return as_yaml(submission.rayjob(_checked_file(submission, say), submission.cluster or DEFAULT_CLUSTER))
+def rayjob_of(submission: Submission, release: Callable[[], Release] | None, say: Say) -> Object:
+    """Return a submission's RayJob for a release; without one, as in a dry run, only --config or --set is checked."""
+    text, config = _checked_file(submission, say)
+    kind, sets = kind_of(submission.job), list(submission.overrides)
+    if submission.own_cluster and kind == "train":
+        sets.append("scaling.can_grow=false")
+    cluster, texts = release() if release else ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
+    if text is None and texts is not None:
+        config = _checked_against(texts, submission, say)
+    name: str = cluster["metadata"]["name"]
+    rayjob = make_rayjob(submission.job, text, cluster=name, name=submission.name, overrides=sets)
+    if not submission.own_cluster:
+        return rayjob
+    if release is None or config is None:
+        raise UserError("--own-cluster: expected --manifest FILE with --dry-run, which asks no cluster, got none")
+    return with_own_cluster(rayjob, cluster, config)
+
+
+def _release(api: Api, submission: Submission, say: Say) -> Release:
+    cluster = find_cluster(api, submission.cluster)
+    try:
+        return cluster, job_texts(api, cluster)
+    except Forbidden:
+        if submission.own_cluster:
+            raise
+        say(f"no right to read ConfigMap {jobs_map(cluster)!r}: before the job starts, only --set is checked")
+        return cluster, None
 
 
 def create(api: Api, rayjob: Object, say: Say) -> str:
@@ -88,8 +115,8 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
     raise UserError(f"--name: RayJob {name!r} could not be created; see sdp status {name}, or use another name")
 
 
-def _checked_file(submission: Submission, say: Say) -> str | None:
-    """Check the job's name and its configuration file with the overrides, and return the file's text.
+def _checked_file(submission: Submission, say: Say) -> tuple[str | None, JobConfig | None]:
+    """Check the job's name and its configuration file with the overrides; return the file's text and configuration.
 
     Without a file, check the names and types of the overrides, except for items of lists, which only the cluster has.
     """
@@ -97,24 +124,22 @@ def _checked_file(submission: Submission, say: Say) -> str | None:
     if submission.config is None:
         named = [override for override in submission.overrides if not re.search(r"\.\d", override.partition("=")[0])]
         draft(kind, None, named, part=True)
-        return None
-    _mention_local_paths(load(kind, submission.config, submission.overrides), say)
-    return Path(submission.config).read_text(encoding="utf-8-sig")
+        return None, None
+    config = load(kind, submission.config, submission.overrides)
+    _mention_local_paths(config, say)
+    return Path(submission.config).read_text(encoding="utf-8-sig"), config
 
 
-def _check_against(api: Api, cluster: Object, submission: Submission, say: Say) -> None:
-    """Check the cluster's configuration with the overrides, if it may be read."""
+def _checked_against(texts: Mapping[str, str], submission: Submission, say: Say) -> JobConfig:
+    """Return the cluster's configuration with the overrides."""
     job = submission.job
-    try:
-        texts = job_texts(api, cluster)
-    except Forbidden:
-        say(f"no right to read ConfigMap {jobs_map(cluster)!r}: before the job starts, only --set is checked")
-        return
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"
         raise UserError(f"--config: required, since the cluster has no {JOBS_FOLDER}/{job}.yaml (it has {have})")
     with as_file(job, texts[job]) as file:
-        _mention_local_paths(load(kind_of(job), file, submission.overrides), say)
+        config = load(kind_of(job), file, submission.overrides)
+    _mention_local_paths(config, say)
+    return config
 
 
 @contextlib.contextmanager

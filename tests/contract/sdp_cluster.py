@@ -1,6 +1,7 @@
 """charts/sdp-cluster as helm renders it, with each of the values files that tests render it with.
 
-`python -m tests.contract.sdp_cluster` writes the renderings in tests/contract/rendered, which a reviewer reads.
+`python -m tests.contract.sdp_cluster` writes the renderings in tests/contract/rendered, which a reviewer reads, and the
+manifests of jobs with a cluster of their own.
 """
 
 import re
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from sdp.kube.clusters import rendered_texts
+from sdp.kube.rayjob import as_yaml
+from sdp.kube.submit import Submission, rayjob_of
 
 CHART = Path(__file__).parents[2] / "charts" / "sdp-cluster"
 VALUES = {
@@ -75,6 +80,31 @@ def rendered(helm: Path, example: str) -> str:
     return yaml.safe_dump_all(parsed(done.stdout), width=120)
 
 
+MANIFESTS = CHART.parents[1] / "manifests"
+OWN_CLUSTER = ("process", "train", "train-online")
+"""Jobs that have a manifest with a cluster of its own."""
+_ABOUT = """\
+# Run {job} on a cluster that is made for the job and deleted after it, with the chart's default values. With yours:
+# helm template sdp charts/sdp-cluster -f values.yaml > all.yaml
+# sdp submit {job} --own-cluster --manifest all.yaml | kubectl create -f -
+# The job uses the configuration, accounts and network policies of the release sdp. As it is, with your image in it:
+# kubectl apply -f manifests/{job}-own-cluster.yaml
+"""
+
+
+def own_cluster(helm: Path, job: str, *settings: str, example: str = "minimal") -> Manifest:
+    """Return the RayJob that `sdp submit JOB --own-cluster` makes of a rendered release."""
+    manifests = parsed(helm_template(helm, example, "model=s3://my-bucket/model", *settings).stdout)
+    cluster = one(manifests, "RayCluster")
+    submission = Submission(job=job, name=f"sdp-{job}-own-cluster", own_cluster=True)
+    return rayjob_of(submission, lambda: (cluster, rendered_texts(manifests, cluster)), print)
+
+
+def manifest_of(helm: Path, job: str) -> str:
+    """Return the text of manifests/JOB-own-cluster.yaml."""
+    return _ABOUT.format(job=job) + as_yaml(own_cluster(helm, job, "image.repository=REGISTRY/sdp/ray"))
+
+
 if __name__ == "__main__":
     from scripts.tools import find
 
@@ -83,3 +113,5 @@ if __name__ == "__main__":
     for example, path in RENDERED.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(rendered(helm, example))
+    for job in OWN_CLUSTER:
+        (MANIFESTS / f"{job}-own-cluster.yaml").write_text(manifest_of(helm, job))

@@ -13,15 +13,28 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contract.sdp_cluster import CHART, RENDERED, VALUES, Manifest, one, parsed, pods, rendered
+from tests.contract.sdp_cluster import (
+    CHART,
+    MANIFESTS,
+    OWN_CLUSTER,
+    RENDERED,
+    VALUES,
+    Manifest,
+    manifest_of,
+    one,
+    own_cluster,
+    parsed,
+    pods,
+    rendered,
+)
 
 pytestmark = pytest.mark.needs("helm")
-MANIFESTS = CHART.parents[1] / "manifests"
 STATIC = ("autoscaling.enabled=false", "groups.cpu.replicas=1", "groups.a10g.replicas=8", "groups.a100.replicas=4")
 """A cluster that does not grow, with what the chart's jobs ask for."""
 KUEUE, ELASTIC = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/elastic-job"
 VOLCANO, OF_POD = "volcano.sh/queue-name", "scheduling.volcano.sh/queue-name"
 KAI = "kai.scheduler/queue"
+AUTOSCALER = ("autoscaler-tmp", "autoscaler-home")
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 Render = Callable[..., list[Manifest]]
 
@@ -495,7 +508,7 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
         assert job["metadata"]["name"] == f"sdp-{path.stem}"
         name = path.stem.removesuffix("-own-cluster")
         kind = re.split("-", name)[0]
-        rest = " --set scaling.can_grow=false" if name != path.stem else ""  # its cluster has all pods from the start
+        rest = " --set scaling.can_grow=false" if name != path.stem and kind == "train" else ""
         command = f"python -m sdp.supervisor {kind} --config /etc/sdp/jobs/{name}.yaml{rest}"
         assert job["spec"]["entrypoint"] == command
         assert job["metadata"]["labels"]["sdp/job"] == name
@@ -503,51 +516,62 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
         assert f"kubectl apply -f manifests/{path.name}" in path.read_text()
 
 
-def own_cluster(*, efa: bool) -> Manifest:
-    """Return the RayJob with a cluster of its own, with the patch for EFA if wanted."""
-    job: Manifest = json.loads(json.dumps(yaml.safe_load((MANIFESTS / "train-own-cluster.yaml").read_text())))
-    for change in json.loads((MANIFESTS / "efa.json").read_text()) if efa else []:
-        assert change["op"] == "add"
-        *path, last = (part.replace("~1", "/") for part in change["path"].split("/")[1:])
-        parent: Any = job
-        for part in path:
-            parent = parent[int(part) if isinstance(parent, list) else part]
-        if last == "-":
-            parent.append(change["value"])
-        else:
-            parent[last] = change["value"]
-    return job
+@pytest.mark.parametrize("job", OWN_CLUSTER)
+def test_the_manifest_with_a_cluster_of_its_own_is_what_sdp_submit_makes(tool: Callable[[str], Path], job: str) -> None:
+    committed = (MANIFESTS / f"{job}-own-cluster.yaml").read_text()
+    assert manifest_of(tool("helm"), job) == committed, "python -m tests.contract.sdp_cluster writes it"
 
 
-@pytest.mark.parametrize("settings", [[], ["groups.a100.efaDevices=4"]], ids=["plain", "efa"])
-def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Render, settings: list[str]) -> None:
-    spec = own_cluster(efa=bool(settings))["spec"]
-    own, chart = spec["rayClusterSpec"], one(render("minimal", *settings), "RayCluster")["spec"]
-    assert "enableInTreeAutoscaling" not in own, "Kueue takes none"
-    assert (own["authOptions"], own["rayVersion"]) == (chart["authOptions"], chart["rayVersion"])
-    templates = pods({"spec": chart})
-    for name, template in pods({"spec": own}).items():
-        actual, expected = template["spec"], templates[name]["spec"]
-        (our_container,), (their_container,) = actual["containers"], expected["containers"]
-        same = ("securityContext", "shareProcessNamespace", "enableServiceLinks", "nodeSelector", "tolerations")
-        assert [actual.get(key) for key in same] == [expected.get(key) for key in same]
-        same = ("name", "securityContext", "volumeMounts", *(["resources"] if name != "head" else []))
-        assert [our_container[key] for key in same] == [their_container[key] for key in same]
-        assert our_container["image"].startswith("REGISTRY/"), "which no cluster takes: whose it is has to be said"
-        assert actual["serviceAccountName"] == "sdp"
-        assert template["metadata"]["labels"] == {"sdp/jobs-of": "sdp"}, "what the chart's network policy goes by"
-        drain = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-        own_network, chart_network = (
-            {k: v for k, v in environment(s).items() if k.startswith(("FI_", "NCCL_", "PYTORCH_", "TORCH"))}
-            for s in (actual, expected)
-        )
-        assert own_network == chart_network
-        assert (drain in environment(actual)) == (name == "a100"), "nobody waits for a head"
-        assert bool(our_container["lifecycle"]) == (name == "head")
-        autoscaler = ("token", "autoscaler-tmp", "autoscaler-home")
-        assert actual["volumes"] == [volume for volume in expected["volumes"] if volume["name"] not in autoscaler]
-    (group,) = own["workerGroupSpecs"]
-    assert group["labels"]["ray.io/accelerator-type"] == "A100"
-    assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
-    train = yaml.safe_load(one(render("minimal"), "ConfigMap")["data"]["train.yaml"])
-    assert group["replicas"] * 8 == train["scaling"]["num_workers"]["max"], "neither idle GPUs nor trainers without one"
+QUEUED = ("queue.manager=volcano", "queue.name=gpus", "ownCluster.labels.priority=high", "ownCluster.backoffLimit=1")
+
+
+@pytest.mark.parametrize(
+    ("example", "settings", "replicas"),
+    [
+        ("minimal", (), {"a10g": 8, "a100": 4}),
+        ("minimal", ("groups.a100.efaDevices=4", "groups.a100.colocateBy=rack"), {"a10g": 8, "a100": 4}),
+        ("minimal", QUEUED, {"a10g": 8, "a100": 4}),
+        ("spot", (), {"a10g-spot": 8, "a100": 4}),
+    ],
+)
+def test_a_job_s_own_cluster_has_the_pods_of_the_release_and_as_many_as_the_job_needs(
+    render: Render, tool: Callable[[str], Path], example: str, settings: tuple[str, ...], replicas: dict[str, int]
+) -> None:
+    release = one(render(example, *settings), "RayCluster")
+    job = own_cluster(tool("helm"), "train-online", *settings, example=example)
+    name, spec = job["metadata"]["name"], job["spec"]["rayClusterSpec"]
+    assert {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]} == replicas
+    assert all(group["minReplicas"] == group["maxReplicas"] == group["replicas"] for group in spec["workerGroupSpecs"])
+    assert spec.keys() == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}, (
+        "Kueue takes no autoscaler"
+    )
+    templates, expected_templates = pods({"spec": spec}), pods(release)
+    for group, template in templates.items():
+        labels = {"sdp/jobs-of": "sdp", "sdp/rayjob": name}
+        assert template["metadata"]["labels"] == expected_templates[group]["metadata"]["labels"] | labels
+        assert template["metadata"]["annotations"] == expected_templates[group]["metadata"]["annotations"]
+        actual, expected = template["spec"], expected_templates[group]["spec"]
+        volumes = [volume for volume in expected["volumes"] if volume["name"] not in ("token", *AUTOSCALER)]
+        selects = {"affinity": None, "topologySpreadConstraints": None}
+        assert actual | selects == expected | selects | {"volumes": volumes}
+        near = actual.get("affinity", {}).get("podAffinity", {}).get(REQUIRED, [])
+        for selector in [*near, *actual.get("topologySpreadConstraints", [])]:
+            assert selector["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    if settings == QUEUED:
+        marks = job["metadata"]["labels"]
+        assert (marks[VOLCANO], marks["priority"], marks["sdp/job"]) == ("gpus", "high", "train-online")
+        assert job["spec"]["backoffLimit"] == 1
+        assert "labels" not in job["spec"]
+
+
+def test_a_download_on_its_own_cluster_reaches_no_private_network(render: Render, tool: Callable[[str], Path]) -> None:
+    rules = policies(render("minimal"))
+    own, shared = rules["sdp-jobs-downloads"], rules["sdp-downloads"]
+    assert own["egress"][1:] == shared["egress"][1:]
+    source = "jobs.download.source.uri=s3://my-bucket/urls"
+    spec = own_cluster(tool("helm"), "download", source)["spec"]["rayClusterSpec"]
+    assert [(group["groupName"], group["replicas"]) for group in spec["workerGroupSpecs"]] == [("cpu", 10)]
+    (expression,) = own["podSelector"]["matchExpressions"]
+    labels = spec["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+    assert own["podSelector"]["matchLabels"].items() <= labels.items()
+    assert labels[expression["key"]] in expression["values"]

@@ -56,4 +56,6 @@ def test_kuberay_takes_the_manifest(path: Path) -> None:
         assert not spec.get("suspend")
         assert spec["submissionMode"] != "SidecarMode"
     else:
-        assert "rayClusterSpec" in spec
+        cluster = spec["rayClusterSpec"]
+        assert not {"upgradeStrategy", "enableInTreeAutoscaling", "autoscalerOptions"} & cluster.keys()
+        assert not any({"idleTimeoutSeconds", "priority"} & group.keys() for group in cluster["workerGroupSpecs"])

@@ -94,10 +94,10 @@ def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.Complete
     )
 
 
-def submit(kube: Kube, job: str, *settings: str) -> str:
+def submit(kube: Kube, job: str, *settings: str, own_cluster: bool = False) -> str:
     """`sdp submit`, without following; returns the RayJob's name."""
-    sets = [word for setting in settings for word in ("--set", setting)]
-    done = sdp(kube, "submit", job, "--no-follow", *sets)
+    words = [word for setting in settings for word in ("--set", setting)] + ["--own-cluster"] * own_cluster
+    done = sdp(kube, "submit", job, "--no-follow", *words)
     assert done.returncode == 0, done.stderr
     words = done.stderr.split()
     return words[words.index("submitted") + 1]

@@ -270,6 +270,18 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     assert "scaling.accelerator=A100" in capfd.readouterr().out
 
 
+def test_a_job_is_submitted_with_a_cluster_of_its_own(lab: Lab, capfd: Capture) -> None:
+    lab.kube.put(f"{RAY}/rayclusters/sdp", raycluster(group("cpu"), group("a100", 8, "A100", 4)))
+    settings = ["--set", "scaling.accelerator=A100", "--set", "scaling.num_workers=9", "--name", "own"]
+    assert main(["submit", "train", "--own-cluster", "--no-follow", *settings]) == 0
+    assert "submitted own to its own cluster in namespace 'lab'" in capfd.readouterr().err
+    spec = lab.kube.objects[f"{RAY}/rayjobs/own"]["spec"]
+    assert "clusterSelector" not in spec
+    (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert (workers["groupName"], workers["replicas"]) == ("a100", 2)
+    assert spec["entrypoint"].endswith("--set scaling.num_workers=9 --set scaling.can_grow=false")
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +359,8 @@ def nothing(lab: Lab) -> None:
         ),
         ("logs x", begun_and(no_cluster), 'rayclusters "sdp" not found'),
         ("logs x", begun_and(lambda lab: lab.ray.jobs.clear()), "has no record of the job; it may have been replaced"),
+        ("submit train --own-cluster --dry-run", nothing, "--own-cluster: expected --manifest FILE with --dry-run"),
+        ("submit train --own-cluster", may_not("get", "configmaps"), 'cannot get resource "configmaps"'),
         ("doctor --manifest /no/such", nothing, "--manifest: /no/such: expected a file of YAML"),
     ],
 )

@@ -62,7 +62,7 @@ def objects(manifests: list[Manifest]) -> Iterator[Manifest]:
 @pytest.mark.needs("helm", "linters")
 def test_checkov_finds_only_what_is_wrong_here(tool: Callable[[str], Path], tmp_path: Path) -> None:
     manifests = monitoring.rendered(tool("helm"))
-    for path in (RENDERED["minimal"], ROOT / "manifests/train-own-cluster.yaml"):
+    for path in (RENDERED["minimal"], ROOT / "manifests/train-online-own-cluster.yaml"):
         manifests += parsed(path.read_text())
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(objects(manifests)))
     options = ["-f", "all.yaml", "--framework", "kubernetes", "-o", "json", "--skip-download"]
