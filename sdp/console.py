@@ -8,8 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+from collections.abc import Iterable, Sequence
 
 FORMATS = ("text", "json")
 FORMAT_ENV = "SDP_LOG_FORMAT"
@@ -66,16 +65,8 @@ class Progress:
     ...     progress.update("1,200 of 20,000 rows · 310/s · ETA 1:01")
     """
 
-    def __init__(
-        self,
-        label: str,
-        *,
-        every_s: float = 10.0,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._label, self._every_s, self._clock = label, every_s, clock
-        self._file = file or sys.stderr
+    def __init__(self, label: str, *, every_s: float = 10.0) -> None:
+        self._label, self._every_s, self._file = label, every_s, sys.stderr
         self._terminal = self._file.isatty() and os.environ.get("TERM") != "dumb" and not _json
         self._shown_at: float | None = None
         self._last = self._shown = ""
@@ -85,7 +76,7 @@ class Progress:
 
     def update(self, text: str) -> None:
         """Show the text if the last one is old enough; cheap to call often."""
-        now = self._clock()
+        now = time.monotonic()
         self._last = text
         pause = 0.2 if self._terminal else self._every_s
         if self._shown_at is None or now - self._shown_at >= pause:

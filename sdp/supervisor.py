@@ -35,13 +35,7 @@ STAY_S = 1800.0
 """Longest wait for the end of a pod that is being removed."""
 
 
-def supervise(
-    command: Sequence[str],
-    *,
-    tries: int = TRIES,
-    steady_s: float = STEADY_S,
-    first_pause_s: float = FIRST_PAUSE_S,
-) -> int:
+def supervise(command: Sequence[str]) -> int:
     """Run a command until it succeeds, needs the user, or fails too often; return its last exit code."""
     child: subprocess.Popen[bytes] | None = None
     stopping, leaving = threading.Event(), threading.Event()
@@ -73,13 +67,13 @@ def supervise(
             stay_if_leaving()
             if code in (0, UserError.exit_code) or stopping.is_set():
                 return code if code >= 0 else 128 - code
-            failures = 1 if time.monotonic() - start > steady_s else failures + 1
+            failures = 1 if time.monotonic() - start > STEADY_S else failures + 1
             end = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            if failures >= tries:
+            if failures >= TRIES:
                 say(f"supervisor: the job {end}, {failures} times in a row; giving up: fix the cause and resubmit it")
                 return code if code > 0 else 128 - code
-            pause = backoff(failures - 1, first_pause_s, LONGEST_PAUSE_S)
-            say(f"supervisor: the job {end}; restarting in {pause:.3g} s ({failures} of {tries - 1})")
+            pause = backoff(failures - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            say(f"supervisor: the job {end}; restarting in {pause:.3g} s ({failures} of {TRIES - 1})")
             if stopping.wait(pause):
                 stay_if_leaving()
                 return 128 + signal.SIGTERM

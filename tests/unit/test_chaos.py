@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sdp.supervisor import supervise
+from sdp import supervisor
 from tests.chaos.log import faults_in
 
 
@@ -27,9 +27,10 @@ def test_a_log_has_a_line_for_each_end_and_none_of_a_library(log: str, faults: l
 
 @pytest.mark.parametrize("end", ["sys.exit(1)", "os.kill(os.getpid(), 11)"])
 def test_a_job_that_ends_without_a_word_is_found_in_the_supervisors_own_lines(
-    end: str, capfd: pytest.CaptureFixture[str]
+    end: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(supervisor, "TRIES", 1)
     for said, faults in (("'sdp: Ray was lost'", 0), ("'process: 8 of 8 parts'", 1)):
-        supervise([sys.executable, "-c", f"import os, sys; print({said}, flush=True); {end}"], tries=1)
+        supervisor.supervise([sys.executable, "-c", f"import os, sys; print({said}, flush=True); {end}"])
         out, err = capfd.readouterr()
         assert len(faults_in(out + err)) == faults, out + err

@@ -3,7 +3,7 @@
 import io
 import json
 import logging
-import sys
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -18,11 +18,10 @@ class Terminal(io.StringIO):
 
 
 def shown(file: io.StringIO, *texts: str) -> str:
-    seconds = iter(range(len(texts)))
-    with Progress("job", every_s=10, file=file, clock=lambda: float(next(seconds))) as progress:
+    with redirect_stderr(file), Progress("job", every_s=10) as progress:
         for text in texts:
             progress.update(text)
-    return file.getvalue() if isinstance(file, io.StringIO) else ""
+    return file.getvalue()
 
 
 def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +43,8 @@ def test_filters_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.setenv("SDP_LOG_FORMAT", "json")
         configure()
         log.warning("a file is damaged")
-        shown(sys.stderr, "1 of 2")  # type: ignore[arg-type] # a text stream
-        messages = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        lines = capsys.readouterr().err + shown(io.StringIO(), "1 of 2")
+        messages = [json.loads(line) for line in lines.splitlines()]
         assert [(message["level"], message["message"]) for message in messages] == [
             ("warning", "a file is damaged"),
             ("info", "job: 1 of 2"),

@@ -32,10 +32,13 @@ sys.exit(code)
 """
 
 
-def runs_of(tmp_path: Path, codes: str, **bounds: float) -> tuple[int, int]:
+def runs_of(tmp_path: Path, codes: str, steady_s: float = supervisor.STEADY_S) -> tuple[int, int]:
     """The exit code in the end, and how often a command was run that ends with these codes in turn."""
     tally = tmp_path / "tally"
-    code = supervise([sys.executable, "-c", COUNTING, str(tally), codes], first_pause_s=0.01, **bounds)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+        patch.setattr(supervisor, "STEADY_S", steady_s)
+        code = supervise([sys.executable, "-c", COUNTING, str(tally), codes])
     return code, tally.stat().st_size
 
 
@@ -126,7 +129,7 @@ def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Pa
 
 
 def test_a_supervisor_whose_pod_goes_between_two_tries_stays_too() -> None:
-    program = "from sdp.supervisor import supervise; supervise(['false'], first_pause_s=60)"
+    program = "from sdp import supervisor; supervisor.FIRST_PAUSE_S = 60; supervisor.supervise(['false'])"
     with running(program) as supervisor:
         assert "restarting in 60 s" in next_line(supervisor)
         assert leave(30, lambda words: program in words) == []
