@@ -54,14 +54,12 @@ class Owner:
 
     host: str
     pid: Annotated[int, Field(ge=1, lt=2**31)]
-    started: str
-    """Start time by the kernel's count, since pids are reused."""
     kernel: str
-    """The kernel's boot and the pid namespace; where both agree, a pid names the same process."""
+    """The kernel's boot and the pid namespace; where both agree, no process with the pid means that it has ended."""
 
     @classmethod
     def this_process(cls) -> "Owner":
-        return cls(socket.gethostname(), os.getpid(), _started(os.getpid()) or "", _kernel())
+        return cls(socket.gethostname(), os.getpid(), _kernel())
 
     def is_known_dead(self) -> bool:
         """Return whether the process has certainly ended; False where that cannot be known here."""
@@ -69,12 +67,9 @@ class Owner:
             return False
         try:
             os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass  # it runs as another user
-        started = _started(self.pid)
-        return started is not None and started != self.started
+        except OSError as error:  # or it runs as another user
+            return isinstance(error, ProcessLookupError)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +329,3 @@ def _kernel() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
-
-
-def _started(pid: int) -> str | None:
-    """Return the start time of a process; "ended" for a zombie, None where it cannot be read."""
-    try:
-        # The name in parentheses may contain anything, so fields are counted from its end.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return "ended" if fields[0] in "ZX" else fields[19]

@@ -18,7 +18,7 @@ from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
 from tests.waiting import until
 
-ELSEWHERE = Owner(host="node-7", pid=4711, started="1", kernel="another machine")
+ELSEWHERE = Owner(host="node-7", pid=4711, kernel="another machine")
 
 
 class Clock:
@@ -168,7 +168,7 @@ def test_a_process_that_dies_while_it_is_watched_is_replaced_at_once(
     storage: Storage, leave: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    leave(owner=replace(Owner.this_process(), pid=child.pid, started=lease_module._started(child.pid)))
+    leave(owner=replace(Owner.this_process(), pid=child.pid))
     real = threading.Event.wait
 
     def kill(self: threading.Event, timeout: float | None = None) -> bool:
@@ -184,19 +184,10 @@ def test_a_process_that_dies_while_it_is_watched_is_replaced_at_once(
         assert lease.generation == 2
 
 
-def test_a_zombie_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    owner = replace(Owner.this_process(), pid=child.pid, started="1")
-    until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "a zombie")
-    assert owner.is_known_dead()
-    child.wait()
-
-
 def test_a_pid_says_nothing_on_another_machine_or_in_another_container() -> None:
     assert not replace(ELSEWHERE, pid=2**22 + 1).is_known_dead()
     assert not replace(ELSEWHERE, pid=2**22 + 1, kernel="").is_known_dead()
     assert not Owner.this_process().is_known_dead()
-    assert replace(Owner.this_process(), started="12").is_known_dead(), "another process has its pid now"
 
 
 def test_while_another_holder_is_watched_its_name_and_the_longest_wait_are_reported(
