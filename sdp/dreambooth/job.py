@@ -23,14 +23,13 @@ from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
 from sdp.imaging import RowError
-from sdp.model import layout, sources
-from sdp.model.layout import INDEX
+from sdp.model import sources
 from sdp.storage import open_source, open_storage
 
 if TYPE_CHECKING:
     from sdp.report.page import PageSection
 
-MODEL, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "model", "class-latents", "subject-latents", "run", "pictures"
+CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "class-latents", "subject-latents", "run", "pictures"
 """Folders of the output that are named here; steps.yaml names all of the steps'."""
 PAGE = "report.html"
 _DRIFT = 50
@@ -53,8 +52,6 @@ class Step:
 def run(config: DreamboothConfig, *, dry_run: bool = False) -> None:
     """Run the remaining steps, or print all steps in a dry run."""
     _check(config)
-    if not dry_run:
-        config = keep_model(config)
     steps = steps_of(config)
     parsed = [parse(step.job, step.config) for step in steps]  # errors appear before the first step starts
     if dry_run:
@@ -69,22 +66,6 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> None:
             raise KeyboardInterrupt(signal_name)
     page = _report(config, steps)
     say(table(_next_steps(config, page)))
-
-
-def keep_model(config: DreamboothConfig) -> DreamboothConfig:
-    """Copy a hub model to the output, so that no worker asks the hub; return a configuration with the copy."""
-    options = config.storage.options()
-    source = sources.parse(config.model.source)
-    if source.kind != "hub":
-        return config
-    copy = open_storage(config.output.uri, options).child(MODEL)
-    if not copy.exists(INDEX):
-        say(f"dreambooth: copying {source} to {copy.uri}")
-        path = sources.resolve(source, storage=options).path
-        # The index comes last, since its presence marks a complete copy.
-        for name in sorted(layout.present(path), key=lambda name: (name == INDEX, name)):
-            copy.publish(name, (path / name).read_bytes())
-    return config.replaced(model=config.model.replaced(source=copy.uri))
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:

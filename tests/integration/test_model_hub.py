@@ -126,7 +126,6 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
     def run(call: str, **env: str) -> Outcome:
         code = (
             "import sys\nfrom sdp.errors import SdpError\n"
-            "from sdp.config import load\nfrom sdp.dreambooth.job import keep_model\n"
             "from sdp.model.sources import check, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
@@ -144,20 +143,6 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
         return Outcome(done.returncode, done.stdout.strip(), lines[-1] if lines else "")
 
     return run
-
-
-def test_dreambooth_fetches_a_model_once_to_the_output(hub: Hub, ask: Ask, tmp_path: Path) -> None:
-    settings = [f"model.source={SOURCE}", f"output.uri={tmp_path}/cat", "source.uri=own", "source.caption=a zwx"]
-    call = f"keep_model(load('dreambooth', None, {settings!r})).model.source"
-    done = ask(call)
-    assert (done.code, done.out) == (0, f"{tmp_path}/cat/model"), done.line
-    kept = resolve(f"{tmp_path}/cat/model")
-    assert {name: (kept.path / name).read_bytes() for name in present(kept.path)} == {
-        name: data for name, data in hub.files.items() if name not in EXTRA
-    }
-    hub.asked.clear()
-    assert ask(call, HF_HOME=str(tmp_path / "another")).out == f"{tmp_path}/cat/model"
-    assert not hub.asked
 
 
 def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: Ask) -> None:
