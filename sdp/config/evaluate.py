@@ -9,26 +9,21 @@ from sdp.config.types import Name, Positive, Uri
 from sdp.errors import Problem
 
 
-class PictureSource(Section):
-    """The pictures to judge."""
-
-    uri: Uri | None = key(None, example="s3://bucket/images")
-    """The pictures to judge: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files;
-    null judges none."""
-    image_column: Name = key("image")
-    """The column that holds the encoded pictures."""
-    caption_column: Name | None = key(None)
-    """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
-
-
 class ReferenceSource(Section):
     """The pictures to compare with."""
 
     uri: Uri | None = key(None, example="s3://bucket/images")
-    """The pictures to compare with: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture
-    files; null compares with none."""
+    """The pictures: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files; null means
+    none."""
     image_column: Name = key("image")
     """The column that holds the encoded pictures."""
+
+
+class PictureSource(ReferenceSource):
+    """The pictures to judge."""
+
+    caption_column: Name | None = key(None)
+    """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
 
 
 class ClipConfig(Section):

@@ -62,7 +62,9 @@ def _closing(figures: Mapping[str, Any], run: PoolFigures, uri: str) -> Iterator
 
 
 def _figures(plan: EvaluatePlan, sets: Mapping[str, Features]) -> dict[str, Any]:
-    figures: dict[str, Any] = {each.name: {"uri": each.pictures.uri, **sets[each.name].counts} for each in plan.sets}
+    figures: dict[str, Any] = {
+        each.name: {"uri": each.pictures.uri, **sets[each.name].counts.to_json()} for each in plan.sets
+    }
     if plan.clip is not None:
         figures["clip"] = {"model": pinned(plan.clip), **clip_score(sets[GENERATED].scores)}
     if plan.features is not None:
@@ -94,13 +96,13 @@ def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], Po
     with Tracker(pool, lease, sum(piece.take for _, _, pieces in tasks for piece in pieces)) as tracker:
         for name, number, features in pool.run(make_worker, tasks, tracker.add):
             units[name, number] = features
-            tracker.add(sum(unit.outcomes.total() for unit in units.values()) - tracker.figures.done)
+            tracker.add(sum(unit.counts.input for unit in units.values()) - tracker.figures.done)
     sets = {}
     for each in plan.sets:
         numbers = sorted(number for name, number in units if name == each.name)
         sets[each.name] = joined = Features.join([units[each.name, number] for number in numbers])
-        if (written := joined.counts["written"]) < 2:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in joined.counts["reasons"].items())
+        if (written := joined.counts.written) < 2:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in joined.counts.reasons.items())
             raise DatasetError(
                 f"{each.pictures.uri}: expected 2 readable pictures or more, got {written} "
                 f"({reasons or 'there are no others'}); add pictures"

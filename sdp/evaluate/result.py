@@ -1,7 +1,6 @@
 """The figures of an evaluation, computed from features, and remarks on them."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 import sdp
 from sdp.config import EvaluateConfig
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.outcomes import Counts
 from sdp.evaluate.loss import LossSpec
 from sdp.model.checkpoints import run_of
 
@@ -34,8 +33,8 @@ class Features:
     """A row for each picture that could be used."""
     scores: NDArray[np.float32]
     """CLIP scores of those that have a caption."""
-    outcomes: Counter[tuple[str, str]]
-    """All pictures by outcome and reason."""
+    counts: Counts
+    """All pictures by outcome."""
 
     @staticmethod
     def join(parts: "Sequence[Features]") -> "Features":
@@ -44,17 +43,8 @@ class Features:
         return Features(
             np.concatenate([part.features for part in parts if len(part.features)] or [nothing]),
             np.concatenate([part.scores for part in parts] or [nothing[0:0, 0]]),
-            sum((part.outcomes for part in parts), Counter()),
+            sum((part.counts for part in parts), Counts()),
         )
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """Pictures by outcome, and `reasons` of those that could not be used."""
-        counts: dict[str, Any] = {"input": self.outcomes.total(), WRITTEN: 0, FILTERED: 0, FAILED: 0}
-        for (outcome, _), count in self.outcomes.items():
-            counts[outcome] += count
-        reasons = {reason: count for (_, reason), count in sorted(self.outcomes.items()) if reason}
-        return {**counts, "reasons": reasons}
 
 
 def clip_score(scores: NDArray[np.float32]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """An evaluator's work on a unit: compute the features of its pictures."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -8,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.outcomes import Counts
 from sdp.device import BatchLimit, choose_device
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
@@ -48,7 +47,7 @@ class EvaluateWorker:
     def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, int, Features]:
         """Compute a unit's features; call `on_rows` with the number of pictures after each batch."""
         name, unit, pieces = task
-        spec, unusable = self._spec[name], Counter[tuple[str, str]]()
+        spec, unusable = self._spec[name], list[Counts]()
         for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
             if network is not None and network.digest not in self._loaded:
                 local = networks.find(network.source, key, storage=spec.storage)  # on this machine
@@ -59,25 +58,23 @@ class EvaluateWorker:
             parts += self._limit.run(lambda at: self._embed(spec, batch[at]), len(batch), single)
             on_rows(len(batch))
         done = Features.join(parts)
-        return name, unit, Features(done.features, done.scores, done.outcomes + unusable)
+        return name, unit, Features(done.features, done.scores, sum(unusable, done.counts))
 
-    def _prepared(
-        self, spec: EvaluateSpec, pieces: Sequence[Piece], unusable: Counter[tuple[str, str]]
-    ) -> Iterator[_Prepared]:
-        """Yield the pictures to embed; count the others by outcome and reason."""
+    def _prepared(self, spec: EvaluateSpec, pieces: Sequence[Piece], unusable: list[Counts]) -> Iterator[_Prepared]:
+        """Yield the pictures to embed; add the outcomes of the others to `unusable`."""
         used = {each.digest: self._loaded[each.digest] for each in (spec.features, spec.clip) if each is not None}
         skipped = reason_to_skip(spec)
 
-        def prepare(picture: SourceRow) -> _Prepared | tuple[str, str]:
+        def prepare(picture: SourceRow) -> _Prepared | Counts:
             if (reason := skipped(picture.row)) is not None:
-                return FILTERED, reason
+                return Counts(filtered=1, reasons={reason: 1})
             try:
                 if picture.image is None:
                     raise RowError("empty", picture.error or "the row has no image")
                 pixels = self._decode(spec, picture.image)
                 views = {digest: network.prepare(pixels) for digest, network in used.items()}
             except RowError as error:
-                return FAILED, error.reason
+                return Counts(failed=1, reasons={error.reason: 1})
             return _Prepared(views, (picture.caption or "").strip())
 
         if spec.foreign and self._sandbox is None:
@@ -87,7 +84,7 @@ class EvaluateWorker:
             if isinstance(prepared, _Prepared):
                 yield prepared
             else:
-                unusable[prepared] += 1
+                unusable.append(prepared)
 
     def _decode(self, spec: EvaluateSpec, data: bytes | memoryview) -> Pixels:
         if not spec.foreign:
@@ -111,5 +108,6 @@ class EvaluateWorker:
             captioned = np.flatnonzero(finite & np.array([bool(picture.caption) for picture in batch]))
             assert isinstance(clip, Transformers)
             scores = clip.scores(rows[spec.clip.digest][captioned], [batch[n].caption for n in captioned.tolist()])
-        outcomes = Counter({(WRITTEN, ""): int(finite.sum()), (FAILED, "not_finite"): int((~finite).sum())})
-        return Features(features[finite], scores, +outcomes)
+        failed = int((~finite).sum())
+        counts = Counts(int(finite.sum()), failed=failed, reasons={"not_finite": failed} if failed else {})
+        return Features(features[finite], scores, counts)
