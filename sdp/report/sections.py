@@ -7,8 +7,8 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from sdp.config.train import PHASES
+from sdp.datasets import tombstones
 from sdp.datasets.audit import RUN, datasets_of
-from sdp.datasets.manifest import MANIFEST, read_manifest
 from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import RESULT, evaluated
@@ -23,7 +23,6 @@ from sdp.storage.named import written_for
 SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset"]
 
 _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
-_LONGEST_LINEAGE = 9
 _ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
 
 
@@ -115,27 +114,14 @@ def _rank(section: PageSection) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 
-def _lineage(kind: SubjectKind | None, storage: Storage) -> Iterator[Storage]:
-    """Yield a subject, then what it was made from, as far as that can be read."""
+def _lineage(kind: SubjectKind, storage: Storage) -> Iterator[Storage]:
+    """Yield a subject and what it was made from, as far as that can be read, the nearest first; some twice."""
+    yield storage
     with suppress(SdpError):  # moved, no access, or damaged, which its own section reports
-        for _ in range(_LONGEST_LINEAGE):
-            if kind is None:
-                return
+        if kind == "evaluation" and (evaluated_uri := evaluated(storage)):
+            storage = open_storage(evaluated_uri, storage.options)
+        if kind_of(storage) == "run":
             yield storage
-            if (made_from := _made_from(kind, storage)) is None:
-                return
-            storage = open_storage(made_from, storage.options)
-            kind = kind_of(storage)
-
-
-def _made_from(kind: SubjectKind, storage: Storage) -> str | None:
-    match kind:
-        case "run":
-            phases = phases_of(storage) or [storage]
-            return next((uri for phase in phases for uri in datasets_of(phase)), None)
-        case "evaluation":
-            return evaluated(storage)
-    if not storage.exists(MANIFEST):
-        return None
-    uri = (read_manifest(storage).input or {}).get("uri")
-    return str(uri) if uri else None
+            uris = (uri for phase in phases_of(storage) or [storage] for uri in datasets_of(phase))
+            storage = open_storage(next(uris, storage.uri), storage.options)
+        yield from filter(kind_of, tombstones.lineage(storage))
