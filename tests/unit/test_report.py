@@ -163,6 +163,7 @@ def test_without_a_name_the_page_is_written_beside_its_subject(
     for options, message in (
         (["--pictures", "-1"], "--pictures: expected 0 or more, got -1"),
         (["--out", "no/r.html"], "--out: expected a file in an existing folder, got 'no/r.html'"),
+        (["--out", "."], "--out: .: cannot be written (Is a directory); choose another path"),
     ):
         assert main(["report", "../images", *options]) == 2
         assert message in capsys.readouterr().err
