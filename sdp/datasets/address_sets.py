@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
+from sdp.datasets.records import reading
 from sdp.datasets.units import Addresses
-from sdp.errors import DatasetError, NotFound
+from sdp.errors import NotFound
 from sdp.storage import Storage
 
 _SHARD_ROWS = 1 << 26
@@ -54,13 +55,9 @@ def _shard(storage: Storage, folder: str, number: int) -> BitMap64:
         data = storage.read(_name(folder, number))
     except NotFound:
         return BitMap64()
-    try:
+    hint = f"delete {folder}* and run the job that writes the dataset again"
+    with reading(storage.uri_of(_name(folder, number)), hint, "not a set of addresses"):
         return BitMap64.deserialize(data)
-    except ValueError as error:
-        where = storage.uri_of(_name(folder, number))
-        raise DatasetError(
-            f"{where}: not a set of addresses ({error}); delete {folder}* and run the job that writes the dataset again"
-        ) from error
 
 
 def _name(folder: str, number: int) -> str:

@@ -18,7 +18,7 @@ from sdp.datasets.inspect import accounts
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.lookup import in_parts
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
-from sdp.datasets.records import BadRecord, parse
+from sdp.datasets.records import parse, reading
 from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, UserError
@@ -191,10 +191,8 @@ class _RunHead:
 
 def datasets_of(run: Storage) -> list[str]:
     """Return the URIs of a run's datasets, in the order of their address ranges."""
-    try:
+    with reading(run.uri_of(RUN), "restore it from a backup"):
         return [resolved(uri, run.uri) for uri in parse(_RunHead, read_json(run, RUN)).datasets]
-    except BadRecord as error:
-        raise DatasetError(f"{run.uri_of(RUN)}: {error}; restore it from a backup") from error
 
 
 def _plain_sources(run: Storage, uris: Sequence[str]) -> set[str]:

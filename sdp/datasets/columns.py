@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError, one_line
 from sdp.storage import StorageOptions, open_source
 
@@ -40,14 +41,11 @@ def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     """Read the footer of a source's file, and check it."""
-    try:
+    with reading(uri, "make it again", "not a readable Parquet file"):
         source = open_source(uri, options)
         footer = pq.read_metadata(source)
         rows_by_group(footer, uri, source.size())
         return footer
-    except (pa.ArrowException, OSError) as error:
-        cause = one_line(error, 160)
-        raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
 
 
 def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:

@@ -7,6 +7,7 @@ adds files that were appended, or requests another attempt at failed rows. No ve
 import base64
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -17,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets.columns import table_of
-from sdp.datasets.records import Whole, dump, parse
+from sdp.datasets.records import Whole, dump, parse, reading
 from sdp.datasets.units import Addresses, Extent, Unit, Units, Work
-from sdp.errors import AlreadyExists, DatasetError, one_line
+from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import Storage
 from sdp.storage.uri import join, near, resolved
 
@@ -204,13 +205,11 @@ def load(storage: Storage, unit_rows: int) -> Index:
     for number, name in enumerate(names):
         if PurePosixPath(name).stem != PurePosixPath(version_name(number)).stem:
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
-    try:
+    with _reading(storage, FOLDER):
         index = Index(versions, unit_rows)
         index = index.moved(index.root)
         for number in (number for version in versions for number in version.units):
             index.units[number]  # raises for a unit that does not exist
-    except (ValueError, IndexError) as error:
-        raise _corrupt(storage, FOLDER, error) from error
     return index
 
 
@@ -240,7 +239,7 @@ def files_table(files: Iterable[tuple[str, int, str | None, int, int, int, int]]
 
 
 def _read_version(storage: Storage, name: str, number: int) -> Version:
-    try:
+    with _reading(storage, name):
         # pq.read_table would import a query engine, which takes longer than reading the file.
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
         head = parse(_VersionHead, (table.schema.metadata or {})[_KEY])
@@ -252,12 +251,8 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
         columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(head.columns))) if head.columns else pa.schema([])
         extent = Extent(*head.extent) if head.extent else None
         return Version(number, files, extent, head.attempt, head.units, root, columns)
-    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
-        raise _corrupt(storage, name, error) from error
 
 
-def _corrupt(storage: Storage, name: str, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"{storage.uri_of(name)}: corrupt index ({one_line(error, 120)}); restore it from a backup, "
-        "since this dataset's addresses have no meaning without it"
-    )
+def _reading(storage: Storage, name: str) -> AbstractContextManager[None]:
+    hint = "restore it from a backup, since this dataset's addresses have no meaning without it"
+    return reading(storage.uri_of(name), hint, "corrupt index")

@@ -1,7 +1,6 @@
 """The training ledger: the addresses that each epoch has consumed, in a form that merges and stays small."""
 
 import json
-import struct
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap64
 
-from sdp.datasets.records import Whole, parse
+from sdp.datasets.records import Whole, parse, reading
 from sdp.datasets.units import Addresses
-from sdp.errors import DatasetError
 
 _MAGIC = b"SDPLEDG1"
 NAME = "ledger.roaring"
@@ -72,14 +70,14 @@ class Ledger:
             bitmap.run_optimize()
             blobs.append(bitmap.serialize())
         header = json.dumps({"epochs": self.epochs(), "sizes": [len(b) for b in blobs]}).encode()
-        return b"".join([_MAGIC, struct.pack("<I", len(header)), header, *blobs])
+        return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *blobs])
 
     @staticmethod
     def from_bytes(data: bytes, where: str = "ledger") -> "Ledger":
-        try:
+        with reading(where, "use another checkpoint", "not a ledger"):
             if data[:8] != _MAGIC:
                 raise ValueError("wrong first bytes")
-            (length,) = struct.unpack_from("<I", data, 8)
+            length = int.from_bytes(data[8:12], "little")
             header = parse(_Header, data[12 : 12 + length])
             at, ledger = 12 + length, Ledger()
             for epoch, size in zip(header.epochs, header.sizes, strict=True):
@@ -87,6 +85,4 @@ class Ledger:
                     raise ValueError(f"{len(data)} bytes are too few")
                 ledger._epochs[epoch] = BitMap64.deserialize(data[at : at + size])
                 at += size
-        except (ValueError, struct.error) as error:
-            raise DatasetError(f"{where}: not a ledger ({error}); use another checkpoint") from error
         return ledger

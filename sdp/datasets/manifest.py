@@ -21,7 +21,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.output import HEAD, Head, Output, json_in, read_head, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
-from sdp.datasets.records import BadRecord, Identifier, Whole, dump, parse
+from sdp.datasets.records import Identifier, Whole, dump, parse, reading
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
@@ -159,14 +159,12 @@ def _parsed(storage: Storage, path: str, content: bytes) -> Manifest:
     where = storage.uri_of(path)
     data = json_in(content, where)
     refuse_other_format(data, where)
-    try:
+    with reading(where, "run the job again to rewrite it", "not a manifest"):
         manifest = parse(Manifest, data)
         if manifest.input and manifest.input.get("uri"):
             placed = {**manifest.input, "uri": resolved(manifest.input["uri"], storage.uri)}
             manifest = replace(manifest, input=placed)
         return manifest
-    except BadRecord as error:
-        raise DatasetError(f"{where}: not a manifest ({error}); run the job again to rewrite it") from error
 
 
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:

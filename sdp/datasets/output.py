@@ -13,7 +13,7 @@ from pydantic import Field
 from sdp.config.removed import fixed_since
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
-from sdp.datasets.records import BadRecord, Identifier, dump, parse
+from sdp.datasets.records import Identifier, dump, parse, reading
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
@@ -83,12 +83,10 @@ def read_output(storage: Storage) -> Output:
 
 def read_head(storage: Storage) -> Head:
     where = storage.uri_of(HEAD)
-    try:
+    with reading(where, "restore it from a backup"):
         data = read_json(storage, HEAD)
         refuse_other_format(data, where)
         return parse(Head, data)
-    except BadRecord as error:
-        raise DatasetError(f"{where}: {error}; restore it from a backup") from error
 
 
 def refuse_other_format(data: Mapping[str, Any], where: str) -> None:

@@ -8,7 +8,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.datasets import records
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, WRITTEN, Counts, StoredCounts, count
 from sdp.datasets.records import Identifier, Whole, parse
 from sdp.datasets.units import Addresses, Unit, Work, parse_part_name, part_name
-from sdp.errors import AlreadyExists, DatasetError, one_line
+from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import FileInfo, Storage
 
 FORMAT = 1
@@ -301,13 +302,7 @@ def _metadata(footer: pq.FileMetaData, key: bytes) -> bytes:
     return bytes(value)
 
 
-@contextmanager
-def reading(storage: Storage, path: str) -> Iterator[None]:
+def reading(storage: Storage, path: str) -> AbstractContextManager[None]:
     """Turn errors from a part's content, while it is read, into one line."""
-    try:
-        yield
-    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
-        raise DatasetError(
-            f"{storage.uri_of(path)}: corrupt part ({one_line(error, 160)}); delete this file and run the job again, "
-            "which rewrites it"
-        ) from error
+    hint = "delete this file and run the job again, which rewrites it"
+    return records.reading(storage.uri_of(path), hint, "corrupt part")

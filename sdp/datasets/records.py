@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
+import pyarrow as pa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sdp.config.phrases import got
@@ -49,13 +50,13 @@ def dump(record: Any) -> bytes:
 
 
 @contextmanager
-def reading(where: str, hint: str) -> Iterator[None]:
-    """Turn errors from malformed content into one line that names the file."""
+def reading(where: str, hint: str, fault: str = "malformed") -> Iterator[None]:
+    """Turn errors from malformed content into one line that names the file, the fault and its cause."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
-        cause = one_line(f"{type(error).__name__}: {error}", 120)
-        raise DatasetError(f"{where}: malformed ({cause}); {hint}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+        cause = error if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        raise DatasetError(f"{where}: {fault} ({one_line(cause, 160)}); {hint}") from error
 
 
 @cache

@@ -27,10 +27,10 @@ from sdp.datasets.columns import table_of
 from sdp.datasets.lookup import in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
-from sdp.datasets.records import Whole, dump
+from sdp.datasets.records import Whole, dump, reading
 from sdp.datasets.records import parse as parse_record
 from sdp.datasets.units import part_name
-from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError, one_line
+from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
 from sdp.storage import Storage, open_storage
 from sdp.urls import BadUrl, parse
 
@@ -300,18 +300,14 @@ class _Book:
 
 def _read_list(storage: Storage, name: str) -> pa.Table:
     """Read a list, with URLs in normal form. A damaged one is an error, since its images must not come back."""
-    try:
+    hint = "restore it from a backup, or delete it and add its takedowns again"
+    with reading(storage.uri_of(name), hint, "corrupt takedown list"):
         table = _read(storage.read(name))
         kinds = table["kind"].fill_null("")
         named = pc.and_(pc.is_in(kinds, pa.array(KINDS)), table["value"].is_valid())
         placed = pc.if_else(table["row"].is_valid(), pc.greater_equal(table["row"], 0), pc.not_equal(kinds, "row"))
         if (bad := pc.index(pc.and_(named, placed), False).as_py()) >= 0:
             raise ValueError("{kind} {value} {row} is not a takedown".format(**table.slice(bad, 1).to_pylist()[0]))
-    except (ValueError, pa.ArrowException, OSError) as error:
-        raise DatasetError(
-            f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "
-            "backup, or delete it and add its takedowns again"
-        ) from error
     unusual = pc.and_(pc.equal(kinds, "url"), pc.invert(pc.match_substring_regex(table["value"], _NORMAL)))
     normal = pa.array(map(_normal, table["value"].filter(unusual).to_pylist()), pa.string())
     return table.set_column(

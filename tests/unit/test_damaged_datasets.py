@@ -1,6 +1,7 @@
 """A damaged dataset: one line names the file and the field, and everything else is still reported."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ def test_a_damaged_field_of_the_head_is_named_with_its_file(
 ) -> None:
     images = make_images(tmp_path).storage
     change(tmp_path / "images/_dataset.json", path, value)
-    with pytest.raises(DatasetError, match=rf"images/_dataset\.json: {path}") as error:
+    named = rf"images/_dataset\.json: (malformed \()?{path}"
+    with pytest.raises(DatasetError, match=named) as error:
         read_head(images)
     assert "\n" not in str(error.value)
     for arguments in (["inspect", images.uri], ["audit", images.uri, "--row", "3"], ["report", images.uri]):
         assert main(arguments) == 2
-        assert f"_dataset.json: {path}" in capsys.readouterr().err
+        assert re.search(named, capsys.readouterr().err)
     with pytest.raises(DatasetError, match=r"_dataset\.json"):
         open_output(images, Head("images", 10, False, {"image.size": 256}))
 
@@ -209,7 +211,7 @@ def test_an_upstream_that_cannot_be_read_does_not_hide_the_dataset(
 def test_a_damaged_list_of_a_run_s_datasets_is_one_line(tmp_path: Path) -> None:
     run = open_storage(str(tmp_path / "run"))
     run.publish("_run.json", b'{"datasets": [3]}')
-    with pytest.raises(DatasetError, match=r"_run\.json: datasets\.0: expected a valid string, got 3"):
+    with pytest.raises(DatasetError, match=r"_run\.json: malformed .datasets\.0: expected a valid string, got 3"):
         audit([run.uri], row=1)
 
 
