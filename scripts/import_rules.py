@@ -82,7 +82,8 @@ RAY_ROOMS = frozenset({"cli"})
 """Rooms other than stages that may import ray anywhere."""
 RAY_FILES = frozenset(
     {
-        *(f"sdp/{stage}/job.py" for stage in STAGES),
+        *(f"sdp/{stage}/job.py" for stage in STAGES - {"process"}),
+        "sdp/process/on_ray.py",
         "sdp/download/pipeline.py",
         "sdp/download/repeats.py",
         "sdp/train/launch.py",
@@ -121,6 +122,7 @@ SLEEPS: Mapping[str, str] = {
 GPU_ROOMS = frozenset({"train", "process", "score", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
+    "sdp/process/local.py": "the encoder makes its device that of each thread that calls it",
     "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
 }
 """Files of these rooms that start threads without sdp.device, and why their threads use no GPU. RAY_FILES are drivers,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sdp import console, ray_loss, ray_private
+from sdp import console, hardware, ray_loss, ray_private
 from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import clean_up, cleanups, kill_descendants
@@ -154,6 +154,20 @@ def joined() -> bool:
     if not is_local():
         return True
     return ray is not None and ray.is_initialized() and len(nodes_with({})) > 1
+
+
+def is_absent() -> bool:
+    """Return whether this driver has no Ray: none is named, and it has started none."""
+    ray = sys.modules.get("ray")
+    return "RAY_ADDRESS" not in os.environ and (ray is None or not ray.is_initialized())
+
+
+def is_needless(workers: WorkersConfig) -> bool:
+    """Return whether this process alone does as much as Ray here: no cluster is named, and one worker has every GPU."""
+    gpus = hardware.local_gpus()
+    enough = workers.most == 1 or (workers.least == 1 and gpus <= 1)
+    suits = {None: True, True: gpus > 0 and workers.gpu_type is None, False: gpus == 0}
+    return is_absent() and enough and suits[workers.gpu_each]
 
 
 def on_gpus(section: str, workers: WorkersConfig) -> bool:

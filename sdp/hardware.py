@@ -4,8 +4,10 @@ Nothing is computed for a GPU that is not in it: a share of a guessed peak is wo
 datasheets often print twice as much, with structured sparsity.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 GIB = 1 << 30
@@ -137,3 +139,11 @@ _INSTANCES = (
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})
+
+
+def local_gpus() -> int:
+    """Count the NVIDIA GPUs of this machine that this process may use, without loading a library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return sum(number.strip() not in ("", "-1") for number in visible.split(","))
+    return len([*Path("/proc/driver/nvidia/gpus").glob("*")])

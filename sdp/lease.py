@@ -122,6 +122,9 @@ class Generation:
 class Lease:
     """A lease that is held until it is released or lost, or the process ends. Call `check()` before each write."""
 
+    follows_a_crash = False
+    """True if the holder before ended without releasing it."""
+
     def __init__(
         self, storage: Storage, record: Record, etag: str | None, clock: Callable[[], float], born: float
     ) -> None:
@@ -169,7 +172,11 @@ class Lease:
             except AlreadyExists:
                 continue  # another newcomer won this generation
             _require_conditions(storage, record)
-            return cls(storage, record, etag, clock, born)
+            lease = cls(storage, record, etag, clock, born)
+            if newest:
+                before = Record.load(_read(storage, newest))
+                lease.follows_a_crash = before is not None and not before.released
+            return lease
         raise LeaseHeld(_held(storage, _newest(storage)))
 
     def check(self) -> None:

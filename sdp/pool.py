@@ -10,7 +10,6 @@ needs no cluster, and none is started for it.
 
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -107,10 +106,8 @@ class WorkerPool:
 
     @property
     def is_local(self) -> bool:
-        """True if one worker, which may run anywhere, is enough, and no cluster has been joined."""
-        ray, scaling = sys.modules.get("ray"), self.scaling
-        joined = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
-        return not joined and scaling.most == 1 and scaling.gpu_each is None
+        """True if one worker in this process does the job."""
+        return cluster.is_needless(self.scaling)
 
     def require_reachable(self) -> None:
         """Refuse a cluster that does not answer, or for which no accelerator is named: before anything is written."""

@@ -15,15 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-import ray
-from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from typing import TYPE_CHECKING
 
 from sdp import cluster, ray_private
 from sdp.config import WorkersConfig
 from sdp.console import duration, say
 from sdp.errors import SdpError, UserError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 _POLL_S = 0.2
 _FIRST_LINE_S = 5.0
@@ -87,6 +87,8 @@ class PlaceRequest:
     """An open request for groups of workers at a place; each group gets all of its workers or none."""
 
     def __init__(self, place: Place, counts: Sequence[int]) -> None:
+        from ray.util.placement_group import placement_group
+
         labels, bundle = dict(place.labels), dict(place.bundle)
         self._groups: list[tuple[int, PlacementGroup]] = [
             (count, placement_group([bundle] * count, bundle_label_selector=[labels] * count if labels else None))
@@ -103,12 +105,16 @@ class PlaceRequest:
         return sum(n for n, group in self._groups if states.get(group.id.hex()) == "CREATED")
 
     def __exit__(self, *_: object) -> None:
+        from ray.util.placement_group import remove_placement_group
+
         for _count, group in self._groups:
             remove_placement_group(group)
 
 
 def own_groups() -> dict[str, str]:
     """Return the states of this job's placement groups by id; a group's id ends with its job's."""
+    import ray
+
     job = ray.get_runtime_context().get_job_id()
     states = ray_private.placement_groups().items()
     return {number: state for number, state in states if number.endswith(job) and state != "REMOVED"}
@@ -116,6 +122,9 @@ def own_groups() -> dict[str, str]:
 
 def release_places() -> None:
     """Remove this job's placement groups; nothing of it may wait for places or use them."""
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
     for number in own_groups():
         remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
 
@@ -207,24 +216,26 @@ class Stall:
 def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
     """Check a stall while the block, which waits for Ray, runs; end the process where it raises."""
 
+    from ray.exceptions import RayError
+
     def check() -> None:
         try:
             stall.check(progress(), time.monotonic())
         except SdpError as error:
             cluster.give_up(str(error))
 
-    with repeating(check, _STALLED_S / 10):
+    with repeating(check, _STALLED_S / 10, RayError):  # Ray is lost, which the block notices
         yield
 
 
 @contextmanager
-def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call a function at intervals from a thread while the block runs, whatever Ray does meanwhile."""
+def repeating(call: Callable[[], None], every_s: float, *ignored: type[Exception]) -> Iterator[None]:
+    """Call a function at intervals from a thread while the block runs; some of its errors are ignored."""
     end = threading.Event()
 
     def run() -> None:
         while not end.wait(every_s):
-            with suppress(RayError):  # Ray is lost, which the block notices, or an actor restarts
+            with suppress(*ignored):
                 call()
 
     thread = threading.Thread(target=run, name="sdp-repeating", daemon=True)

@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -21,9 +22,8 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, order_retry, publish_plan
 from sdp.datasets.units import Work
-from sdp.download import blocklists, messages, repeats
+from sdp.download import blocklists, local, messages, repeats
 from sdp.download.figures import DownloadFigures
-from sdp.download.pipeline import PoolShape, placement, write_parts
 from sdp.download.plan import Rules
 from sdp.download.unit import KIND
 from sdp.download.worker import WorkerSettings
@@ -74,7 +74,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         rules = _with_takedowns(rules, storage)
         pending = output.pending()
         infos, figures = _write_pending(config, output, rules, pending, lease)
-        find_repeated = partial(repeats.find_content, storage, placement(config), lease.confirm)
+        find_repeated = partial(repeats.find_content, storage, _placement(config), lease.confirm)
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -95,17 +95,31 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
 def _write_pending(
     config: DownloadConfig, output: Output, rules: Rules, pending: list[Work], lease: Lease
 ) -> tuple[list[PartInfo], DownloadFigures]:
-    """Write the pending parts on Ray; return their footers and the run's figures."""
+    """Write the pending parts, on Ray or in this process; return their footers and the run's figures."""
     if not pending:
         return [], DownloadFigures()
-    cluster.connect()
-    cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow="RAY_ADDRESS" in os.environ)
-    shape = PoolShape.of(config, len(pending))
+    cpus, cores, rows = config.workers.cpus, len(os.sched_getaffinity(0)), messages.rows_to_do(output, pending)
+    alone = cluster.is_absent() and not config.workers.node_labels and (config.concurrency or cores // cpus) <= 1
+    if not alone:
+        cluster.connect()
+        can_grow = "RAY_ADDRESS" in os.environ
+        cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow=can_grow)
     if config.dedup.urls:
-        repeated_urls = repeats.find_urls(config, output, rules, placement(config), lease.confirm)
+        repeated_urls = repeats.find_urls(config, output, rules, _placement(config), lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)
+    if alone:
+        settings = WorkerSettings(config, output.storage, rules, min(cores, cpus))
+        return local.write_parts(settings, output, pending, rows, lease)
+    from sdp.download.pipeline import PoolShape, write_parts
+
+    shape = PoolShape.of(config, len(pending))
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)
-    return write_parts(settings, output, pending, messages.rows_to_do(output, pending), shape, lease)
+    return write_parts(settings, output, pending, rows, shape, lease)
+
+
+def _placement(config: DownloadConfig) -> dict[str, Any]:
+    """Return Ray's options that place work on the configured nodes."""
+    return {"label_selector": dict(config.workers.node_labels) or None}
 
 
 def _refuse_unfinished(output: Output) -> None:

@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ from ray.exceptions import RayError
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig
 from sdp.config.download import HostsConfig
-from sdp.console import Progress
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.download import messages
 from sdp.download.budgets import Answer, Ask, SharedBudgets
 from sdp.download.figures import DownloadFigures
+from sdp.download.local import UNITS_AT_ONCE, shown
 from sdp.download.spans import read_span, spans
 from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
@@ -34,13 +34,9 @@ from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
 from sdp.lease import Lease
 from sdp.storage import Storage, StorageOptions
-from sdp.telemetry import Telemetry
-from sdp.waiting import Place, Stall, repeating
+from sdp.waiting import Place, Stall
 
-_UNITS_AT_ONCE = 2
-"""Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
 _REPORT_S = 1.0
-_PROGRESS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,6 @@ class PoolShape:
         return PoolShape(cpus, max(1, min(workers, pending)))
 
 
-def placement(config: DownloadConfig) -> dict[str, Any]:
-    """Return Ray's options that place work on the configured nodes."""
-    return {"label_selector": dict(config.workers.node_labels) or None}
-
-
 def write_parts(
     settings: WorkerSettings,
     output: Output,
@@ -82,7 +73,17 @@ def write_parts(
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
     stall = Stall("download", [Place("workers", {"CPU": shape.cpus}, 1, 1, dict(settings.config.workers.node_labels))])
-    with _progress(hub, rows, emit, stall):
+
+    def total(timeout_s: float) -> DownloadFigures | None:
+        with suppress(RayError):  # Ray is lost, which the loop notices, or the hub restarts
+            figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
+            detail = "" if figures.workers else "no worker has reported yet"
+            progress_so_far = figures.requests, figures.done
+            stall.check(progress_so_far, time.monotonic(), detail, busy=lambda: figures.workers > 0)
+            return figures
+        return None
+
+    with shown(total, rows, emit):
         for row in parts.iter_rows():
             lease.check()
             result: PartInfo | SdpError = pickle.loads(row["info"])
@@ -99,7 +100,8 @@ def write_parts(
 def _dataset(
     settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any
 ) -> ray.data.Dataset:
-    config, ray_options = settings.config, placement(settings.config)
+    config = settings.config
+    ray_options: dict[str, Any] = {"label_selector": dict(config.workers.node_labels) or None}
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
         partial(read_units, settings.rules.columns(), output.storage, config.storage.options()),
@@ -114,8 +116,8 @@ def _dataset(
         num_cpus=shape.cpus,
         compute=ActorPoolStrategy(
             size=shape.workers,
-            max_tasks_in_flight_per_actor=_UNITS_AT_ONCE + 1,
-            max_concurrent_calls_per_actor=_UNITS_AT_ONCE,
+            max_tasks_in_flight_per_actor=UNITS_AT_ONCE + 1,
+            max_concurrent_calls_per_actor=UNITS_AT_ONCE,
             enable_true_multi_threading=True,
         ),
         max_restarts=-1,
@@ -178,25 +180,3 @@ class Hub:
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
         return sum(self._figures.values(), DownloadFigures())
-
-
-@contextmanager
-def _progress(hub: Any, rows: int, emit: Telemetry, stall: Stall) -> Iterator[None]:
-    """Update the progress line and the metrics while the pipeline runs and once more at its end; say if it stalls."""
-    began = time.monotonic()
-
-    def show(timeout_s: float = 10.0) -> None:
-        figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
-        detail = "" if figures.workers else "no worker has reported yet"
-        progress_so_far = figures.requests, figures.done
-        stall.check(progress_so_far, time.monotonic(), detail, busy=lambda: figures.workers > 0)
-        progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
-        messages.emit(emit, figures, rows)
-
-    with Progress("download") as progress:
-        try:
-            with repeating(show, _PROGRESS_S):
-                yield
-        finally:
-            with suppress(RayError, OSError):
-                show(2.0)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 
 from sdp import cluster
 from sdp.config import DownloadConfig
@@ -87,9 +86,12 @@ def _search(
     if len(pieces) <= 1:  # starting a process would take longer
         yield from (repeated.repeated(share) for piece in pieces for share in read(piece, partitions))
         return
+    import ray
+
     cluster.connect()
-    task: Any = _read.options(num_returns=partitions + 1, **ray_options)
-    search: Any = _repeated.options(**ray_options)
+    options = {"num_cpus": 0.5, **ray_options}
+    task: Any = ray.remote(_read).options(num_returns=partitions + 1, **options)
+    search: Any = ray.remote(repeated.repeated).options(**options)
     shared = ray.put(read)
     shares = [task.remote(shared, piece, partitions) for piece in pieces]
     searches = [search.remote(*partition) for partition in list(zip(*shares, strict=True))[:-1]]
@@ -103,10 +105,6 @@ def _search(
             yield ray.get(each)
 
 
-_repeated = ray.remote(num_cpus=0.5)(repeated.repeated)
-
-
-@ray.remote(num_cpus=0.5)
 def _read(read: Any, piece: Any, partitions: int) -> Any:
     """Read a piece: return each partition's share, and None, since Ray unpacks several values only."""
     return (*read(piece, partitions), None)

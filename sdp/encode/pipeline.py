@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import ray
@@ -28,7 +28,7 @@ from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
-from sdp.encode.work import Stages
+from sdp.encode.work import Occupancy, Stages
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.waiting import Stall
 
@@ -67,7 +67,7 @@ class Pipeline:
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
 
-    def __enter__(self) -> "Pipeline":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -242,21 +242,6 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
             ray.get(desk.end.remote(worker, number, stats))
             return pack(replace(note, transformed=stats), value)
     return pack(replace(note, died=died), None)
-
-
-@dataclass(slots=True)
-class Occupancy:
-    """Uses of one thing, which may overlap by their ends."""
-
-    _ended: float | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, began: float, ended: float) -> tuple[float, float]:
-        """Return the seconds in use, and those without a use before it, that a use adds."""
-        with self._lock:
-            last = began if self._ended is None else self._ended
-            self._ended = max(last, ended)
-        return max(0.0, ended - max(began, last)), max(0.0, began - last)
 
 
 class Encode:

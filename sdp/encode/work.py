@@ -1,10 +1,11 @@
 """The work on one piece; `pipeline` and the jobs run it on a cluster."""
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -25,6 +26,7 @@ from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
+from sdp.sandbox.decoders import once_a_thread
 from sdp.storage import Storage, StorageOptions
 
 if TYPE_CHECKING:
@@ -49,6 +51,21 @@ class Stages(Protocol):
 
     def encode(self, encoder: Any, value: Any) -> Any:
         """Encode the value that `transform` returned."""
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """Uses of one thing, which may overlap by their ends."""
+
+    _ended: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, began: float, ended: float) -> tuple[float, float]:
+        """Return the seconds in use, and those without a use before it, that a use adds."""
+        with self._lock:
+            last = began if self._ended is None else self._ended
+            self._ended = max(last, ended)
+        return max(0.0, ended - max(began, last)), max(0.0, began - last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +176,7 @@ def reason_to_skip(spec: SourceSpec) -> Callable[[int], str | None]:
     return reason
 
 
-_sandboxed_crops = lru_cache(maxsize=1)(SandboxedCrops)
-"""Starts the decoders, once per process: starting takes longer than a piece."""
+_sandboxed_crops = once_a_thread(SandboxedCrops)
 
 
 @lru_cache(maxsize=1)

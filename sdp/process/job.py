@@ -5,19 +5,15 @@ their rows and writes the part: rows never pass through the driver. A piece that
 at fault is alone; that row is recorded as crashed, and the rest of the unit is written.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import ray
-from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayTaskError
 
 from sdp import cluster, telemetry
 from sdp.config import ProcessConfig, ScoreConfig
@@ -27,25 +23,21 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
-from sdp.datasets.parts import PartInfo, write_part
+from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
-from sdp.encode.blocks import Note, pack, unpack
+from sdp.encode.blocks import Note
 from sdp.encode.desk import State
-from sdp.encode.pipeline import Pipeline
-from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
 from sdp.encode.recipe import TEXT, TEXT_BATCH
-from sdp.encode.table import assemble
 from sdp.encode.work import TRIES, RowsSpec
-from sdp.errors import SdpError, Unavailable, one_line
+from sdp.errors import SdpError, one_line
 from sdp.lease import Lease
+from sdp.process.local import Local, RowsLost, Runner
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.ray_loss import unwrapped
 
 _WRITES = 4
 """Parts written at once; also the most that may wait before further units begin."""
-_WRITE_RETRIES = 3
 _WAIT_S = 0.5
 _EMIT_S = 1.0
 
@@ -113,7 +105,8 @@ class _Unit:
 
     missing: set[Piece]
     retry: Retry | None
-    gathered: "dict[Piece, ObjectRef[pa.Table]]" = field(default_factory=dict)
+    gathered: dict[Piece, Any] = field(default_factory=dict)
+    """What the runner's `write` takes, by piece."""
     writing: bool = False
 
 
@@ -145,7 +138,7 @@ class OpenUnits:
                 self._queue.extend(pieces)
         return self._queue.popleft()
 
-    def gather(self, piece: Piece, rows: "ObjectRef[pa.Table]") -> None:
+    def gather(self, piece: Piece, rows: Any) -> None:
         """Store a piece's rows."""
         unit = self.open[piece.work]
         unit.missing.remove(piece)
@@ -158,7 +151,7 @@ class OpenUnits:
         unit.missing = (unit.missing - {piece}) | set(smaller)
         self._queue.extendleft(reversed(smaller))
 
-    def next_complete(self) -> "tuple[Work, list[ObjectRef[pa.Table]]] | None":
+    def next_complete(self) -> tuple[Work, list[Any]] | None:
         """Return a complete unit and its rows in the source's order; None if there is none."""
         for work, unit in self.open.items():
             if not unit.missing and not unit.writing:
@@ -188,38 +181,30 @@ class _Run:
         figures: ProcessFigures,
         progress: Progress,
     ) -> None:
-        config = prepared.config
-        resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
-        cluster.require_accelerator("encode.accelerator", config.encode.gpu_type, can_grow=can_grow)
-        cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress
         self._stages = with_tombstones(prepared)
-        self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
+        self._runner = _runner(prepared, self._stages, isolate=lease.follows_a_crash)
         self._units = OpenUnits(self._plan_units(pending))
         self._under_way = 0
-        self._writing: dict[ObjectRef[PartInfo], Work] = {}
-        self._stages_ref = ray.put(self._stages)
+        self._writing: dict[Future[PartInfo], Work] = {}
         self._infos: list[PartInfo] = []
         self._batch_sizes = {TEXT: TEXT_BATCH, **prepared.spec.settings.batch_sizes}
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
         self._began = time.monotonic()
-        self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
+        self._telemetry, self._emitted = telemetry.begin(prepared.config.output.uri), 0.0
 
     def run(self) -> list[PartInfo]:
         """Write every pending part."""
-        piece_bytes = self._prepared.piece_rows * sum(
-            3 * side * side for side in self._prepared.spec.recipe.resolutions
-        )
-        with Pipeline(self._stages, self._placement, piece_bytes) as pipeline:
+        with self._runner as runner:
             while not self._units.finished:
                 self._lease.check()
-                self._feed(pipeline)
-                for piece, note, rows in pipeline.results(_WAIT_S if self._under_way else 0):
+                self._feed(runner)
+                for piece, note, rows in runner.results(_WAIT_S if self._under_way else 0):
                     self._receive(piece, note, rows)
                 self._write()
-                self._show(pipeline.state())
+                self._show(runner.state())
         return self._infos
 
     # --- pieces ------------------------------------------------------------------------------------------------------
@@ -233,13 +218,13 @@ class _Run:
 
         return ordered_map(plan, pending, workers=2)
 
-    def _feed(self, pipeline: Pipeline) -> None:
-        while not pipeline.full and (piece := self._units.next_piece()) is not None:
+    def _feed(self, runner: Runner) -> None:
+        while not runner.full and (piece := self._units.next_piece()) is not None:
             retry = self._units.open[piece.work].retry
             self._under_way += 1
-            pipeline.feed(piece, (piece, None if retry is None else retry.rows))
+            runner.feed(piece, (piece, None if retry is None else retry.rows))
 
-    def _receive(self, piece: Piece, note: Note, rows: "ObjectRef[pa.Table]") -> None:
+    def _receive(self, piece: Piece, note: Note, rows: Any) -> None:
         self._under_way -= 1
         if note.died is not None:
             self._isolate(piece, note.died)
@@ -263,7 +248,7 @@ class _Run:
         rows, retry = addresses(piece, self._prepared.spec.storage), self._units.open[piece.work].retry
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
-        self._units.gather(piece, ray.put(pack(None, (self._stages.schema.empty_table(), outcomes))))
+        self._units.gather(piece, self._runner.keep((self._stages.schema.empty_table(), outcomes)))
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -272,24 +257,21 @@ class _Run:
             self._lease.check()
             work, pieces = complete
             retry = self._units.open[work].retry
-            write: Any = _write.options(max_retries=_WRITE_RETRIES, retry_exceptions=[Unavailable])
-            self._writing[write.remote(self._stages_ref, work, retry.reasons if retry else {}, *pieces)] = work
-        if self._writing:
-            done, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
-            for ref in done:
-                self._finish(self._writing.pop(ref), ref)
+            self._writing[self._runner.write(work, retry.reasons if retry else {}, pieces)] = work
+        done, _ = wait([*self._writing], 0 if self._under_way else _WAIT_S, FIRST_COMPLETED)
+        for part in done:
+            self._finish(self._writing.pop(part), part)
 
-    def _finish(self, work: Work, ref: "ObjectRef[PartInfo]") -> None:
+    def _finish(self, work: Work, part: Future[PartInfo]) -> None:
         try:
-            info = ray.get(ref)
-        except ObjectLostError:
+            info = self._runner.written(part)
+        except RowsLost:
             self._units.restart(work)
             return
-        except RayTaskError as error:
-            if (own := unwrapped(error)) is not None:
-                raise own from error
-            cause = error.cause
-            raise SdpError(f"write: {work.name}: {type(cause).__name__}: {one_line(cause, 200)}") from error
+        except SdpError:
+            raise
+        except Exception as error:
+            raise SdpError(f"write: {work.name}: {type(error).__name__}: {one_line(error, 200)}") from error
         del self._units.open[work]
         self._infos.append(info)
         figures = self._figures
@@ -312,8 +294,13 @@ class _Run:
             emit(self._telemetry, figures)
 
 
-@ray.remote(num_cpus=0.1)
-def _write(stages: RowsSpec, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
-    """Publish the part of a unit."""
-    rows, account = assemble([unpack(piece)[1] for piece in pieces], stages.schema)
-    return write_part(stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
+def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner:
+    """Return where the stages run; with `isolate` that is Ray, which outlives a row that kills its process."""
+    config = prepared.config
+    if cluster.is_needless(config.encode) and not config.transform.node_labels:
+        if not isolate:
+            return Local(stages)
+        say("the run before ended without a word, so Ray runs this one, and isolates a row that kills its worker")
+    from sdp.process.on_ray import OnRay
+
+    return OnRay(config, stages, prepared.piece_rows * sum(3 * side * side for side in stages.recipe.resolutions))

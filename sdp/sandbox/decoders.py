@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
@@ -29,6 +30,8 @@ from sdp.imaging import MAX_PIXELS, RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
 
+Argument = TypeVar("Argument")
+Kept = TypeVar("Kept")
 ImageData = bytes | bytearray | memoryview
 Deliver = Callable[[Reply, memoryview], None]
 """Called with a handler's result, in another thread."""
@@ -194,6 +197,22 @@ class Sandbox:
         if (reason := reply.get("reason")) is not None:
             raise RowError(reason if reason in list(FAILURE_REASONS) else "crashed", str(reply.get("detail")))
         return reply, result
+
+
+def once_a_thread(make: Callable[[Argument], Kept]) -> Callable[[Argument], Kept]:
+    """Return a function that makes a thing once in each thread, such as a sandbox: starting takes longer than a piece.
+
+    The thing ends with its thread, or when another is asked for.
+    """
+    kept = threading.local()
+
+    def get(argument: Argument) -> Kept:
+        if getattr(kept, "argument", None) != argument:
+            kept.argument, kept.made = argument, make(argument)
+        made: Kept = kept.made
+        return made
+
+    return get
 
 
 class _Child:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray
 from pyroaring import BitMap64
 
 from sdp import cluster
@@ -101,16 +100,18 @@ def _search(
         shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
         yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
         return
+    import ray
+
     cluster.connect()
-    read: Any = _read_partitions.options(num_returns=partitions, label_selector=where)
-    search: Any = ray.remote(num_cpus=0.5)(_search_shares).options(label_selector=where)
+    options: dict[str, Any] = {"num_cpus": 0.5, "label_selector": where}
+    read: Any = ray.remote(_read_partitions).options(num_returns=partitions, **options)
+    search: Any = ray.remote(_search_shares).options(**options)
     for mask in masks:
         split = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
         for pairs in [search.remote(mask, distance, mask == masks[0], *column) for column in zip(*split, strict=True)]:
             yield ray.get(pairs)
 
 
-@ray.remote(num_cpus=0.5)
 def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, mask: int, partitions: int) -> Any:
     hashes, rows = read_hashes(storage, paths, taken_down)
     partition = near.partition_of(hashes, mask, partitions)

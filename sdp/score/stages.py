@@ -17,7 +17,7 @@ from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
 from sdp.sandbox import child
-from sdp.sandbox.decoders import Sandbox
+from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash
 from sdp.storage import StorageOptions
 
@@ -102,9 +102,8 @@ def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
     return 0, crops
 
 
-@lru_cache(maxsize=1)
+@once_a_thread
 def _sandbox(min_side: int) -> Sandbox:
-    """Start the decoders, once per process: starting takes longer than a piece."""
     return Sandbox(partial(child.pixels, min_side=min_side))
 
 

@@ -351,7 +351,8 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
         if not training:
             raise KeyboardInterrupt(name)
 
-    with Progress("train") as progress, ExitStack() as stack, repeating(follow, _POLL_S), on_signals(stop):
+    following = repeating(follow, _POLL_S, ray.exceptions.RayError)
+    with Progress("train") as progress, ExitStack() as stack, following, on_signals(stop):
         yield
 
 

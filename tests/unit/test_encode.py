@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.encoder import Encoder, _Feeder
-from sdp.encode.pipeline import Occupancy
 from sdp.encode.recipe import TEXT, EncoderSettings, noise
+from sdp.encode.work import Occupancy
 from sdp.errors import OutOfMemory
 from tests.process_kit import make_text_encoder, make_vae
 

@@ -1,0 +1,137 @@
+"""Jobs in this process, without Ray: the same parts, and what happens when something fails."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdp.datasets import parts
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.encode.chunk import Chunk, Encoded
+from sdp.encode.encoder import Encoder
+from sdp.errors import SdpError
+from sdp.model import load
+from sdp.process import job
+from sdp.storage import open_storage
+from tests.kit import accounted
+from tests.local_ray import one_node
+from tests.process_kit import DEADLY, config_of, make_images, picture, write_model, write_plain
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 rows, of which 54 have pictures."""
+    root = tmp_path_factory.mktemp("root")
+    make_images(root, rows=60, unit_rows=20)
+    return root / "images"
+
+
+def parts_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "parts").iterdir()}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
+    """Have the encoder raise an error for the chunks that hold certain rows."""
+    encode = Encoder.__call__
+
+    def call(self: Encoder, chunk: Chunk) -> Encoded:
+        if any(fails(row) for row in chunk.rows.tolist()):
+            raise ValueError("no such luck")
+        return encode(self, chunk)
+
+    monkeypatch.setattr(Encoder, "__call__", call)
+
+
+def written(settings: Any) -> Dataset:
+    dataset = job.run(settings).dataset
+    assert dataset is not None
+    return dataset
+
+
+def test_process_writes_the_parts_that_ray_writes(tmp_path: Path, model: Path) -> None:
+    torch.set_num_threads(1)  # as Ray's workers; more add in another order
+    write_plain(tmp_path / "source", 50)
+    settings = ("output.rows_per_file=20", "seed=4", "transform.crop=random", "encode.text=text_embedding")
+    for name in ("here", "on_ray"):
+        config = config_of(tmp_path / "source", tmp_path / name, model, *settings)
+        if name == "here":
+            written(config)
+        else:
+            with one_node(cpus=2):
+                written(config)
+    here, on_ray = parts_in(tmp_path / "here"), parts_in(tmp_path / "on_ray")
+    assert {name: len(data) for name, data in here.items()} == {name: len(data) for name, data in on_ray.items()}
+    assert here == on_ray
+
+
+def test_a_row_at_which_the_encoder_fails_is_isolated(
+    tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda row: row == 23)
+    dataset = written(config_of(images, tmp_path / "out", model, "output.rows_per_file=20"))
+    assert (dataset.manifest.counts.written, dict(dataset.manifest.counts.reasons)) == (53, {"crashed": 1})
+    account = parts.read_account(dataset.storage, dataset.parts["path"][1].as_py()).to_pylist()
+    assert (account[3]["row"], account[3]["detail"], account[3]["attempts"]) == (23, "ValueError: no such luck", 2)
+    assert len(accounted(dataset)) == 54
+
+
+@pytest.mark.parametrize("at", ["load", "encode"])
+def test_an_encoder_that_always_fails_ends_the_job(
+    tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("no such luck")
+
+    if at == "load":
+        monkeypatch.setattr(load, "load_vae", refuse)
+    else:
+        failing(monkeypatch, lambda _: True)
+    message = {"load": "encode: the encoder does not load", "encode": "10 pieces failed in a row"}[at]
+    with pytest.raises(SdpError, match=message + r".*ValueError: no such luck"):
+        job.run(config_of(images, tmp_path / "out", model, "output.rows_per_file=20"))
+    assert not (tmp_path / "out/parts").exists()
+
+
+@pytest.mark.slow
+def test_the_run_after_one_that_a_row_has_killed_is_on_ray(tmp_path: Path, model: Path) -> None:
+    def image(row: int) -> bytes:
+        return picture(row) + (DEADLY if row == 23 else b"")
+
+    make_images(tmp_path, rows=40, unit_rows=20, fails=lambda _: False, image=image)
+    (tmp_path / "wanted").write_text("1")
+    arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={tmp_path / 'out'}", f"model.source={model}"]
+    arguments += ["resolutions=[64]", "output.rows_per_file=20"]
+    program = (
+        "import sys\nfrom sdp.config import load\nfrom sdp.process import job\n"
+        f"from tests.process_kit import follow_instructions\nfollow_instructions({str(tmp_path)!r})\n"
+        f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=200)
+        for _ in range(2)
+    ]
+    assert runs[0].returncode == -signal.SIGKILL
+    assert "the run before ended without a word" not in runs[0].stderr
+    # Ray's workers do not follow the instructions.
+    assert (runs[1].returncode, runs[1].stdout.splitlines()[-1]) == (0, "True"), runs[1].stderr
+    assert "the run before ended without a word" in runs[1].stderr
+    assert open_dataset(open_storage(str(tmp_path / "out"))).manifest.counts.written == 40
+
+
+def test_no_job_on_this_machine_imports_ray(tmp_path: Path, model: Path, images: Path) -> None:
+    arguments = [f"source.uri={images}", f"output.uri={tmp_path / 'out'}", f"model.source={model}", "resolutions=[64]"]
+    program = (
+        "import sys\nfrom sdp.config import load\nfrom sdp.process import job\n"
+        f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout.splitlines()[-1] == "False"
