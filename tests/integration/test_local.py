@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.download import job as downloading
 from sdp.encode.chunk import Chunk, Encoded
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
 from sdp.model import load
 from sdp.process import job
 from sdp.storage import open_storage
+from tests.download_kit import check_exactly_once, config_for, plain_urls, write_urls
 from tests.kit import accounted
 from tests.local_ray import one_node
+from tests.misbehaving.server import ImageServer
 from tests.process_kit import DEADLY, config_of, make_images, picture, write_model, write_plain
 
 
@@ -99,6 +103,19 @@ def test_an_encoder_that_always_fails_ends_the_job(
     with pytest.raises(SdpError, match=message + r".*ValueError: no such luck"):
         job.run(config_of(images, tmp_path / "out", model, "output.rows_per_file=20"))
     assert not (tmp_path / "out/parts").exists()
+
+
+def test_download_writes_the_parts_that_ray_writes(tmp_path: Path) -> None:
+    with ImageServer(images=200, distinct=20) as server:
+        source = write_urls(tmp_path / "urls", [*plain_urls(server, 60), f"{server.url}/missing"], files=2)
+        here, on_ray = (config_for(source, tmp_path / name, workers={"cpus": 4}) for name in ("here", "on_ray"))
+        assert downloading.run(here) is not None
+        assert not ray.is_initialized()
+        with one_node(cpus=2):
+            assert downloading.run(on_ray) is not None
+    assert parts_in(tmp_path / "here") == parts_in(tmp_path / "on_ray")
+    dataset = open_dataset(open_storage(here.output.uri))
+    assert len(check_exactly_once(dataset, range(61))) == 60
 
 
 @pytest.mark.slow
