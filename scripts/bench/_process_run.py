@@ -47,12 +47,6 @@ def run_reference(case: dict[str, Any]) -> None:
     _reference_process.run(Path(case["source"]), Path(case["output"]) / "reference", MODEL, case["side"])
 
 
-def run_sdp(case: dict[str, Any]) -> None:
-    """Run `sdp process`."""
-    start()
-    job.run(config_of(case, f"encode.dtype={case['dtype']}", f"encode.text={case['text']}"))
-
-
 def size(case: dict[str, Any]) -> None:
     """Write the stored bytes per image to OUTPUT/result."""
     start()
@@ -115,5 +109,5 @@ def bare(config: Any, rate: float, side: int, chunks: int = sized(2, 1), count: 
 
 
 if __name__ == "__main__":
-    runs = {"reference": run_reference, "sdp": run_sdp, "size": size, "encoder": encoder}
+    runs = {"reference": run_reference, "size": size, "encoder": encoder}
     runs[sys.argv[1]](json.loads(sys.argv[2]))

@@ -2,10 +2,10 @@
 
 3000 JPEGs of about 180 KB that are like photographs to a codec are made once and served by nginx on this machine. Both
 programs fetch them, resize the shorter side to 256, cut the centre square and encode at quality 95. They fetch each
-image several times, under URLs with different queries, so that start-up does not dominate. Both also run on a few
-images: the difference is the cost of an image. At the end the pixels of both are compared. `--stages` measures only
-sdp's steps on a fetched image, in one process and without a server. At the smallest size sdp runs alone, and
-Python's own server has the images.
+image several times, under URLs with different queries, so that start-up does not dominate. All also run on a few
+images: the difference is the cost of an image. sdp runs in one process, and on a local Ray. Figures are medians of three
+rounds, in turns. At the end the pixels are compared. `--stages` measures only sdp's steps on a fetched image, in one
+process and without a server. At the smallest size sdp runs alone, and Python's own server has the images.
 
     python -m scripts.bench.download [--images 3000] [--passes 3] [--stages]
 """
@@ -18,11 +18,12 @@ import math
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEER = "img2dataset==1.47.0"
 HOME = ROOT / ".tools" / "bench-img2dataset"
 SIZE, QUALITY, FEW = 256, 95, sized(20, 4)
+ROUNDS = sized(3, 1)
 TIMEOUT_S = 1200
 
 
@@ -75,33 +77,52 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare(peer: Path | None, base: str, folder: Path, images: int, passes: int, connections: int) -> int:
     urls = [f"{base}/{number:05d}.jpg?pass={turn}" for turn in range(passes) for number in range(images)]
-    results: dict[str, tuple[Cost, Cost]] = {}
-    programs = {**({"img2dataset": partial(_run_peer, peer)} if peer else {}), "sdp": _run_sdp}
-    for name, run in programs.items():
-        costs = []
-        for count, rows in (("few", urls[:FEW]), ("all", urls)):
-            work = folder / f"{name}-{count}"
-            work.mkdir()
-            _write_list(work / "urls.parquet", rows)
-            cost = run(work, connections)
-            if cost.code:
-                print(f"bench download: {name} ended with exit code {cost.code}", file=sys.stderr)
-                return 1
-            costs.append(cost)
-        results[name] = (costs[0], costs[1])
-        _print(name, costs[0], costs[1], len(urls))
-    sdp_images = _images_of_sdp(folder / "sdp-all" / "out")
-    peer_images = _images_of_peer(folder / "img2dataset-all" / "out")
-    counts = {"img2dataset": len(peer_images), "sdp": len(sdp_images)}
-    if wrong := [f"{counts[name]:,} from {name}" for name in programs if counts[name] != len(urls)]:
+    programs = {
+        **({"img2dataset": partial(_run_peer, peer)} if peer else {}),
+        "sdp": _run_sdp,
+        "sdp on Ray": _run_on_ray,
+    }
+    costs: dict[tuple[str, str], list[Cost]] = {}
+    for number in range(ROUNDS):
+        for name, run in programs.items():
+            for count, rows in (("few", urls[:FEW]), ("all", urls)):
+                work = folder / f"{name}-{count}"
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
+                _write_list(work / "urls.parquet", rows)
+                cost = run(work, connections)
+                if cost.code:
+                    print(f"bench download: {name} ended with exit code {cost.code}", file=sys.stderr)
+                    return 1
+                costs.setdefault((name, count), []).append(cost)
+        print(f"round {number + 1} of {ROUNDS}: " + _seconds(costs), flush=True)
+    for name in programs:
+        _print(name, _median(costs[name, "few"]), _median(costs[name, "all"]), len(urls))
+    found = {name: _images(name, folder / f"{name}-all" / "out") for name in programs}
+    if wrong := [f"{len(found[name]):,} from {name}" for name in programs if len(found[name]) != len(urls)]:
         print(f"bench download: expected {len(urls):,} images, got {' and '.join(wrong)}", file=sys.stderr)
         return 1
     if peer is None:
         return 0
-    _print_ratios(results, len(urls))
-    ratios = [_psnr(sdp_images[url], peer_images[url]) for url in urls[: min(images, 1000)]]
+    for name in list(programs)[1:]:
+        _print_ratios(
+            name, *(_median(costs[program, count]) for program in ("img2dataset", name) for count in ("few", "all"))
+        )
+    ratios = [_psnr(found["sdp"][url], found["img2dataset"][url]) for url in urls[: min(images, 1000)]]
     print(f"PSNR of the pixels: mean {np.mean(ratios):.1f} dB, worst {min(ratios):.1f} dB")
     return 0
+
+
+def _seconds(costs: Mapping[tuple[str, str], Sequence[Cost]]) -> str:
+    return ", ".join(f"{name} {runs[-1].seconds:.1f} s" for (name, count), runs in costs.items() if count == "all")
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    """Return the median of each figure, and the CPU time by program of the last run."""
+    seconds, cpu_s, peak = (
+        statistics.median(getattr(cost, name) for cost in costs) for name in ("seconds", "cpu_s", "peak_bytes")
+    )
+    return Cost(seconds, cpu_s, round(peak), by_name=costs[-1].by_name)
 
 
 def _print(name: str, few: Cost, run: Cost, rows: int) -> None:
@@ -115,10 +136,9 @@ def _print(name: str, few: Cost, run: Cost, rows: int) -> None:
     print(" " * 12, "CPU s:", ", ".join(f"{program} {seconds:.1f}" for program, seconds in top), flush=True)
 
 
-def _print_ratios(results: dict[str, tuple[Cost, Cost]], rows: int) -> None:
-    (peer_few, peer), (sdp_few, sdp) = results["img2dataset"], results["sdp"]
+def _print_ratios(name: str, peer_few: Cost, peer: Cost, sdp_few: Cost, sdp: Cost) -> None:
     print(
-        f"ratio: images/s {peer.seconds / sdp.seconds:.2f} over all, "
+        f"{name} against img2dataset: images/s {peer.seconds / sdp.seconds:.2f} over all, "
         f"{(peer.seconds - peer_few.seconds) / (sdp.seconds - sdp_few.seconds):.2f} once started; "
         f"CPU time {sdp.cpu_s / peer.cpu_s:.2f} over all, "
         f"{(sdp.cpu_s - sdp_few.cpu_s) / (peer.cpu_s - peer_few.cpu_s):.2f} once started; "
@@ -191,7 +211,7 @@ def _run_peer(peer: Path, work: Path, connections: int) -> Cost:
     return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=work, env={**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"})
 
 
-def _run_sdp(work: Path, connections: int) -> Cost:
+def _run_sdp(work: Path, connections: int, **more: str) -> Cost:
     rows = pq.read_metadata(work / "urls.parquet").num_rows
     rows_per_file = min(1000, -(-rows // 4))  # several parts even in the short run, so that as many processes start
     config = {
@@ -202,17 +222,12 @@ def _run_sdp(work: Path, connections: int) -> Cost:
         "image": {"size": SIZE, "crop": "center", "quality": QUALITY},
     }
     (work / "download.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "scripts.bench.download", "--sdp", str(work / "download.json")]
-    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
+    command = [sys.executable, "-m", "sdp", "download", "--config", str(work / "download.json")]
+    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT, env={**os.environ, **more})
 
 
-def _sdp(path: str) -> int:
-    """Run sdp's download, in a process of its own."""
-    from sdp.config import parse
-    from sdp.download import job
-
-    job.run(parse("download", json.loads(Path(path).read_text())))
-    return 0
+def _run_on_ray(work: Path, connections: int) -> Cost:
+    return _run_sdp(work, connections, RAY_ADDRESS="local")
 
 
 # The server, the lists and the pixels.
@@ -271,20 +286,14 @@ def _write_list(path: Path, urls: list[str]) -> None:
     pq.write_table(pa.table({"url": urls, "caption": [f"photograph {number}" for number in range(len(urls))]}), path)
 
 
-def _images_of_sdp(out: Path) -> dict[str, bytes]:
+def _images(program: str, out: Path) -> dict[str, bytes]:
+    """Return what a program has stored, by URL."""
     images: dict[str, bytes] = {}
-    for part in sorted((out / "parts").glob("*.parquet")):
-        table = pq.read_table(part, columns=["url", "image"])
-        images.update(zip(table["url"].to_pylist(), table["image"].to_pylist(), strict=True))
-    return images
-
-
-def _images_of_peer(out: Path) -> dict[str, bytes]:
-    images: dict[str, bytes] = {}
-    for part in sorted(out.glob("*.parquet")):
-        table = pq.read_table(part, columns=["url", "jpg", "status"])
-        rows = zip(*(table[name].to_pylist() for name in ("url", "jpg", "status")), strict=True)
-        images.update((url, jpg) for url, jpg, status in rows if status == "success")
+    folder, column = (out, "jpg") if program == "img2dataset" else (out / "parts", "image")
+    for part in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(part, columns=["url", column])
+        pairs = zip(table["url"].to_pylist(), table[column].to_pylist(), strict=True)
+        images.update((url, data) for url, data in pairs if data is not None)
     return images
 
 
@@ -296,6 +305,4 @@ def _psnr(one: bytes, other: bytes) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--sdp"]:
-        sys.exit(_sdp(sys.argv[2]))
     sys.exit(main())

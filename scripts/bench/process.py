@@ -8,6 +8,8 @@ Everything is measured on this machine in one run, so only the ratios matter.
 import argparse
 import io
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -183,54 +185,67 @@ def _psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
 
 
 def pipeline(folder: Path, photos: list[bytes], sides: Sequence[int]) -> None:
-    """Print the cost of whole runs on a local Ray, from a Parquet file of images to one of latents.
+    """Print the cost of whole commands, in one process and on a local Ray, from a Parquet file of images to latents.
 
-    The cost of an image is the difference between a long run and a short one, which take equally long to start. Each is
-    the fastest of alternating rounds, because other work on this machine only ever adds time.
+    The cost of an image is the difference between a long run and a short one, which take equally long to start. Each
+    figure is the median of alternating rounds.
     """
+    print(f"pipeline, tiny models, median of {ROUNDS}: an image without the start, and whole runs")
     print(
-        f"pipeline on a local Ray, tiny models, fastest of {ROUNDS}: without the start, and a whole run of so many images"
-    )
-    print(
-        "  px   sdp in              reference         sdp    ratio  CPU ms an image: reference     sdp  ratio"
-        " whole run of: reference     sdp  ratio"
+        "  px   program                          img/s   CPU ms an image   whole run, s    CPU s   peak MB   a short one, s"
     )
     for side in sides:
-        ways = RUNS[side]
         few, count = IMAGES[side]
         many = (photos * -(-count // len(photos)))[:count]
-        short, long = write_source(folder / f"short-{side}", many[:few]), write_source(folder / f"long-{side}", many)
-        reference: dict[str, object] = {"run": "reference", "side": side}
-        cases = [reference, *({"run": "sdp", "side": side, "dtype": d, "text": t} for d, t in ways)]
-        rounds = [
-            [[_cost(folder, {**case, "source": str(source)}) for source in (short, long)] for case in cases]
-            for _ in range(ROUNDS)
-        ]
-        spent = [
-            [[(costs[n][m].seconds, costs[n][m].cpu_s) for costs in rounds] for m in (0, 1)] for n in range(len(cases))
-        ]
-        least = [[tuple(map(min, zip(*runs, strict=True))) for runs in way] for way in spent]
-        seconds = [(much[0] - little[0]) / (count - few) for little, much in least]
-        cpu = [1e3 * (much[1] - little[1]) / (count - few) for little, much in least]
-        for number, (dtype, text) in enumerate(ways, 1):
-            name = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
+        sources = write_source(folder / f"short-{side}", many[:few]), write_source(folder / f"long-{side}", many)
+        usual, *others = RUNS[side]
+        programs: dict[str, dict[str, Any]] = {
+            "the reference": {"run": "reference"},
+            "sdp": {"dtype": usual[0], "text": usual[1]},
+            "sdp on Ray": {"dtype": usual[0], "text": usual[1], "on_ray": True},
+            **{f"sdp, {dtype}, {text}": {"dtype": dtype, "text": text} for dtype, text in others},
+        }
+        rounds: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in programs}
+        for _ in range(ROUNDS):
+            for name, case in programs.items():
+                short, long = (_cost(folder, {**case, "side": side, "source": str(source)}) for source in sources)
+                rounds[name].append((short, long))
+        for name, costs in rounds.items():
+            more = count - few
+            rate = statistics.median(more / (long.seconds - short.seconds) for short, long in costs)
+            cpu_ms = statistics.median(1e3 * (long.cpu_s - short.cpu_s) / more for short, long in costs)
+            whole, cpu, peak, start = (
+                statistics.median(figures)
+                for figures in zip(
+                    *((b.seconds, b.cpu_s, b.peak_bytes / 1e6, a.seconds) for a, b in costs), strict=True
+                )
+            )
             print(
-                f"  {side:<4} {name:<16} {1 / seconds[0]:6.1f} img/s {1 / seconds[number]:6.1f} img/s"
-                f"    {seconds[0] / seconds[number]:.2f}×   {cpu[0]:22.1f} {cpu[number]:9.1f}   {cpu[0] / cpu[number]:.2f}×"
-                f"   {count:10} {least[0][1][0]:6.1f} s {least[number][1][0]:6.1f} s  {least[0][1][0] / least[number][1][0]:.2f}×",
+                f"  {side:<4} {name:<28} {rate:9.1f} {cpu_ms:17.1f} {whole:14.1f} {cpu:8.1f} {peak:9.0f} {start:16.1f}",
                 flush=True,
             )
     print()
 
 
-def _cost(folder: Path, case: dict[str, object]) -> Cost:
+def _cost(folder: Path, case: dict[str, Any]) -> Cost:
     """Return the time and CPU time of a run, all its processes together."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         log = Path(output) / "log"
-        command = [sys.executable, "-m", "scripts.bench._process_run", str(case["run"])]
+        if case.get("run"):
+            command = ["-m", "scripts.bench._process_run", case["run"], json.dumps({**case, "output": output})]
+        else:
+            keys = {
+                "source.uri": case["source"],
+                "output.uri": f"{output}/sdp",
+                "model.source": "builtin:tiny",
+                "resolutions": f"[{case['side']}]",
+                "encode.dtype": case["dtype"],
+                "encode.text": case["text"],
+            }
+            command = ["-m", "sdp", "process", *(word for item in keys.items() for word in ("--set", "=".join(item)))]
         quiet = ["sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1', "sh", str(log)]
-        argument = json.dumps({**case, "output": output})
-        cost = run_and_measure([*quiet, *command, argument], timeout_s=TIMEOUT_S, cwd=ROOT)
+        environment = {**os.environ, **({"RAY_ADDRESS": "local"} if case.get("on_ray") else {})}
+        cost = run_and_measure([*quiet, sys.executable, *command], timeout_s=TIMEOUT_S, cwd=ROOT, env=environment)
         if cost.code:
             raise SystemExit(f"bench process: {case}: exit code {cost.code}\n{log.read_text()[-4000:]}")
     return cost

@@ -73,17 +73,7 @@ def write_parts(
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
     stall = Stall("download", [Place("workers", {"CPU": shape.cpus}, 1, 1, dict(settings.config.workers.node_labels))])
-
-    def total(timeout_s: float) -> DownloadFigures | None:
-        with suppress(RayError):  # Ray is lost, which the loop notices, or the hub restarts
-            figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
-            detail = "" if figures.workers else "no worker has reported yet"
-            progress_so_far = figures.requests, figures.done
-            stall.check(progress_so_far, time.monotonic(), detail, busy=lambda: figures.workers > 0)
-            return figures
-        return None
-
-    with shown(total, rows, emit):
+    with shown(partial(_total, hub, stall), rows, emit):
         for row in parts.iter_rows():
             lease.check()
             result: PartInfo | SdpError = pickle.loads(row["info"])
@@ -180,3 +170,14 @@ class Hub:
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
         return sum(self._figures.values(), DownloadFigures())
+
+
+def _total(hub: Any, stall: Stall, timeout_s: float) -> DownloadFigures | None:
+    """Return the figures of all workers, if the hub answers; say if they stall."""
+    with suppress(RayError):  # Ray is lost, which the loop notices, or the hub restarts
+        figures: DownloadFigures = ray.get(hub.total.remote(), timeout=timeout_s)
+        detail = "" if figures.workers else "no worker has reported yet"
+        so_far = figures.requests, figures.done
+        stall.check(so_far, time.monotonic(), detail, busy=lambda: figures.workers > 0)
+        return figures
+    return None

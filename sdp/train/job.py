@@ -70,7 +70,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
         say(line)
     if dry_run:
         return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
-    if not config.scaling.in_driver:
+    here = _trains_here(config)
+    if not here:
         cluster.require_gpu_setting("scaling", config.scaling)
         if config.data.mode == "online":
             cluster.require_gpu_setting("encode", config.encode)
@@ -88,7 +89,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             folder.record(
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
-        if config.scaling.in_driver:
+        if here:
             summary = _train_here(config, plan, folder, lease)
         else:
             from sdp.train.launch import train_on_ray
@@ -97,6 +98,12 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices):
         say(line)
     return summary
+
+
+def _trains_here(config: TrainConfig) -> bool:
+    """Return whether this process trains: it is told to, or Ray would add nothing."""
+    alone = config.data.mode == "offline" and config.strategy.kind != "fsdp" and cluster.is_needless(config.scaling)
+    return config.scaling.in_driver or alone
 
 
 def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:

@@ -78,7 +78,7 @@ class Round:
     verdict: str = "?"
 
     def __str__(self) -> str:
-        where = "cluster" if self.case.clustered else "own Ray"
+        where = "cluster" if self.case.clustered else "own Ray" if self.case.on_ray else "alone"
         return (
             f"{self.name}: {self.stage.name} ({where}), killed {', '.join(self.killed) or 'nothing'}, submitted "
             f"{self.submissions} x, {duration(self.seconds)}: {self.verdict}"
@@ -312,7 +312,8 @@ class Chaos:
         while done.submissions < SUBMISSIONS:
             if cluster is not None:
                 cluster.mend()
-            job = start_job(done.stage, self.folder, output, log, cluster.address if cluster else None, mark)
+            address = cluster.address if cluster else "local" if case.on_ray else None
+            job = start_job(done.stage, self.folder, output, log, address, mark)
             done.submissions += 1
             headless_at = math.inf
             while job.poll() is None:

@@ -32,6 +32,11 @@ class Case:
     clustered: bool
     kills: tuple[Kill, ...]
 
+    @property
+    def on_ray(self) -> bool:
+        """True if the job runs on a Ray of its own even where it needs none, because a process of Ray's is killed."""
+        return not self.clustered and any(kill.target not in ("driver", "supervisor", "s3") for kill in self.kills)
+
 
 _AT_WORK = {
     "download": "download: ",

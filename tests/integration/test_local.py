@@ -1,5 +1,6 @@
 """Jobs in this process, without Ray: the same parts, and what happens when something fails."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import ray
 import torch
 
+from sdp.config import dump_yaml
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.download import job as downloading
@@ -24,6 +26,8 @@ from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import DEADLY, config_of, make_images, picture, write_model, write_plain
+from tests.programs import processes_with_variable
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +156,24 @@ def test_no_job_on_this_machine_imports_ray(tmp_path: Path, model: Path, images:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_process_that_is_stopped_ends_with_its_decoders_and_goes_on(tmp_path: Path, model: Path) -> None:
+    write_plain(tmp_path / "source", 400)
+    (tmp_path / "process.yaml").write_text(
+        dump_yaml(config_of(tmp_path / "source", tmp_path / "out", model, "output.rows_per_file=10"))
+    )
+    command = [sys.executable, "-m", "sdp", "process", "--config", str(tmp_path / "process.yaml")]
+    environment = {**os.environ, "SDP_TEST_MARK": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(open_storage(str(tmp_path / "out")).names("parts")) > 1, "two parts", 100)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (
+        130, "sdp: stopped by SIGINT; the same command continues where it stopped",
+    )  # fmt: skip
+    until(lambda: not processes_with_variable("SDP_TEST_MARK", tmp_path), "all have ended", 10)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    assert "ended without a word" not in done.stderr, "the lease was released"
+    assert open_dataset(open_storage(str(tmp_path / "out"))).manifest.counts.written == 400

@@ -29,19 +29,23 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("in_driver", ["true", "false"])
+@pytest.mark.parametrize("more", [{}, {"RAY_ADDRESS": "local"}], ids=["here", "on Ray"])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_training_that_is_stopped_leaves_a_checkpoint_and_does_not_exit_with_0(
-    inputs: Path, tmp_path: Path, number: signal.Signals, in_driver: str
+    inputs: Path, tmp_path: Path, number: signal.Signals, more: dict[str, str]
 ) -> None:
-
     job = tmp_path / "train.yaml"
     how = config(inputs, output__uri=str(tmp_path / "run"), max_steps=100_000)
     job.write_text(dump_yaml(how))
-    words = ["train", "--config", str(job), "--set", f"scaling.in_driver={in_driver}"]
+    words = ["train", "--config", str(job)]
     folder = RunFolder(open_storage(str(tmp_path / "run")))
     with subprocess.Popen(
-        [sys.executable, "-m", "sdp", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "sdp", *words],
+        cwd=ROOT,
+        env={**os.environ, **more},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         when(folder, "training", lambda _: process.send_signal(number))
         _, err = process.communicate(timeout=400)

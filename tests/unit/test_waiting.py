@@ -1,6 +1,7 @@
 """The lines and errors of a job whose workers have no places."""
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import ray
 from ray._raylet import JobID, PlacementGroupID
 
 from sdp import cluster, ray_private, waiting
-from sdp.download import pipeline
+from sdp.download import local, pipeline
 from sdp.download.figures import DownloadFigures
 from sdp.errors import SdpError, UserError
 from sdp.telemetry import Telemetry
@@ -40,7 +41,7 @@ def test_a_job_counts_its_own_placement_groups_only(monkeypatch: pytest.MonkeyPa
     waits, ended, foreign = (PlacementGroupID.of(owner).hex() for owner in (job, job, another))
     states = {waits: "PENDING", ended: "REMOVED", foreign: "CREATED"}
     monkeypatch.setattr(ray_private, "placement_groups", lambda: states)
-    monkeypatch.setattr(waiting.ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
     assert waiting.own_groups() == {waits: "PENDING"}
 
 
@@ -113,8 +114,8 @@ def test_a_download_whose_workers_never_report_says_so(workers: int, monkeypatch
     """One whose workers have reported is only slow."""
     said, hub = threading.Event(), SimpleNamespace(total=SimpleNamespace(remote=lambda: None))
     monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
-    monkeypatch.setattr(pipeline, "_PROGRESS_S", 0.01)
+    monkeypatch.setattr(local, "_PROGRESS_S", 0.01)
     monkeypatch.setattr(ray, "get", lambda *_, **__: DownloadFigures(workers=workers))
     stall, backend = Stall("download", [CPU], notify=lambda _: said.set()), SimpleNamespace(emit=lambda *_: None)
-    with pipeline._progress(hub, 10, Telemetry(backend, "run"), stall):
+    with local.shown(partial(pipeline._total, hub, stall), 10, Telemetry(backend, "run")):
         assert said.wait(20 if workers == 0 else 1) == (workers == 0)
