@@ -1,12 +1,14 @@
 """The download in this process, with one worker."""
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 from sdp import telemetry
 from sdp.console import Progress
-from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
@@ -14,6 +16,7 @@ from sdp.download import messages
 from sdp.download.figures import DownloadFigures
 from sdp.download.spans import read_span, spans
 from sdp.download.worker import DownloadWorker, WorkerSettings
+from sdp.errors import SdpError
 from sdp.lease import Lease
 from sdp.telemetry import Telemetry
 from sdp.waiting import repeating
@@ -27,13 +30,24 @@ def write_parts(
     settings: WorkerSettings, output: Output, pending: list[Work], rows: int, lease: Lease
 ) -> tuple[list[PartInfo], DownloadFigures]:
     """Write all pending parts, of `rows` rows in total; return their footers and the figures."""
-    worker, columns, options = DownloadWorker(settings), settings.rules.columns(), settings.config.storage.options()
+    ended = threading.Event()
+
+    def check() -> None:
+        lease.check()
+        if ended.is_set():
+            raise SdpError("download: it has ended")
+
+    worker, columns, options = DownloadWorker(settings, None, check), settings.rules.columns(), output.storage.options
     tasks = (task for s in spans(output.index, pending, 1) for task in read_span(s, columns, output.storage, options))
-    infos: list[PartInfo] = []
-    with shown(lambda _: worker.figures(), rows, telemetry.begin(settings.config.output.uri)):
-        for info in ordered_map(worker.make, tasks, UNITS_AT_ONCE):
-            lease.check()
-            infos.append(info)
+    infos, under_way = list[PartInfo](), deque[Future[PartInfo]]()
+    progress = shown(lambda _: worker.figures(), rows, telemetry.begin(settings.config.output.uri))
+    with progress, ThreadPoolExecutor(UNITS_AT_ONCE, "sdp-units") as pool, ExitStack() as stack:
+        stack.callback(ended.set)  # whatever ends the block, its threads follow within a second
+        for task in tasks:
+            under_way.append(pool.submit(worker.make, task))
+            if len(under_way) > UNITS_AT_ONCE:
+                infos.append(under_way.popleft().result())
+        infos += [part.result() for part in under_way]
     return infos, worker.figures()
 
 

@@ -6,7 +6,7 @@ Several units may be under way: the next one begins when connections would be id
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,8 +52,14 @@ _Token = tuple[UnitRun, RowToFetch]
 class DownloadWorker:
     """A writer of parts; `make` may be called from several threads at once."""
 
-    def __init__(self, settings: WorkerSettings, gate: SharedGate | None = None) -> None:
-        """Start the threads and decoders; `gate` leads to the budgets of hosts that several workers share."""
+    def __init__(
+        self, settings: WorkerSettings, gate: SharedGate | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start the threads and decoders; `gate` leads to the budgets of hosts that several workers share.
+
+        `check` is called each second by those who wait in `make`, and before a part is written; it raises to end them.
+        """
+        self._checked = check
         self._settings, config = settings, settings.config
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
@@ -81,6 +87,7 @@ class DownloadWorker:
             self._fetcher.submit(((unit, wanted), wanted.url) for wanted in unit.to_fetch)
         while not unit.wait(_CHECK_S):
             self._check()
+        self._check()
         info = self._write(unit)
         with self._lock:
             self._figures.stored_bytes += info.size
@@ -132,7 +139,8 @@ class DownloadWorker:
         return unit.write(self._settings.output)
 
     def _check(self) -> None:
-        """Raise the error that has stopped the fetcher or the decoders."""
+        """Raise the error that has stopped the fetcher or the decoders, or that ends the job."""
+        self._checked()
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
                 raise SdpError(f"a download worker failed ({type(error).__name__}: {error})") from error
