@@ -98,8 +98,8 @@ def _compare(peer: Path | None, base: str, folder: Path, images: int, passes: in
         print(f"round {number + 1} of {ROUNDS}: " + _seconds(costs), flush=True)
     for name in programs:
         _print(name, _median(costs[name, "few"]), _median(costs[name, "all"]), len(urls))
-    found = {name: _images(name, folder / f"{name}-all" / "out") for name in programs}
-    if wrong := [f"{len(found[name]):,} from {name}" for name in programs if len(found[name]) != len(urls)]:
+    stored = {name: _images(name, folder / f"{name}-all" / "out") for name in programs}
+    if wrong := [f"{len(stored[name]):,} from {name}" for name in programs if len(stored[name]) != len(urls)]:
         print(f"bench download: expected {len(urls):,} images, got {' and '.join(wrong)}", file=sys.stderr)
         return 1
     if peer is None:
@@ -108,7 +108,7 @@ def _compare(peer: Path | None, base: str, folder: Path, images: int, passes: in
         _print_ratios(
             name, *(_median(costs[program, count]) for program in ("img2dataset", name) for count in ("few", "all"))
         )
-    ratios = [_psnr(found["sdp"][url], found["img2dataset"][url]) for url in urls[: min(images, 1000)]]
+    ratios = [_psnr(stored["sdp"][url], stored["img2dataset"][url]) for url in urls[: min(images, 1000)]]
     print(f"PSNR of the pixels: mean {np.mean(ratios):.1f} dB, worst {min(ratios):.1f} dB")
     return 0
 

@@ -21,7 +21,7 @@ from sdp.process.local import RowsLost, write_unit
 from sdp.ray_loss import unwrapped
 
 _WRITE_RETRIES = 3
-"""Of a task whose process dies."""
+"""Retries of a task whose process dies."""
 
 
 class OnRay(Pipeline):
