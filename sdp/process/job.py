@@ -106,7 +106,7 @@ class _Unit:
     missing: set[Piece]
     retry: Retry | None
     gathered: dict[Piece, Any] = field(default_factory=dict)
-    """What the runner's `write` takes, by piece."""
+    """Rows as the runner's `write` takes them, by piece."""
     writing: bool = False
 
 
