@@ -1,6 +1,6 @@
 """The plan of a run, made and checked before any resource is taken."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,10 +51,10 @@ class TrainPlan:
     """The step at which the run ends, if max_steps or max_epochs tells."""
     finished: str | None
     """The reason why the run is over, if it is."""
-    notes: tuple[str, ...] = ()
-    """Further lines for the user."""
+    tight: str | None = None
+    """A line if GPU memory may not suffice."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
+    """Keys that affect training and differ from the checkpoint, each with its old and new value."""
     columns: Columns | None = None
     """The images' columns, if images are encoded during training."""
 
@@ -77,7 +77,7 @@ class TrainPlan:
             f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
             *(f"train: {kind} {text}" for kind, text in columns.lines()),
             f"train: {self.run}, {course}",
-            *(f"train: {note}" for note in self.notes),
+            *([f"train: {self.tight}"] if self.tight else []),
             *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),
         ]
 
@@ -123,8 +123,6 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         )
     if checkpoint is not None and state.position:
         _refuse_another_epoch(config, checkpoint, state, rows)
-    before = read_config(checkpoint) if checkpoint is not None else {}
-    notes = [*_batch_notes(before, batch), *([tight] if tight is not None else [])]
     return TrainPlan(
         run.storage.uri,
         rows,
@@ -134,8 +132,8 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         checkpoint.uri if checkpoint is not None else None,
         last_step(config, state, positions, batch),
         reached_limit(config, state) or used_up_budget(config, state),
-        tuple(notes),
-        _changed(before, config),
+        tight,
+        {} if checkpoint is None else _changed(read_config(checkpoint), config),
         columns,
     )
 
@@ -159,30 +157,18 @@ def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
 
 
 def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the keys of TUNABLE that have changed, and max_steps if the schedule depends on it."""
+    """Return the keys of TUNABLE that have changed, max_steps if the schedule depends on it, and the global batch."""
     now, changed = config.model_dump(mode="json"), {}
     for path in TUNABLE:
         section, name = path.split(".")
-        was = before.get(section)
-        if isinstance(was, Mapping) and name in was and was[name] != now[section][name]:
-            changed[path] = (was[name], now[section][name])
-    was_last = before.get("max_steps", config.max_steps)
-    if config.optimizer.schedule != "constant" and was_last != config.max_steps:
-        changed["max_steps"] = (was_last, config.max_steps)
-    return changed
-
-
-def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
-    """Yield a line if the global batch size has changed: that changes training, so it must be deliberate."""
-    data, workers = before.get("data"), (before.get("scaling") or {}).get("num_workers")
-    most = workers.get("max") if isinstance(workers, Mapping) else workers
-    if isinstance(data, Mapping) and isinstance(most, int) and isinstance(data.get("batch_size"), int):
-        was = data.get("global_batch_size") or data["batch_size"] * most
-        if was != batch:
-            yield (
-                f"the samples per step change from {was:,} to {batch:,}; set data.global_batch_size to keep them "
-                "whatever data.batch_size and the number of trainers are"
-            )
+        changed[path] = before[section].get(name, now[section][name]), now[section][name]
+    if config.optimizer.schedule != "constant":
+        changed["max_steps"] = before.get("max_steps"), config.max_steps
+    data, workers = before["data"], before["scaling"]["num_workers"]
+    most = workers["max"] if isinstance(workers, Mapping) else workers
+    batch = config.data.batch_of(config.scaling.most)
+    changed["data.global_batch_size"] = data.get("global_batch_size") or data["batch_size"] * most, batch
+    return {path: values for path, values in changed.items() if values[0] != values[1]}
 
 
 def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: TrainState, rows: int) -> None:

@@ -194,6 +194,6 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
     run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
     output = capsys.readouterr().err
     assert "from step 2 to step 4" in output
-    assert "the samples per step change from 8 to 16" in output
+    assert "data.global_batch_size changes from 8 to 16" in output
     run(how(root, max_steps=4), dry_run=True)
-    assert "samples per step change" not in capsys.readouterr().err
+    assert "global_batch_size" not in capsys.readouterr().err
