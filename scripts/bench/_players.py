@@ -15,7 +15,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.download.figures import DownloadFigures
 from sdp.download.unit import UnitTask
 from sdp.train import online
-from sdp.train.data.images import Slice
+from sdp.train.data.images import ImagesDataset, Slice
 from sdp.train.data.online import Online
 
 BOARD = SimpleNamespace(announce=SimpleNamespace(remote=print))
@@ -24,11 +24,15 @@ ROWS = 254
 """Rows of a slice at 256 px."""
 
 
+class Idle(NoWork, ImagesDataset):  # type: ignore[misc]
+    """A dataset whose stages do nothing."""
+
+
 class Pool(online.EncoderPool):
     """The pool, with stages that do nothing."""
 
     def _serve(self, encoders: int) -> None:
-        online.EncodeSlices = lambda _: NoWork()  # type: ignore[assignment, misc]
+        self._images = Idle(**vars(self._images))
         super()._serve(encoders)
 
     async def scheduling_s(self) -> float:

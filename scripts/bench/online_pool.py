@@ -136,7 +136,8 @@ def put_sleepers(pace: float) -> None:
     """Replace the work of a worker process by functions that sleep and return bytes of the right size."""
     global _pace
     _pace = pace
-    online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
+    stages: Any = ImagesDataset
+    stages.transform, stages.load, stages.encode = transform, gpu, encode
 
 
 def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformStats]:

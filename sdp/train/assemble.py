@@ -25,7 +25,7 @@ from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
-from sdp.train.data.images import ImagesDataset, load_encoder, open_columns, open_images
+from sdp.train.data.images import ImagesDataset, open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import Shuffle
@@ -118,7 +118,7 @@ def make_reader(
     if collocated:
         from sdp.train.data.collocated import Collocated
 
-        encoder = load_encoder(images, str(world.device))
+        encoder = images.load(str(world.device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
         empty = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
     else:

@@ -17,38 +17,23 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import ray
-from numpy.typing import NDArray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
 from sdp import cluster, ray_loss
 from sdp.encode.blocks import Note, pack, unpack
-from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError
 from sdp.train.data.encoders_needed import encoders_needed
-from sdp.train.data.images import (
-    EncodedSlice,
-    ImagesDataset,
-    Slice,
-    Transformed,
-    crashed_slice,
-    encode_slice,
-    load_encoder,
-    transform_slice,
-)
+from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
-
-if TYPE_CHECKING:
-    from sdp.encode.encoder import Encoder
 
 _RETRIES = 3
 """Retries of what was lost with its node."""
@@ -59,27 +44,6 @@ WARM_UP = 2
 """Steps of a trainer, and slices of each encoder, that are not measured since they are slower than later ones."""
 _RECENT = 64
 """Slices of encoders_busy."""
-
-
-@dataclass(frozen=True)
-class EncodeSlices:
-    """The pipeline's stages for slices. An item is a slice, or None for the empty caption's embedding."""
-
-    images: ImagesDataset
-
-    def transform(self, item: Slice | None) -> tuple[Transformed | None, TransformStats]:
-        """Read a slice and transform it to crops and tokens."""
-        return (None, TransformStats()) if item is None else transform_slice(self.images, item)
-
-    def load(self) -> "Encoder":
-        """Load the encoder."""
-        return load_encoder(self.images)
-
-    def encode(self, encoder: "Encoder", value: Transformed | None) -> EncodedSlice | NDArray[np.float16]:
-        """Encode a transformed slice."""
-        if value is None:
-            return self.images.spec.embed_empty(encoder)
-        return encode_slice(self.images, encoder, value)
 
 
 def start_pool(images: ImagesDataset, placement: Placement, board: Any, requests: int) -> Any:
@@ -246,7 +210,7 @@ class EncoderPool:
         piece_bytes = self._images.slice_rows * 3 * self._images.resolution**2
         fed: dict[int, _Request] = {}
         try:
-            with Pipeline(EncodeSlices(self._images), placement, piece_bytes, self._board.announce.remote) as pipeline:
+            with Pipeline(self._images, placement, piece_bytes, self._board.announce.remote) as pipeline:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:

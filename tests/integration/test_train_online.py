@@ -49,7 +49,8 @@ def prepare_worker(traces: str) -> None:
     from sdp.encode import transform
     from sdp.train.data import images
 
-    read_header, load_encoder, folder = transform.read_header, images.load_encoder, Path(traces)
+    stages, folder = images.ImagesDataset, Path(traces)
+    read_header, load_encoder, encode = transform.read_header, stages.load, stages.encode
 
     def deadly(data: Any, *rest: Any) -> Any:
         if bytes(data[-len(DEADLY) :]) == DEADLY:
@@ -66,13 +67,11 @@ def prepare_worker(traces: str) -> None:
 
     from sdp.train import online
 
-    encode = images.encode_slice
-
     def slowly(*arguments: Any) -> Any:
         time.sleep(0.1)
         return encode(*arguments)
 
-    transform.read_header, online.load_encoder, online.encode_slice = deadly, noted, slowly  # type: ignore[attr-defined,assignment]
+    transform.read_header, stages.load, stages.encode = deadly, noted, slowly  # type: ignore[method-assign]
     needed = online.encoders_needed
     online._CALIBRATE_S = 0.5
     online.encoders_needed = lambda _, *rest: needed(1e6, *rest)  # trainers that take whatever there is

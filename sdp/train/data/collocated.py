@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from sdp.encode.chunk import ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed, encode_slice, transform_slice
+from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed
 
 _AHEAD = 2
 """Slices that each DataLoader worker prepares ahead."""
@@ -47,7 +47,7 @@ class Collocated:
         for result in loader:
             if isinstance(result, SdpError):
                 raise result
-            yield encode_slice(self.images, self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
+            yield self.images.encode(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
 
 
 class _Slices(Dataset[Any]):
@@ -59,7 +59,7 @@ class _Slices(Dataset[Any]):
     def __getitem__(self, data_slice: Slice) -> Transformed | SdpError:
         try:
             # Tensors cross to the trainer in shared memory, arrays through a pipe.
-            return _with_values(transform_slice(self._images, data_slice)[0], torch.from_numpy)
+            return _with_values(self._images.transform(data_slice)[0], torch.from_numpy)
         except SdpError as error:
             return error
 

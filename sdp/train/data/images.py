@@ -43,7 +43,7 @@ _EVERYTHING = Work(Unit(0, 0, 1 << 62))
 
 @dataclass(frozen=True)
 class ImagesDataset:
-    """The row groups of a complete images dataset, and the recipe that encodes its rows."""
+    """The row groups of a complete images dataset, and the pipeline's stages for slices of them."""
 
     storage: Storage
     paths: tuple[str, ...]
@@ -75,6 +75,50 @@ class ImagesDataset:
     def slice_rows(self) -> int:
         """Rows of a slice."""
         return max(16, min(_SLICE_ROWS, _SLICE_BYTES // (3 * self.resolution**2)))
+
+    def transform(self, item: "Slice | None") -> tuple[Any, TransformStats]:
+        """Read a slice and transform its needed rows to crops and tokens; None is the empty caption."""
+        if item is None:
+            return None, TransformStats()
+        spec = self.spec
+        rows = addresses(item.piece, spec.storage)
+        if len(rows) != len(item):
+            uri = item.piece.groups[0].uri
+            raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
+        wanted = item.needed & (self.weights(rows) > 0)
+        if not wanted.any():
+            none = Chunk(np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE), {}, np.zeros(0, np.int16))
+            return Transformed(rows, none), TransformStats()
+        # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
+        drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (item.epoch << 40)))
+        chunk, stats = drawn.transform((item.piece, None if wanted.all() else rows[wanted]))
+        return Transformed(rows, chunk), stats
+
+    def load(self, device: str | None = None) -> "Encoder":
+        """Load the process stage's encoder onto a device."""
+        return self.spec.load_encoder(device)
+
+    def encode(self, encoder: "Encoder", value: "Transformed | None") -> Any:
+        """Return the EncodedSlice of a transformed slice, or the embedding of the empty caption."""
+        if value is None:
+            return self.spec.embed_empty(encoder)
+        chunk = value.chunk
+        if not len(chunk):
+            return self.zeros(value.rows, chunk.outcomes)
+        encoded = encoder(chunk)
+        result, good = self.zeros(value.rows, encoded.outcomes), encoded.good
+        at = _places(result.rows, chunk.rows[good])
+        (group,) = encoded.latents[self.resolution]
+        result.weights[at] = 1
+        result.latents[at] = _bytes(group.values[good[group.positions]])
+        result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
+        return result
+
+    def zeros(self, rows: NDArray[np.int64], outcomes: Sequence[Outcome]) -> "EncodedSlice":
+        """Return a slice none of whose rows counts, with the bad ones of their outcomes."""
+        latents, text = (np.zeros((len(rows), column.width), np.uint8) for column in self.columns)
+        bad = tuple(outcome for outcome in outcomes if outcome.outcome == FAILED)
+        return EncodedSlice(rows, np.zeros(len(rows), np.float32), latents, text, bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,60 +203,11 @@ def open_images(
     )
 
 
-def transform_slice(images: ImagesDataset, data_slice: Slice) -> tuple[Transformed, TransformStats]:
-    """Read a slice and transform its needed rows to crops and tokens."""
-    spec = images.spec
-    rows = addresses(data_slice.piece, spec.storage)
-    if len(rows) != len(data_slice):
-        uri = data_slice.piece.groups[0].uri
-        raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
-    wanted = data_slice.needed & (images.weights(rows) > 0)
-    if not wanted.any():
-        return Transformed(rows, _empty_chunk(images)), TransformStats()
-    # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
-    drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (data_slice.epoch << 40)))
-    chunk, stats = drawn.transform((data_slice.piece, None if wanted.all() else rows[wanted]))
-    return Transformed(rows, chunk), stats
-
-
-def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transformed) -> EncodedSlice:
-    """Encode the rows of a slice."""
-    rows, chunk = transformed.rows, transformed.chunk
-    latents, text = images.columns
-    result = EncodedSlice(
-        rows,
-        np.zeros(len(rows), np.float32),
-        np.zeros((len(rows), latents.width), np.uint8),
-        np.zeros((len(rows), text.width), np.uint8),
-        (),
-    )
-    if not len(chunk):
-        return replace(result, bad=_bad(chunk.outcomes))
-    encoded = encoder(chunk)
-    good = encoded.good
-    at = _places(rows, chunk.rows[good])
-    (group,) = encoded.latents[images.resolution]
-    result.weights[at] = 1
-    result.latents[at] = _bytes(group.values[good[group.positions]])
-    result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
-    return replace(result, bad=_bad(encoded.outcomes))
-
-
-def _bad(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    return tuple(outcome for outcome in outcomes if outcome.outcome == FAILED)
-
-
 def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> EncodedSlice:
     """Return a slice whose needed rows are recorded as crashed, because it killed its worker each time."""
     rows = addresses(data_slice.piece, images.spec.storage)
-    empty = encode_slice(images, None, Transformed(rows, _empty_chunk(images)))  # type: ignore[arg-type]  # not called
     dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[data_slice.needed].tolist()]
-    return replace(empty, bad=tuple(dead))
-
-
-def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
-    """Load the process stage's encoder onto a device."""
-    return images.spec.load_encoder(device)
+    return images.zeros(rows, dead)
 
 
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
@@ -230,13 +225,6 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
         output=dataset.storage,
         foreign=False,
     )
-
-
-def _empty_chunk(images: ImagesDataset) -> Chunk:
-    return Chunk(
-        np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE),
-        {images.resolution: []}, np.zeros(0, np.int16),
-    )  # fmt: skip
 
 
 def _places(rows: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.int64]:
