@@ -1,5 +1,6 @@
 """Assembles a worker's trainer from the configuration: models, data and strategy."""
 
+import io
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from sdp.config import TrainConfig
 from sdp.device import DTYPES, configure_torch, enter, out_of_memory
 from sdp.encode.joined import contents_of
+from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -25,12 +27,12 @@ from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
-from sdp.train.data.images import ImagesDataset, open_columns, open_images
+from sdp.train.data.images import open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.sources import Sources, open_sources, stored_empty
+from sdp.train.data.sources import Sources, open_sources
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
@@ -126,22 +128,11 @@ def make_reader(
             raise UserError("data.mode: expected offline or collocated without Ray, got 'online'; train on Ray")
         engine = Online(submit, slices_ahead(config, images, world.size))
         empty = submit(None) if config.text_encoded else None
-    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, empty
-
-
-def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
-    """Return the reader of images that an engine encodes."""
-    data = config.data
-    return EncodedReader(
-        images,
-        engine,
-        config.seed,
-        Shuffle(),
-        world.rank,
-        world.size,
-        load_weights=partial(row_weights, images.storage, data.holdout, config.limit),
-        device=world.device,
+    load_weights = partial(row_weights, images.storage, config.data.holdout, config.limit)
+    reader = EncodedReader(
+        images, engine, config.seed, Shuffle(), world.rank, world.size, load_weights, device=world.device
     )
+    return reader, {"dataset": dataset.lineage}, empty
 
 
 def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
@@ -224,14 +215,17 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empt
 def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[np.float16]:
     """Return the dataset's embedding of the empty caption; if it has none, the main worker encodes one on the CPU."""
 
-    def own() -> NDArray[np.float16]:
-        if (stored := stored_empty(sources)) is not None:
-            return stored
+    def own() -> Any:
+        if not world.is_main:
+            return None
+        dataset = sources.all[0].written
+        if dataset is not None and dataset.storage.exists(EMPTY_TEXT):
+            return np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
         with torch.no_grad():
-            encoder: Any = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
+            encoder = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
             return encode_text(encoder, _empty_ids(model)).half().numpy()
 
-    embedding: NDArray[np.float16] = world.broadcast(world.together(own if world.is_main else lambda: None))
+    embedding: NDArray[np.float16] = world.broadcast(world.together(own))
     return embedding
 
 

@@ -202,7 +202,7 @@ class CheckpointManager:
 
     def restore(self, tensors: dict[str, Tensor]) -> TrainState | None:
         """Load the newest complete checkpoint into the tensors and return its state; None if there is none."""
-        step: int | None = self.world.broadcast(self.run.latest() if self.world.is_main else None)
+        step = self.world.broadcast(self.run.latest() if self.world.is_main else None)
         if step is None:
             return None
         folder = self.run.checkpoint(step)

@@ -117,7 +117,7 @@ def _by_shape(
         rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
         for start in range(0, len(rows), batch_size):
             parts.append((view.columns, [rows.slice(start, min(start + batch_size, len(rows)))]))
-    most = max(world.all_gather(len(parts)))
+    most = max(world.gather(len(parts)))
     return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
@@ -131,7 +131,7 @@ def _select(
     for start in range(0, len(ranges), world.size):
         present = ranges[start : start + world.size]
         own = [select(reader.addresses(row_range)) for row_range in present[world.rank : world.rank + 1]]
-        for row_range, mask in zip(present, chain.from_iterable(world.all_gather(own)), strict=True):
+        for row_range, mask in zip(present, chain.from_iterable(world.gather(own)), strict=True):
             mask &= np.cumsum(mask) <= rows
             rows -= int(mask.sum())
             if mask.any():

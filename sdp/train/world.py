@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,28 +38,16 @@ class World:
         if self.size > 1:
             dist.broadcast(values, 0)
 
-    def all_gather(self, value: Result) -> list[Result]:
+    def gather(self, value: Result) -> list[Result]:
         """Return every worker's object, by rank, on all workers."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every worker's object, by rank, on the main worker; an empty list elsewhere."""
-        if self.size == 1:
-            return [value]
-        gathered: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, gathered)
-        return gathered or []
-
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Result) -> Result:
         """Return the main worker's object on all workers."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        return self.gather(value)[0]
 
     def together(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, or raise a worker's error on all workers, which would wait for it."""
@@ -67,9 +55,9 @@ class World:
             result = work()
         except Exception as error:
             known = isinstance(error, SdpError)  # not every other can be pickled
-            self.all_gather(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+            self.gather(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        errors: list[Exception | None] = self.all_gather(None)
+        errors: list[Exception | None] = self.gather(None)
         for another in filter(None, errors):
             raise another
         return result

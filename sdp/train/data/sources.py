@@ -1,20 +1,15 @@
 """The latents datasets of a run: source.uri, and those that are mixed in."""
 
 import hashlib
-import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.output import HEAD
-from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
 from sdp.train.data.buckets import count_buckets, views
@@ -75,15 +70,6 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
         )
     run = open_storage(config.output.uri, config.storage.options())
     return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write is not None))
-
-
-def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
-    """Return the empty caption's embedding if the first dataset has one."""
-    dataset = sources.all[0].written
-    if dataset is None or not dataset.storage.exists(EMPTY_TEXT):
-        return None
-    values: NDArray[np.float16] = np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
-    return values
 
 
 def embedded(config: TrainConfig) -> bool:
