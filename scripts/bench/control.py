@@ -190,7 +190,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
 
     registries = [CollectorRegistry() for _ in range(trainers + encoders)]
     parts = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.1)
-    report: Any = SimpleNamespace(parts=parts, samples=1, verdict="good", epoch=0, epoch_done=0.5)
+    report: Any = SimpleNamespace(parts=parts, samples=1, bad=1, verdict="good", epoch=0, epoch_done=0.5)
     for number, registry in enumerate(registries):
         telemetry = Telemetry(RegistryBackend(registry), "run", "job")
         if number >= trainers:
@@ -200,7 +200,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
         config = SimpleNamespace(data=SimpleNamespace(mode="online"), prices=PricesConfig(trainer_hour=1.0))
         trainer: Any = SimpleNamespace(
             world=world, state=TrainState(0, trainer_hours=1.0), config=config,
-            checkpointer=SimpleNamespace(run=SimpleNamespace(latest=lambda: None)), reader=SimpleNamespace(rows=1), bad=[0],
+            checkpointer=SimpleNamespace(run=SimpleNamespace(latest=lambda: None)), reader=SimpleNamespace(rows=1),
         )  # fmt: skip
         emit = EmitMetrics(telemetry)
         emit.on_start(trainer)

@@ -59,6 +59,8 @@ class StepReport:
     """The gradient's norm before clipping."""
     samples: int
     """Samples of this step, over all workers."""
+    bad: int
+    """Bad rows among this worker's."""
     learning_rate: float
     verdict: Verdict
     seconds: float
@@ -330,7 +332,7 @@ class Trainer:
         state.spend(seconds, self.world.size, encoders, gpus)
         report = StepReport(
             step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
-            learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
+            bad=len(batch.bad), learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
         )  # fmt: skip
         if verdict not in ("good", "empty"):
             self._record_bad_step(batch, report)

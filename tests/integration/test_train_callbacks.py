@@ -5,14 +5,16 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
 from sdp.console import size
+from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import UserError
 from sdp.report.run import run_section
 from sdp.storage import open_storage
@@ -24,9 +26,11 @@ from sdp.train.callbacks.profile import Profile, phases
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import save_flight_record
+from sdp.train.data.batch import Batch
+from sdp.train.data.direct import DirectReader
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Callback, StepReport, Trainer
+from sdp.train.trainer import Callback
 from sdp.train.world import World
 from tests.registry import RegistryBackend
 from tests.training import Crash, CrashAt, Watch, config, train
@@ -192,30 +196,22 @@ def test_a_worker_that_hangs_records_its_last_collectives(tmp_path: Path) -> Non
     assert entries[0]["input_sizes"] == [[3]]
 
 
-class Spoil(Callback):
-    """Marks rows as bad: this many in each step, from the first."""
-
-    def __init__(self, *bad: int) -> None:
-        self.bad = bad
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        trainer.bad += [cast(Any, object())] * self.bad[report.step - 1]
-
-
-def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Path) -> None:
+def test_every_bad_row_is_counted_however_many_checkpoints_come_between(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint stores the list of bad rows, so that bad rows before and after it are both counted."""
-    shown = RegistryBackend()
-    callbacks = [Spoil(5, 0, 3, 3, 1, 0), EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
-    trainer = assemble(config(root, max_steps=6), World(), callbacks=callbacks)
-    stage, staged = trainer.checkpointer.stage, []
+    shown, read, bad = RegistryBackend(), DirectReader.batches, iter((5, 0, 3, 3, 1, 0))
 
-    def keep(tensors: Any, state: Any, consumed: Any, bad: Any) -> Any:
-        staged.append(len(bad))
-        return stage(tensors, state, consumed, [])
+    def spoilt(*place: Any) -> Iterator[Batch]:
+        for batch in read(*place):
+            yield replace(batch, bad=(Outcome(0, FAILED, "undecodable"),) * next(bad, 0))
 
-    trainer.checkpointer.stage = keep  # type: ignore[method-assign]
+    monkeypatch.setattr(DirectReader, "batches", spoilt)
+    trainer = assemble(
+        config(root, max_steps=6), World(), callbacks=[EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
+    )
     trainer.train()
-    assert sum(staged) == 12
+    assert len(trainer.checkpointer.run.bad_rows()) == 12
     assert shown.registry.get_sample_value("sdp_train_bad_rows_total", {"run": "run", "rank": "0"}) == 12
     assert shown.registry.get_sample_value("sdp_train_info", {"run": "run", "data_mode": "offline"}) == 1
 

@@ -1,13 +1,12 @@
 """Exports metrics: each worker its own figures, the main worker also those of the run."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import torch
 
-from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import read_marker
 from sdp.telemetry import Telemetry
 from sdp.train.checkpoint import SavedCheckpoint
@@ -34,15 +33,10 @@ _LINE = {
 
 @dataclass
 class EmitMetrics(Callback):
-    """Sums figures up and exports them once a second, so that steps do not wait for it."""
+    """Exports counters at each step, and gauges once a second, so that steps do not wait for them."""
 
     telemetry: Telemetry
     recoveries: int = 0
-    _parts: dict[str, float] = field(default_factory=dict)
-    _steps: int = 0
-    _samples: int = 0
-    _bad: list[Outcome] = field(default_factory=list)
-    _bad_reported: int = 0
     _reported_at: float = 0.0
 
     def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
@@ -62,19 +56,18 @@ class EmitMetrics(Callback):
         self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        self._steps += 1
-        self._samples += report.samples if report.verdict == "good" else 0
         for part, seconds in report.parts.items():
-            self._parts[part] = self._parts.get(part, 0.0) + seconds
-        if self._bad is not trainer.bad:  # a checkpoint has begun a new list
-            self._bad, self._bad_reported = trainer.bad, 0
-        self.telemetry.count("sdp_train_bad_rows_total", len(self._bad) - self._bad_reported, rank=trainer.world.rank)
-        self._bad_reported = len(self._bad)
+            self.telemetry.count("sdp_train_rank_seconds_total", seconds, rank=trainer.world.rank, part=part)
+        self.telemetry.count("sdp_train_bad_rows_total", report.bad, rank=trainer.world.rank)
+        if trainer.world.is_main:
+            self.telemetry.count("sdp_train_steps_total", 1)
+            self.telemetry.count("sdp_train_samples_total", report.samples * (report.verdict == "good"))
         if time.monotonic() - self._reported_at > _EVERY_S:
             self._report(trainer, report.epoch + report.epoch_done)
 
     def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:
-        self._parts["checkpoint"] = self._parts.get("checkpoint", 0.0) + saved.seconds
+        rank = trainer.world.rank
+        self.telemetry.count("sdp_train_rank_seconds_total", saved.seconds, rank=rank, part="checkpoint")
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_checkpoint_step", saved.state.step)
             self.telemetry.show("sdp_train_checkpoint_time_seconds", time.time())
@@ -95,9 +88,6 @@ class EmitMetrics(Callback):
     def _report(self, trainer: Trainer, epoch: float) -> None:
         telemetry, world, state = self.telemetry, trainer.world, trainer.state
         self._reported_at = time.monotonic()
-        for part, seconds in self._parts.items():
-            telemetry.count("sdp_train_rank_seconds_total", seconds, rank=world.rank, part=part)
-        self._parts.clear()
         if world.device.type == "cuda":
             for kind, amount in (
                 ("allocated", torch.cuda.memory_allocated()),
@@ -106,10 +96,7 @@ class EmitMetrics(Callback):
             ):
                 telemetry.show("sdp_train_gpu_memory_bytes", amount, rank=world.rank, kind=kind)
         if world.is_main:
-            telemetry.count("sdp_train_steps_total", self._steps)
-            telemetry.count("sdp_train_samples_total", self._samples)
             telemetry.show("sdp_train_step", state.step)
             telemetry.show("sdp_train_samples_seen", state.samples)
             telemetry.show("sdp_train_epoch", epoch)
             telemetry.show("sdp_train_cost", state.cost(trainer.config.prices.hourly) or None)
-        self._steps = self._samples = 0
