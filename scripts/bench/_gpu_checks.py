@@ -141,7 +141,7 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
     from scripts.bench._training import make_model
     from scripts.published import VAE
     from sdp.config.generate import SamplerConfig
-    from sdp.device import choose_device, configure_torch
+    from sdp.device import BatchLimit, choose_device, configure_torch
     from sdp.generate.painter import Painter
     from sdp.model import load
     from sdp.model.trained import load_networks
@@ -161,7 +161,7 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
     def encode(prompts: Sequence[str]) -> torch.Tensor:
         return torch.randn(len(prompts), 77, unet.config.cross_attention_dim, device=device, dtype=dtype)
 
-    painter = Painter(unet, vae, encode, schedule, sampler, resolution, dtype)
+    painter = Painter(unet, vae, encode, schedule, sampler, resolution, dtype, BatchLimit(8))
     painter.paint(["warm"] * painter.limit.size, range(painter.limit.size))
     prompts = ["a picture"] * 4 * painter.limit.size
     began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.config.generate import SamplerConfig
+from sdp.config.generate import GenerateConfig, SamplerConfig
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch
 from sdp.generate.sample import make_scheduler
 from sdp.generate.source import GenerateModel
@@ -19,7 +19,6 @@ from sdp.model import load, sources
 from sdp.model.family import encode_text, latent_shape, predict
 from sdp.model.latents import decode, to_images
 from sdp.model.trained import load_networks, load_trained
-from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
 """Height × width × 3."""
@@ -41,10 +40,10 @@ class Painter:
     schedule: Mapping[str, Any]
     """A scheduler configuration of diffusers, from `sdp.model.load.load_scheduler_config`."""
     sampler: SamplerConfig
-    resolution: int = 512
-    dtype: torch.dtype = torch.float32
+    resolution: int
+    dtype: torch.dtype
     """The dtype of the U-Net's inputs; the sampler computes in fp32."""
-    limit: BatchLimit = field(default_factory=lambda: BatchLimit(8))
+    limit: BatchLimit
 
     @torch.no_grad()
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
@@ -90,20 +89,12 @@ class Painter:
         return latents
 
 
-def load_painter(
-    model: GenerateModel,
-    sampler: SamplerConfig,
-    resolution: int = 512,
-    *,
-    batch_size: int = 8,
-    precision: str = "fp32",
-    options: StorageOptions | None = None,
-) -> Painter:
+def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
     """Load the model's networks on this process's GPU, if it has one, and return a painter."""
     device = choose_device()
     configure_torch(fixed_shapes=True)
-    dtype = DTYPES[precision] if device.type == "cuda" else torch.float32
-    path = sources.resolve(model.base, storage=options).path
+    dtype = DTYPES[config.precision] if device.type == "cuda" else torch.float32
+    path = sources.resolve(model.base, storage=config.storage.options()).path
     if model.checkpoint is None:
         trained = load_networks(path, text_encoder=False)
     else:
@@ -114,10 +105,10 @@ def load_painter(
         vae=load.load_vae(path, device=device),
         encode=text_encoding(path, trained.text_encoder or load.load_text_encoder(path, dtype, device), device),
         schedule={**load.load_scheduler_config(path), **model.scheduler},
-        sampler=sampler,
-        resolution=resolution,
+        sampler=config.sampler,
+        resolution=config.resolution,
         dtype=dtype,
-        limit=BatchLimit(batch_size),
+        limit=BatchLimit(config.scaling.batch_size),
     )
 
 

@@ -107,15 +107,7 @@ class GenerateWorker:
 
     @cached_property
     def _painter(self) -> Painter:
-        config = self._config
-        return load_painter(
-            self._model,
-            config.sampler,
-            config.resolution,
-            batch_size=config.scaling.batch_size,
-            precision=config.precision,
-            options=config.storage.options(),
-        )
+        return load_painter(self._model, self._config)
 
 
 def encode_png(picture: Picture) -> bytes:

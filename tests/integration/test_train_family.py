@@ -7,11 +7,11 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 
-from sdp.config.generate import SamplerConfig
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel
 from sdp.model.export import export
 from sdp.model.sources import parse
+from tests.generate_kit import generate_config
 from tests.process_kit import make_images
 from tests.tiny_model import make_tiny_model
 from tests.training import config, train, weights
@@ -45,9 +45,9 @@ def test_diffusers_loads_the_export_of_a_model_that_names_a_safety_checker(
 
 def test_its_pictures_are_those_of_diffusers(exported: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, _ = exported
-    how = SamplerConfig(steps=3, guidance_scale=5.0)
+    how = generate_config(folder / "out", folder, sampler={"guidance_scale": 5.0})
     drawer = GenerateModel(str(folder), "", parse(str(folder)))
-    actual = load_painter(drawer, how, 64).paint(["a cat"], [7])[0]
+    actual = load_painter(drawer, how).paint(["a cat"], [7])[0]
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
     expected = pipeline(

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sdp.cli import main
 from sdp.config import EvaluateConfig, TrainConfig, parse
-from sdp.config.generate import SamplerConfig
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.evaluate.loss import LossWorker, plan_loss
 from sdp.generate.painter import load_painter
@@ -123,7 +122,8 @@ def test_exports_have_the_trained_text_encoder_and_draw(root: Path, trained: dic
 @pytest.mark.usefixtures("trained")
 def test_generate_encodes_prompts_with_the_trained_text_encoder(root: Path, tmp_path: Path) -> None:
     networks = load_trained(open_storage(str(checkpoint(root))), root / "model", ema=True, name="model")
-    painter = load_painter(choose(generate_config(tmp_path / "out", root / "run")), SamplerConfig(steps=2), 64)
+    how = generate_config(tmp_path / "out", root / "run")
+    painter = load_painter(choose(how), how)
     ids = torch.from_numpy(load.tokenize(load.load_tokenizer(root / "model"), ["a b"]).astype("int64"))
     with torch.no_grad():
         expected = encode_text(networks.text_encoder.eval(), ids)

@@ -21,7 +21,7 @@ from sdp.generate.sample import SCHEDULERS, image_seed, make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
-from tests.generate_kit import tiny_model
+from tests.generate_kit import generate_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def painter(model: Path) -> Painter:
     resolved = resolve(str(model))
-    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), HOW, 64)
+    config = generate_config(Path("out"), model, sampler=HOW.model_dump())
+    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), config)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sdp.config.generate import SamplerConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import load_painter
 from sdp.generate.source import choose
@@ -38,10 +37,11 @@ def test_a_checkpoint_gives_its_average_or_its_raw_weights(model: Path, tmp_path
     uri = make_checkpoint(tmp_path / "run", model, prediction="v")
     original = load_file(model / "unet/diffusion_pytorch_model.safetensors")["conv_in.weight"]
     for weights, factor in (("auto", 1.0), ("ema", 1.0), ("raw", 1.03)):
-        chosen = choose(generate_config(tmp_path / "out", uri, weights=weights))
+        config = generate_config(tmp_path / "out", uri, weights=weights)
+        chosen = choose(config)
         assert chosen.uri == uri
         assert chosen.scheduler["prediction_type"] == "v_prediction"
-        unet = load_painter(chosen, SamplerConfig()).unet
+        unet = load_painter(chosen, config).unet
         assert not unet.training
         assert torch.allclose(unet.conv_in.weight, original * factor)
     plain = make_checkpoint(tmp_path / "plain", model, ema=False)
@@ -100,5 +100,6 @@ def test_a_checkpoint_without_its_configuration_is_refused(model: Path, tmp_path
 
 def test_weights_that_are_not_finite_or_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
     spoilt = make_checkpoint(tmp_path / "spoilt", model, spoil="ema.conv_in.weight")
+    config = generate_config(tmp_path / "out", spoilt)
     with pytest.raises(SdpError, match="has NaN or infinite weights"):
-        load_painter(choose(generate_config(tmp_path / "out", spoilt)), SamplerConfig())
+        load_painter(choose(config), config)
