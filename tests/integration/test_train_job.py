@@ -149,7 +149,7 @@ def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path) -> None:
     assert RunFolder(run_folder).latest() is None
 
 
-def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
+def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     class Hang(Callback):
@@ -158,7 +158,14 @@ def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
                 assert ended.wait(_DEADLINE_S)
 
     # The limit falls from a time that the test would not wait for.
-    train(config(root, max_steps=3), callbacks=[Hang(), Watchdog(10 * _DEADLINE_S, then=3.0, end=ended.set)])
+    watchdog = Watchdog(10 * _DEADLINE_S, then=3.0)
+
+    def end(_: int) -> None:
+        watchdog._done.set()
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    train(config(root, max_steps=3), callbacks=[Hang(), watchdog])
     (stacks,) = (root / "run/stacks").iterdir()
     assert stacks.name.endswith("-worker-00000.txt")
     assert "in on_step" in stacks.read_text()

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
@@ -27,11 +26,6 @@ _LOOK_S = 1.0
 """Time between looks, since the limit changes with the first step."""
 
 
-def exit_now() -> None:
-    """End this process at once, the only way to end a thread that hangs in a collective or a read."""
-    os._exit(EXIT_CODE)
-
-
 @dataclass
 class Watchdog(Callback):
     """Saves the stacks of all threads to the run's stacks/ when steps stay away for too long, and ends the process.
@@ -44,7 +38,6 @@ class Watchdog(Callback):
     """The longest time without a step until the first one is done, which may compile."""
     then: float | None = None
     """The same after the first step; None means that it stays."""
-    end: Callable[[], None] = exit_now
     _beat: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -82,8 +75,7 @@ class Watchdog(Callback):
                 save.join(_RECORD_S)
             except SdpError as error:
                 log.error("could not save the stacks: %s\n%s", error, stacks().decode())
-            self.end()
-            return
+            os._exit(EXIT_CODE)  # nothing else ends a thread that hangs in a collective or a read
 
     def _left(self) -> float:
         return max(0.0, self._beat + self.seconds - time.monotonic())
