@@ -13,7 +13,7 @@ from sdp.storage.uri import WEB, WRITABLE, parse, shown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GLOB = re.compile(r"[*?\[]")
+_GLOB = re.compile(r"[*?]")
 
 
 def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
@@ -101,21 +101,10 @@ def split_pattern(uri: str) -> tuple[str, str]:
 
 
 def translate(pattern: str) -> re.Pattern[str]:
-    """Translate a pattern over paths into a regular expression: * ? [abc] [!abc] within a name, ** across folders."""
+    """Translate a pattern over paths into a regular expression: * and ? match within a name, ** across folders."""
     parts = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    out = ""
-    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", pattern):
-        if token in parts:
-            out += parts[token]
-        elif len(token) > 1:
-            inner = token[1:-1].replace("\\", r"\\").replace("^", r"\^").replace("[", r"\[")
-            out += f"(?!/)[{'^' + inner[1:] if inner.startswith('!') else inner}]"
-        else:
-            out += re.escape(token)
-    try:
-        return re.compile(out)
-    except re.error as error:
-        raise UserError(f"{pattern}: not a pattern ({error.msg}); correct the brackets") from None
+    tokens = re.findall(r"\*\*/|\*\*|.", pattern)
+    return re.compile("".join(parts.get(token) or re.escape(token) for token in tokens))
 
 
 def _is_hidden(path: str) -> bool:
@@ -161,8 +150,7 @@ def _portable_etag(uri: str, etag: str | None) -> str | None:
 def _on_the_web(uri: str, options: StorageOptions) -> SourceFile:
     from sdp.storage.reader import web_file
 
-    path = uri.partition("?")[0]
-    if "*" in path or "[" in path:
+    if "*" in uri.partition("?")[0]:
         raise UserError(f"{shown(uri)}: a web server cannot be listed; name each file")
     file = web_file(uri, options)
     return SourceFile(uri, file.size, file.etag)

@@ -45,7 +45,7 @@ def files_at(top: Path, uri: str) -> list[str]:
         ("{top}/readme.txt", ["readme.txt"]),
         ("{top}/_temporary/x.parquet", ["_temporary/x.parquet"]),
         ("{top}/*.parquet", [".hidden.parquet", "a.parquet", "b.parquet"]),
-        ("{top}/[!a].parquet", ["b.parquet"]),
+        ("{top}/deep/[1].par*", ["deep/[1].parquet"]),
         ("{top}/?.*", ["a.parquet", "b.parquet"]),
         ("{top}/deep/**/*.parquet", ["deep/[1].parquet", "deep/er/c.parquet"]),
         ("{top}/d*/er/*", ["deep/er/c.parquet"]),
@@ -95,7 +95,7 @@ def test_a_file_of_a_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("uri", "split"),
     [
         ("s3://b/x/*.parquet", ("s3://b/x", "*.parquet")),
-        ("s3://b/x/part-[0-9]/y?", ("s3://b/x", "part-[0-9]/y?")),
+        ("s3://b/x/part-?/y?", ("s3://b/x", "part-?/y?")),
         ("s3://b/x", ("s3://b/x", "")),
         ("/*.parquet", ("/", "*.parquet")),
         ("*.parquet", (".", "*.parquet")),
@@ -104,11 +104,6 @@ def test_a_file_of_a_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_a_pattern_is_split_from_its_folder(uri: str, split: tuple[str, str]) -> None:
     assert split_pattern(uri) == split
-
-
-def test_a_malformed_pattern_is_a_user_error() -> None:
-    with pytest.raises(UserError, match="not a pattern"):
-        translate("x[z-a]")
 
 
 def test_a_bucket_cannot_be_guessed() -> None:
@@ -124,12 +119,7 @@ def test_a_bucket_cannot_be_guessed() -> None:
         ("**/x", ["x", "a/x", "a/b/x"], ["ax", "x/a"]),
         ("a/**/x", ["a/x", "a/b/x"], ["ax", "a/bx"]),
         ("a?c", ["abc"], ["ac", "a/c", "abbc"]),
-        ("[a-c]1", ["a1", "b1"], ["d1"]),
-        ("[!a-c]1", ["d1"], ["a1", "/1"]),
-        ("[]]x", ["]x"], ["x"]),
-        ("[^a]", ["^", "a"], ["b"]),
-        ("a.b+(c)", ["a.b+(c)"], ["aXb+(c)"]),
-        ("[x", ["[x"], ["x"]),
+        ("a.b+(c)[d]", ["a.b+(c)[d]"], ["aXb+(c)[d]", "a.b+(c)d"]),
     ],
 )
 def test_a_pattern_matches_these_names(pattern: str, yes: list[str], no: list[str]) -> None:
