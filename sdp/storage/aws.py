@@ -1,7 +1,6 @@
 """S3 credentials, region and endpoint, from the same places and in the same order as AWS's own tools.
 
-Keys, web identity (IRSA) and the container's endpoint, which the environment names, are obstore's business. botocore
-looks in all other places: the profile in ~/.aws, single sign-on, processes and the instance's metadata.
+botocore looks for all of them: in the environment, in ~/.aws, at a container's endpoint and in an instance's metadata.
 """
 
 import os
@@ -29,41 +28,35 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """The settings of a connection to S3. `credentials` is None where obstore gets them."""
+    """The settings of a connection to S3. `credentials` is None where requests are unsigned."""
 
     region: str
     endpoint: str | None
     config: "S3Config" = field(repr=False)
     credentials: "Boto3CredentialProvider | None" = field(repr=False)
-    no_credentials: str
-    """The error for obstore finding none."""
 
 
 def find_access(uri: str, options: StorageOptions) -> S3Access:
     """Return the settings for a bucket; raise AccessDenied if there are certainly no credentials."""
     env = os.environ  # which botocore and obstore read, too
-    name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
-    session = Session(profile=name)
+    session, credentials = Session(), None
     session.set_config_variable("metadata_service_num_attempts", 3)  # the instance's metadata may throttle
-    no_credentials = _NO_CREDENTIALS.format(profile=name or "default")
-    credentials = None
+    name = session.profile or "default"
     try:
         profile = session.get_scoped_config()
         region = options.region or env.get("AWS_REGION") or session.get_config_variable("region")
         endpoint = options.endpoint or ConfiguredEndpointProvider(session.full_config, profile, "s3").provide()
-        if not _obstore_finds_them(name):
+        if env.get("AWS_SKIP_SIGNATURE", "").lower() not in ("true", "1"):
             from obstore.auth.boto3 import Boto3CredentialProvider
 
             if session.get_credentials() is None:
-                raise AccessDenied(f"{uri}: {no_credentials}")
+                raise AccessDenied(f"{uri}: {_NO_CREDENTIALS.format(profile=name)}")
             # botocore knows when they expire, and is asked each time
             credentials = Boto3CredentialProvider(session, ttl=timedelta(0))
     except ProfileNotFound:
         raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', which ~/.aws does not have; add or unset it") from None
     except BotoCoreError as error:
-        raise AccessDenied(
-            f"{uri}: profile '{name or 'default'}': {error}; run `aws sso login` or correct it"
-        ) from None
+        raise AccessDenied(f"{uri}: profile '{name}': {error}; run `aws sso login` or correct it") from None
     # Not every S3-compatible server implements bulk deletion.
     config: S3Config = {"region": region or "us-east-1", "disable_bulk_delete": True}
     if endpoint:
@@ -71,18 +64,4 @@ def find_access(uri: str, options: StorageOptions) -> S3Access:
             raise UserError(f"{uri}: storage.endpoint or AWS_ENDPOINT_URL is '{endpoint}'; it must begin with http://")
         endpoint = config["endpoint"] = endpoint.rstrip("/")
         config["aws_endpoint_url_s3"] = endpoint  # or obstore would prefer the variable of that name
-    return S3Access(config["region"], endpoint, config, credentials, no_credentials)
-
-
-def _obstore_finds_them(profile: str | None) -> bool:
-    """Return whether the environment has credentials that precede a profile, or asks for unsigned requests."""
-    env = os.environ
-    keys = env.get("AWS_ACCESS_KEY_ID") and env.get("AWS_SECRET_ACCESS_KEY")
-    web_identity = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") and env.get("AWS_ROLE_ARN")
-    container = any(env.get(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI") for kind in ("RELATIVE", "FULL"))
-    return bool(
-        keys
-        or web_identity
-        or (container and not profile)
-        or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1")
-    )
+    return S3Access(config["region"], endpoint, config, credentials)

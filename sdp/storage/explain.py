@@ -30,7 +30,7 @@ FailureKind = Literal[
     "missing",
     "bucket",  # no such bucket
     "denied",
-    "credentials",  # none found
+    "credentials",  # none found for Google
     "region",  # the bucket is in another region
     "exists",
     "changed",
@@ -53,7 +53,7 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "missing": (NotFound, "{name}: not found ({cause}); check the URI"),
     "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
     "denied": (AccessDenied, "{name}: access denied{at} ({cause}); check {remedy}"),
-    "credentials": (AccessDenied, "{named}: {credentials}"),
+    "credentials": (AccessDenied, "{named}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"),
     "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
     "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
     "changed": (Conflict, "{name}: changed or deleted meanwhile; run the same command again"),
@@ -93,16 +93,12 @@ class Reported(OSError):
 
 _CODES: Mapping[FailureKind, set[str]] = {
     "transient": {
-        *("Busy", "ConditionalRequestConflict", "InternalError", "NoSuchUpload", "OperationAborted", "RequestTimeout"),
-        *("ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"),
+        *("ConditionalRequestConflict", "NoSuchUpload", "OperationAborted", "RequestTimeout"),
+        *("Throttling", "ThrottlingException"),
     },
     "bucket": {"NoSuchBucket", "InvalidBucketName"},
-    "denied": {
-        *("AccessDenied", "AccountProblem", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId"),
-        *("InvalidSecurity", "InvalidToken", "NotSignedUp", "RequestExpired", "RequestTimeTooSkewed"),
-        *("SignatureDoesNotMatch", "TokenRefreshRequired"),
-        "XAdminUserNotFound",  # versitygw's code for an unknown access key
-    },
+    # The last is versitygw's code for an unknown access key.
+    "denied": {"ExpiredToken", "InvalidToken", "RequestExpired", "TokenRefreshRequired", "XAdminUserNotFound"},
     "region": {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"},
 }
 """S3's error codes by what they mean; the HTTP status decides for all others."""

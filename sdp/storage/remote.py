@@ -35,8 +35,6 @@ MULTIPART = 4 * 1024**3
 _PART = 64 * 1024 * 1024
 _PAGE = 1000  # objects that S3 lists at once
 
-_NO_GOOGLE_CREDENTIALS = "no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"
-
 
 @dataclass(frozen=True)
 class Bucket:
@@ -234,7 +232,6 @@ class ObjectStorage(Storage):
             at=f" at {shown(access.endpoint)}" if access and access.endpoint else "",
             named=location.uri,
             bucket=location.bucket,
-            credentials=access.no_credentials if access else _NO_GOOGLE_CREDENTIALS,
             region=access.region if access else "",
         )
 

@@ -64,15 +64,24 @@ def key_of(access: S3Access) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "env",
+    ("env", "method"),
     [
-        {**KEYS, "AWS_PROFILE": "lab"},
-        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
-        {"AWS_SKIP_SIGNATURE": "true"},
+        ({**KEYS, "AWS_PROFILE": "lab"}, "env"),
+        (
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
+            "assume-role-with-web-identity",
+        ),
+        ({"AWS_PROFILE": "lab"}, "shared-credentials-file"),
     ],
 )
-def test_what_the_environment_holds_comes_before_any_profile(home: Path, env: dict[str, str]) -> None:
-    assert key_of(find(env, home)) is None  # obstore takes them from there itself
+def test_what_the_environment_holds_comes_before_any_profile(home: Path, env: dict[str, str], method: str) -> None:
+    access = find(env, home)
+    assert access.credentials
+    assert access.credentials.credentials.method == method
+
+
+def test_requests_are_unsigned_if_the_environment_says_so(home: Path) -> None:
+    assert find({"AWS_SKIP_SIGNATURE": "true"}, home).credentials is None
 
 
 def test_the_profile_gives_keys_token_and_region(home: Path) -> None:
