@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from sdp.config.phrases import got
 from sdp.config.removed import fixed_since
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
@@ -104,13 +105,9 @@ def read_json(storage: Storage, path: str) -> dict[str, Any]:
 
 def json_in(content: bytes, where: str) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        cause = "brackets nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise DatasetError(f"{where}: not JSON ({cause}); restore it from a backup") from error
-    if not isinstance(data, dict):
-        raise DatasetError(f"{where}: not a JSON object; restore it from a backup")
+    with reading(where, "restore it from a backup", "not a JSON object"):
+        if not isinstance(data := json.loads(content), dict):
+            raise ValueError(f"but {got(data)}")
     return data
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-import pyarrow as pa
+from pyarrow import ArrowException
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sdp.config.phrases import got
@@ -19,6 +19,10 @@ LARGEST = 1 << 53
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Identifier = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
 """The name of a kind of dataset or of a job."""
+
+
+_FAULTS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, ArrowException)
+"""Exceptions that malformed content leads to."""
 
 
 class BadRecord(ValueError):
@@ -54,7 +58,7 @@ def reading(where: str, hint: str, fault: str = "malformed") -> Iterator[None]:
     """Turn errors from malformed content into one line that names the file, the fault and its cause."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+    except _FAULTS as error:
         cause = error if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
         raise DatasetError(f"{where}: {fault} ({one_line(cause, 160)}); {hint}") from error
 

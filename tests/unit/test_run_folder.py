@@ -183,7 +183,7 @@ def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
         (b'{"format": 1}', "state: missing"),
         (b'{"format": 1, "state": {"step": "20"}}', r"state\.step: expected a valid integer, got '20'"),
         (b'{"format": 1, "state": {"step": 20}, "created": "noon"}', "noon"),
-        (b'{"format": 1, "state": {"st', "not JSON"),
+        (b'{"format": 1, "state": {"st', "not a JSON object"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_reported_with_the_remedy(run: RunFolder, content: bytes, message: str) -> None:
