@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
-from itertools import pairwise
+from functools import reduce
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticUndefined
+from pydantic_core import PydanticUndefined
 
 from sdp.config import phrases
 from sdp.errors import Problem
@@ -34,6 +30,7 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         validate_default=False,
+        use_attribute_docstrings=True,
         defer_build=True,  # a command needs the models of one job only
     )
 
@@ -48,14 +45,6 @@ class Section(BaseModel):
     def problem(self, path: str, expected: str, hint: str = "", got: str = "") -> Problem:
         """Return what is wrong with a key of this section; `got` is said in place of its value."""
         return Problem(path, expected, got or phrases.got(reduce(getattr, path.split("."), self)), hint)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        schema = handler(core_schema)
-        for name, value in handler.resolve_ref_schema(schema)["properties"].items():
-            if handler.resolve_ref_schema(value).get("description") != purpose(cls, name):  # said once is enough
-                value["description"] = purpose(cls, name)
-        return schema
 
     @model_validator(mode="after")
     def _refuse_contradictions(self, info: ValidationInfo) -> Section:
@@ -78,23 +67,9 @@ def key(default: Any, *, shapes_output: bool = False, example: Any = None, **lim
     return Field(**limits, examples=examples, json_schema_extra={"shapes_output": shapes_output})
 
 
-def purpose(section: type[Section], name: str) -> str:
-    """Return the docstring below a section's key, or below the key that it inherits."""
-    sections = [base for base in section.__mro__ if issubclass(base, Section)]
-    return next((text for base in sections if (text := _docstrings(base.__module__).get((base.__name__, name)))), "")
-
-
-@cache
-def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """Return the docstrings below the keys of a module's sections, from its source: most commands need none of them."""
-    return {
-        (section.name, field.target.id): " ".join(str(text.value.value).split())
-        for section in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(section, ast.ClassDef)
-        for field, text in pairwise(section.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
+def purpose(field: FieldInfo) -> str:
+    """Return the docstring below a key, as one line."""
+    return " ".join((field.description or "").split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +82,7 @@ class Key:
 
     @property
     def what(self) -> str:
-        return purpose(self.section, self.path.rpartition(".")[2])
+        return purpose(self.field)
 
     @property
     def required(self) -> bool:

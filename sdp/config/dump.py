@@ -76,7 +76,7 @@ def _blocks(
         if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
             continue
         if section_of(field):
-            heading = _comment(purpose(type(config), name), indent) if comments else ""
+            heading = _comment(purpose(field), indent) if comments else ""
             gap = "\n" if comments and not path else ""
             yield f"{gap}{heading}{indent}{name}:\n"
             yield from _blocks(inner, f"{path}{name}.", comments, missing, only)

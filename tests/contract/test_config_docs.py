@@ -45,7 +45,7 @@ def test_every_key_is_described_in_a_sentence(job: str) -> None:
         assert SENTENCE.fullmatch(key.what), f"{job}: {key.path}: {key.what!r}"
         assert "|" not in key.what
     for path, parent, section in sections_of(JOBS[job]):
-        text = purpose(parent, path.rpartition(".")[2])
+        text = purpose(parent.model_fields[path.rpartition(".")[2]])
         assert SENTENCE.fullmatch(text), f"{job}: {path}: {text!r}"
         assert section.model_fields
 
