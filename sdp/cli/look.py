@@ -13,7 +13,7 @@ from sdp.console import counted
 @command(LOOK, "config show download > download.yaml")
 @JOB
 @SETTINGS
-@argument("--changed", "print only keys that differ from the defaults, without comments")
+@argument("--changed", "print only keys that differ from the defaults")
 def config_show(args: Arguments) -> None:
     """Print a job's whole configuration as YAML, with a comment on each key."""
     from sdp.config import changed, draft, dump_yaml
@@ -21,7 +21,7 @@ def config_show(args: Arguments) -> None:
     resolved, only = draft(args.job, args.config, args.set), None
     if args.changed:
         only = {*changed(type(resolved.config), resolved.config.model_dump(mode="json"))} - resolved.missing
-    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not args.changed))
+    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only))
     if resolved.missing:
         say(f"still to be set: {', '.join(sorted(resolved.missing))}")
 
@@ -186,7 +186,6 @@ def _take_down(args: Arguments) -> None:
 @argument("URI", "datasets, training runs and evaluations", nargs="+")
 @argument("--out FILE", "the file to write (default: NAME-report.html beside the first URI)")
 @argument("--pictures N", "pictures to show of each dataset (default: 48)", type=int, default=48)
-@argument("--title TEXT", "the title of the page", default="sdp report")
 def report(args: Arguments) -> None:
     """Write an HTML report: pictures and failures of datasets, loss and history of runs."""
 
@@ -195,7 +194,7 @@ def report(args: Arguments) -> None:
     if args.pictures < 0:
         raise UsageError(f"report: --pictures: expected 0 or more, got {args.pictures}; 0 shows none")
     out = Path(args.out) if args.out else None
-    file, count = write_report(args.uri, out, title=args.title, pictures=args.pictures)
+    file, count = write_report(args.uri, out, pictures=args.pictures)
     say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 

@@ -17,19 +17,13 @@ _EVIDENT = frozenset(
 )
 
 
-def dump_yaml(
-    config: Section,
-    *,
-    comments: bool = True,
-    missing: frozenset[str] = frozenset(),
-    only: Collection[str] | None = None,
-) -> str:
+def dump_yaml(config: Section, *, missing: frozenset[str] = frozenset(), only: Collection[str] | None = None) -> str:
     """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration.
 
     Keys in `missing` stay empty, commented as required. `only` names the keys to write; the others must have their
     defaults.
     """
-    return "".join(_blocks(config, "", comments, missing, only)).removeprefix("\n")
+    return "".join(_blocks(config, "", missing, only)).removeprefix("\n")
 
 
 def comment(key: Key) -> str:
@@ -66,24 +60,19 @@ def _dumper() -> Any:
     return Dumper
 
 
-def _blocks(
-    config: Section, path: str, comments: bool, missing: frozenset[str], only: Collection[str] | None
-) -> Iterator[str]:
-    indent = "  " * (path.count(".") if path else 0)
+def _blocks(config: Section, path: str, missing: frozenset[str], only: Collection[str] | None) -> Iterator[str]:
+    indent, gap = "  " * path.count("."), "" if path else "\n"
     values = config.model_dump(mode="json")
     for name, field in fields(type(config)):
         inner = getattr(config, name)
         if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
             continue
         if section_of(field):
-            heading = _comment(purpose(field), indent) if comments else ""
-            gap = "\n" if comments and not path else ""
-            yield f"{gap}{heading}{indent}{name}:\n"
-            yield from _blocks(inner, f"{path}{name}.", comments, missing, only)
+            yield f"{gap}{_comment(purpose(field), indent)}{indent}{name}:\n"
+            yield from _blocks(inner, f"{path}{name}.", missing, only)
             continue
         key = Key(path + name, field, type(config))
-        if comments:
-            yield ("\n" if not path else "") + _comment(comment(key), indent)
+        yield gap + _comment(comment(key), indent)
         if key.path in missing:
             yield f"{indent}{name}:  # REQUIRED, for example {scalar(key.example)}\n"
         else:

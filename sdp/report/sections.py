@@ -26,9 +26,7 @@ _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: 
 _ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
 
 
-def write_report(
-    uris: Sequence[str], out: Path | None = None, *, title: str = "sdp report", pictures: int = 48
-) -> tuple[Path, int]:
+def write_report(uris: Sequence[str], out: Path | None = None, *, pictures: int = 48) -> tuple[Path, int]:
     """Write the report on these URIs and on what they were made from; return its file and number of sections.
 
     Without `out` the file is NAME-report.html beside the first URI, or in a new temporary folder for a bucket.
@@ -38,7 +36,7 @@ def write_report(
     sections = gather(uris, pictures=pictures)
     file = out or _default_file(open_storage(uris[0]).uri)
     with written_for("report: --out", file) as sink:
-        sink.write(page_of(title, sections))
+        sink.write(page_of("sdp report", sections))
     return file, len(sections)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from sdp import __version__, console
 from sdp.cli import COMMANDS, main
@@ -125,7 +126,7 @@ def test_pictures_of_ones_own_are_processed_without_a_download(
 
 def test_config_show_can_print_changes_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "train", "--changed", "--set", "data.batch_size=12", "--set", "seed=0"]) == 0
-    assert capsys.readouterr().out == "data:\n  batch_size: 12\n"
+    assert yaml.safe_load(capsys.readouterr().out) == {"data": {"batch_size": 12}}
 
 
 @pytest.fixture
