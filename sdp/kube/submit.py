@@ -64,7 +64,7 @@ def rayjob_of(submission: Submission, release: Callable[[], Release] | None, say
     if submission.own_cluster and kind == "train":
         sets.append("scaling.can_grow=false")
     cluster, texts = release() if release else ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
-    if text is None and texts is not None:
+    if config is None and texts is not None:
         config = _checked_against(texts, submission, say)
     name: str = cluster["metadata"]["name"]
     rayjob = make_rayjob(submission.job, text, cluster=name, name=submission.name, overrides=sets)
@@ -78,7 +78,7 @@ def rayjob_of(submission: Submission, release: Callable[[], Release] | None, say
 def _release(api: Api, submission: Submission, say: Say) -> Release:
     cluster = find_cluster(api, submission.cluster)
     try:
-        return cluster, job_texts(api, cluster)
+        return cluster, None if submission.config else job_texts(api, cluster)
     except Forbidden:
         if submission.own_cluster:
             raise

@@ -198,6 +198,7 @@ def test_a_lost_response_does_not_create_two_jobs(
 def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tmp_path: Path, capfd: Capture) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(TRAIN + "limit: 5 # a few\n")
+    del lab.kube.objects[f"{CORE}/configmaps/sdp-jobs"]
     assert main(["submit", "train", "--config", str(file), "--no-follow", "--name", "mine"]) == 0
     spec = lab.kube.objects[f"{RAY}/rayjobs/mine"]["spec"]
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["SDP_JOB_CONFIG"] == TRAIN + "limit: 5 # a few\n"
@@ -422,6 +423,26 @@ def test_status_shows_clusters_and_jobs(lab: Lab, capfd: Capture) -> None:
     data = json.loads(capfd.readouterr().out)
     assert [each["name"] for each in data["clusters"]] == ["sdp"]
     assert {each["name"]: each["state"] for each in data["jobs"]} == {"second": "running", "first": "new"}
+
+
+def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Capture) -> None:
+    lab.begun("sdp-train-x7k2p")
+    actor = {"state": "ALIVE", "job_id": "02", "node_id": "n1"}
+    trainer = {**actor, "required_resources": {"GPU_group_0_ab01": 1.0, "GPU_group_ab01": 1.0}}
+    lab.ray.lists = {
+        "/api/v0/actors": [trainer, trainer, {**actor, "required_resources": {"CPU": 1.0}}],
+        "/api/jobs/": [{"job_id": "02", "submission_id": "sdp-train-x7k2p-zz9zz", "start_time": 1_795_000_000_000}],
+        "/api/v0/nodes": [{"node_id": "n1", "labels": {"sdp/group": "a100"}}],
+    }
+    lab.job("broken")
+    cause = f"sdp: s3://b/none: no such bucket{'; see the log' * 9}"
+    lab.end("broken", "FAILED", f"Job entrypoint command failed with exit code 2, last\n{cause}\nsupervisor: ends")
+    assert main(["status"]) == 0
+    text = capfd.readouterr().out
+    assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs since 2026-11-18 11:06Z\n" in text
+    assert f"broken: {cause}\n" in text
+    lab.ray.lists = {}
+    assert main(["status"]) == 0, "a head that does not say so is no error"
 
 
 def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture) -> None:
