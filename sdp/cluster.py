@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -14,7 +15,9 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +38,8 @@ _AGAIN = "run the same command again"
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_GPU = re.compile(r"GPU(_group_[0-9a-f]+)?")
+"""Ray's name of the resource; the longer one is that of an actor in a placement group."""
 TASK_RETRIES = 30
 """Limit on Ray's retries of a call, and on restarts of the hub and of a pool's actors, so that one that always fails
 ends. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
@@ -278,6 +283,29 @@ def _selects(wanted: str, value: str | None) -> bool:
     selector = wanted.removeprefix("!")
     values = selector[3:-1].split(",") if selector.startswith("in(") and selector.endswith(")") else [selector]
     return (value in [item.strip() for item in values]) != wanted.startswith("!")
+
+
+def holders(
+    actors: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any]], nodes: Mapping[str, str], besides: str = ""
+) -> list[str]:
+    """Return a line for each job with actors on GPUs, and each kind of its nodes: who holds how many, and since when.
+
+    `nodes` has the kind of each node that counts, and `besides` the job that does not.
+    """
+    held: Counter[tuple[str, str]] = Counter()
+    for actor in actors:
+        if actor["state"] == "ALIVE" and actor["node_id"] in nodes and actor["job_id"] != besides:
+            gpus = [amount for name, amount in (actor["required_resources"] or {}).items() if _GPU.fullmatch(name)]
+            held[actor["job_id"], nodes[actor["node_id"]]] += int(sum(gpus))
+    known = {job["job_id"]: job for job in jobs}
+    lines = []
+    for (number, kind), count in sorted((+held).items()):
+        job = known.get(number, {})
+        # A RayJob's name and a suffix make its submission.
+        name = str(job.get("submission_id") or "").rpartition("-")[0] or f"Ray's job {number}"
+        began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
+        lines.append(f"{name} holds {count} {kind} GPU{'s' * (count != 1)} since {began:%Y-%m-%d %H:%MZ}")
+    return lines
 
 
 def format_labels(labels: Mapping[str, str]) -> str:

@@ -53,6 +53,16 @@ def placement_groups() -> dict[str, str]:
     return {number: group["state"] for number, group in placement_group_table().items()}
 
 
+def actors_and_jobs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what the dashboard lists of live actors and of jobs; nothing where it does not answer in time."""
+    from ray.util.state import list_actors, list_jobs
+
+    with contextlib.suppress(Exception):  # its client's, the HTTP library's and Ray's own
+        actors = list_actors(filters=[("state", "=", "ALIVE")], limit=10_000, timeout=10, detail=True)
+        return list(map(vars, actors)), list(map(vars, list_jobs(limit=10_000, timeout=10)))
+    return [], []
+
+
 def live_workers() -> set[str]:
     """Return the ids of the living processes; the public `list_workers` needs the dashboard. If it goes: use that."""
     from ray._private.state import workers

@@ -135,9 +135,11 @@ def wait_for(
     """Wait until all places have room for their workers; return the number of workers at each.
 
     The maximum is requested first, and fewer if that does not come and the cluster has not changed for a while. Missing
-    places are logged every half minute, and are an error after `wait_s`. `check` is called meanwhile and may raise.
+    places are logged every half minute, and are an error after `wait_s`, not counting the time in which other jobs hold
+    them. `check` is called meanwhile and may raise.
     """
-    began = changed = time.monotonic()
+    began = changed = looked = time.monotonic()
+    others, held_s = list[str](), 0.0
     pause, line_at, before = threading.Event(), began + _FIRST_LINE_S, list[tuple[int, int]]()
     counts = [place.most for place in places]
     requests = [PlaceRequest(place, [place.most]) for place in places]
@@ -151,12 +153,19 @@ def wait_for(
             missing = [number for number, (ready, _) in enumerate(state) if not ready]
             if not missing:
                 return counts
-            if now - began > wait_s:
+            held_s += (now - looked) * bool(others)
+            looked = now
+            if now - began - held_s > wait_s:
                 needed = " and ".join(places[number].progress(places[number].least) for number in missing)
                 raise no_place(places[missing[-1]].section, needed, wait_s)
             if now > line_at:
+                others = _other_holders(
+                    [places[number] for number in missing if state[number][1] >= places[number].least]
+                )
                 for number in missing:
                     say(f"{job}: waiting for {places[number].progress(counts[number], duration(now - began))}")
+                if others:
+                    say(f"{job}: {', '.join(others)}; wait, sdp stop one, or run this job with --own-cluster")
                 line_at = now + _LINES_S
             for number in missing:
                 place, capacity = places[number], state[number][1]
@@ -170,6 +179,22 @@ def wait_for(
     finally:
         for request in requests:
             request.__exit__()
+
+
+def _other_holders(places: Sequence[Place]) -> list[str]:
+    """Return who else holds GPUs on the nodes of places, in words; nothing where Ray does not say."""
+    kinds = {
+        node["NodeID"]: place.labels.get(cluster.ACCELERATOR_LABEL, "")
+        for place in places
+        if "GPU" in place.bundle
+        for node in cluster.nodes_with(place.labels)
+    }
+    if cluster.is_local() or not kinds:
+        return []
+    import ray
+
+    actors, jobs = ray_private.actors_and_jobs()
+    return cluster.holders(actors, jobs, kinds, besides=ray.get_runtime_context().get_job_id())
 
 
 @dataclass(slots=True)

@@ -337,6 +337,8 @@ class RayServer(_Server):
         self.changed = threading.Condition()
         self.on_stop: Callable[[str], None] = lambda submission: None  # noqa: ARG005
         self.streams = 0
+        self.lists: dict[str, list[Object]] = {}
+        """The items that it lists, by path."""
         super().__init__(type("Handler", (_RayHandler,), {"ray": self}))
 
     def end(self, submission: str) -> None:
@@ -358,6 +360,9 @@ class _RayHandler(_Handler):
         job = self.ray.jobs.get(name)
         if self.headers.get("x-ray-authorization") != f"Bearer {self.ray.token}":
             self.reply(403, b"Forbidden")
+        elif (items := self.ray.lists.get(urlsplit(self.path).path)) is not None:
+            data = items if name == "" else {"data": {"result": {"result": items}}}
+            self.reply(200, json.dumps(data).encode())
         elif job is None:
             self.reply(404, f"Job {name} does not exist".encode())
         elif what == "logs/tail":

@@ -42,7 +42,7 @@ class WorkersConfig(Section):
     none. null gives each worker a GPU if this machine has some; a cluster needs another value."""
     wait_s: float = key(1800.0, gt=0, le=LONGEST_S)
     """Seconds to wait for places on the cluster, at the start and after all its nodes were lost; then the job fails and
-    names what did not come."""
+    names what did not come. At the start, time in which other jobs hold the GPUs does not count."""
 
     @property
     def gpu_each(self) -> bool | None:

@@ -33,11 +33,16 @@ class RayHead:
 
     def log(self, submission: str) -> str:
         """Return a job's log so far."""
-        return str(self._ask("GET", submission, "logs")["logs"])
+        return str(self._ask("GET", _path(submission, "logs"))["logs"])
 
     def stop(self, submission: str) -> bool:
         """Tell a job to stop; return False if there is nothing to stop."""
-        return bool(self._ask("POST", submission, "stop")["stopped"])
+        return bool(self._ask("POST", _path(submission, "stop"))["stopped"])
+
+    def listed(self, path: str) -> "list[Object]":
+        """Return what the dashboard lists under a path."""
+        answer = self._ask("GET", path)
+        return answer if isinstance(answer, list) else answer["data"]["result"]["result"]
 
     def tail(self, submission: str) -> Iterator[bytes]:
         """Yield a job's log from its beginning until the job ends; TimeoutError if it is silent for long."""
@@ -52,17 +57,17 @@ class RayHead:
                 while text := connection.recv():
                     yield text.encode() if isinstance(text, str) else text
 
-    def _ask(self, method: str, submission: str, what: str) -> Object:
+    def _ask(self, method: str, path: str) -> Any:
         connection = http.client.HTTPConnection("localhost", PORT)
         connection.sock = self._socket
         connection.sock.settimeout(ANSWER_S)
         with self._explained(), contextlib.closing(connection):
-            connection.request(method, _path(submission, what), headers=self._headers)
+            connection.request(method, path, headers=self._headers)
             response = connection.getresponse()
             text = response.read().decode("utf-8", "replace")
             if response.status >= 400:
                 raise self._refusal(response.status, one_line(text))
-            return dict(json.loads(text))
+            return json.loads(text)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -85,7 +85,10 @@ def _reason(status: Mapping[str, Any], message: str) -> str:
     """Return the message's first line, or the state of a cluster that the job waits for."""
     reason = str(status.get("reason") or "")
     if message.strip():
-        first = message.strip().splitlines()[0].removesuffix(", last available logs (truncated to 20,000 chars):")
+        first, *log = message.strip().splitlines()
+        if errors := [line for line in log if line.startswith("sdp: ")]:
+            return errors[-1]
+        first = first.removesuffix(", last available logs (truncated to 20,000 chars):")
         return first if reason in ("", "AppFailed") else f"{reason}: {first}"
     if not reason and status.get("jobDeploymentStatus") == "Initializing":
         return _trouble(status.get("rayClusterStatus") or {}) or "the cluster is not ready yet"

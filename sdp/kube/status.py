@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from sdp.cluster import holders
 from sdp.console import duration, table
 from sdp.errors import SdpError, UserError
 from sdp.kube.api import Api
@@ -13,6 +14,8 @@ from sdp.kube.rayjob import kind_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 
 _LONGEST_MESSAGE = 60
+GROUP_LABEL = "sdp/group"
+"""The chart's label of a group's nodes in Ray."""
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
@@ -30,12 +33,28 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         data = {"clusters": list(map(asdict, clusters)), "jobs": list(map(asdict, jobs))}
         return json.dumps(data, indent=2, default=datetime.isoformat)
     parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
-    if name:
-        parts += [f"{state.name}: {state.message}" for state in states if len(state.message) > _LONGEST_MESSAGE]
+    failed = [job for job in jobs if job.state == "failed"]
+    parts += [
+        f"{state.name}: {state.message}"
+        for state in (states if name else failed)
+        if len(state.message) > _LONGEST_MESSAGE
+    ]
+    parts += [f"{cluster.name}: {line}" for cluster in clusters for line in _holders(api, cluster)]
     parts += [f"{job.name}: {line}" for job in jobs if (line := _progress(api, job))]
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
+
+
+def _holders(api: Api, cluster: ClusterState) -> list[str]:
+    """Return which job holds how many GPUs of each group; nothing if the head does not answer."""
+    with suppress(SdpError):
+        actors, jobs, nodes = (
+            RayHead(api, cluster.name).listed(path) if cluster.workers else []
+            for path in ("/api/v0/actors?detail=1&limit=10000", "/api/jobs/", "/api/v0/nodes?detail=1&limit=10000")
+        )
+        return holders(actors, jobs, {node["node_id"]: node["labels"].get(GROUP_LABEL, "") for node in nodes})
+    return []
 
 
 def _progress(api: Api, job: JobState) -> str:

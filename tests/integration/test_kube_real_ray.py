@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -86,7 +87,8 @@ def ray() -> Iterator[Ray]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "150",  # Ray's own 30 s are few on a busy machine
     }
-    words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+    words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2", "--num-gpus=1"]
+    words += ["--labels=sdp/group=a10g"]
     words += [f"--port={free_port()}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
     words += [
         "--node-ip-address=127.0.0.1",
@@ -222,7 +224,49 @@ def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd
     api = connect()
     create(api, make_rayjob("train", "strategy: {kind: zero}\n", name="wrong"), print)
     assert follow(api, "wrong", print) == 2
-    assert "wrong: failed (Job entrypoint command failed with exit code 2)" in capfd.readouterr().out
+    assert "wrong: failed (sdp: strategy.kind: expected ddp or fsdp, got 'zero')" in capfd.readouterr().out
+
+
+HOLDS_A_GPU = """
+import ray
+from ray.util.state import list_actors
+ray.init()
+@ray.remote(num_gpus=1)
+class Trainer:
+    def begun(self): return True
+trainer = Trainer.remote()
+ray.get(trainer.begun.remote())
+from sdp import ray_private
+from sdp.cluster import holders
+actors, jobs = ray_private.actors_and_jobs()
+nodes = {node["NodeID"]: "A100" for node in ray.nodes()}
+this_job = ray.get_runtime_context().get_job_id()
+print("in the driver:", holders(actors, jobs, nodes), holders(actors, jobs, nodes, this_job))
+print("ready", flush=True)
+import time
+time.sleep(120)
+"""
+
+
+def test_the_holder_of_a_gpu_is_named_in_the_driver_and_by_status(
+    kube: KubeServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(HOLDS_A_GPU)
+    job = make_rayjob("train", None, name="holder")
+    job["spec"]["entrypoint"] = f"python {script}"
+    kube.on_create(f"{RAY}/rayjobs/holder", kube.put(f"{RAY}/rayjobs/holder", job))
+    logs: list[str] = []
+
+    def ready() -> bool:
+        return main(["logs", "holder"]) == 0 and "ready" in (logs.append(capfd.readouterr().out) or logs[-1])
+
+    until(ready, "the trainer has its GPU", 60)
+    (line,) = [line for line in logs[-1].splitlines() if line.startswith("in the driver: ")]
+    assert re.fullmatch(r"in the driver: \['holder holds 1 A100 GPU since \S+ \S+Z'\] \[\]", line)
+    assert main(["status"]) == 0
+    assert re.search(r"^sdp: holder holds 1 a10g GPU since 20\S+ \S+Z$", capfd.readouterr().out, re.MULTILINE)
+    assert main(["stop", "holder"]) == 0
 
 
 def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(

@@ -45,7 +45,10 @@ def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
 
 def test_a_job_that_failed_says_why_in_one_line() -> None:
     state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
-    assert state.message == "Job entrypoint command failed with exit code 2"
+    assert state.message == "sdp: strategy.kind: expected ddp or fsdp, got 'zero'", "its own last error"
+    killed = "Job entrypoint command failed with exit code 137, last available logs (truncated to 20,000 chars):\n5"
+    state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=killed))
+    assert state.message == "Job entrypoint command failed with exit code 137"
     late = job_state(rayjob(jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long"))
     assert late.message == "DeadlineExceeded: too long"
 

@@ -1,6 +1,7 @@
 """The lines and errors of a job whose workers have no places."""
 
 import threading
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +17,15 @@ from sdp.telemetry import Telemetry
 from sdp.waiting import Place, Stall, watched
 
 GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
+
+
+class Unanswered:
+    """A request for places that nobody grants."""
+
+    ready = 0
+
+    def __exit__(self, *_: object) -> None:
+        return
 
 
 @pytest.fixture
@@ -43,6 +53,23 @@ def test_a_job_counts_its_own_placement_groups_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray_private, "placement_groups", lambda: states)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
     assert waiting.own_groups() == {waits: "PENDING"}
+
+
+def test_time_in_which_another_job_holds_the_places_does_not_count(
+    kinds: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kinds
+    others, ends = ["sdp-train-x7k2p holds 1 A100 GPU since 2026-11-21 07:30Z"], time.monotonic() + 1.0
+    monkeypatch.setattr(waiting, "PlaceRequest", lambda *_: Unanswered())
+    monkeypatch.setattr(waiting, "_other_holders", lambda _: others if time.monotonic() < ends else [])
+    for name in ("_FIRST_LINE_S", "_LINES_S"):
+        monkeypatch.setattr(waiting, name, 0.0)
+    with pytest.raises(
+        UserError, match=r"scaling\.wait_s: no node offered 1 GPU .* \(ready, but in use\) within 0\.3 s"
+    ):
+        waiting.wait_for("train", [Place("scaling", {"GPU": 1.0}, 1, 1, {"kind": "gpu"})], 0.3, grows=True)
+    assert time.monotonic() > ends
+    assert f"train: {others[0]}; wait, sdp stop one, or run this job with --own-cluster" in capsys.readouterr().err
 
 
 def test_a_missing_place_is_named_each_half_minute_and_ends_the_job_after_the_limit(kinds: set[str]) -> None:
