@@ -28,7 +28,6 @@ from sdp.leaving import kill_descendants
 from tests.misbehaving.server import ImageServer
 
 IMAGES = 1000
-BATCH = 64
 PROMPTS = (
     "a red circle on a white background",
     "a green square on a yellow background",
@@ -51,11 +50,8 @@ DemoStep = tuple[str, tuple[str, ...]]
 
 def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the configurations of jobs.yaml for a folder."""
-    trainers = min(2, os.cpu_count() or 1)
     values = {
         "folder": folder,
-        "trainers": trainers,
-        "batch_size": BATCH // trainers,
         "prompts": PROMPTS,
         "few_prompts": PROMPTS[:5],
         "all_prompts": (subject.CAPTION, *PROMPTS),

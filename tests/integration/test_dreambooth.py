@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,10 @@ from sdp.errors import ConfigError, UserError
 from sdp.model.checkpoints import find_checkpoint, read_ledger
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_first_dino
-from tests.local_ray import one_node
 from tests.process_kit import picture
 from tests.tiny_model import make_tiny_model
 
 CAPTION = "a photo of unqtkn cat"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with one_node(cpus=3):
-        yield
 
 
 @pytest.fixture(scope="module")

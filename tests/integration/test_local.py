@@ -65,20 +65,14 @@ def written(settings: Any) -> Dataset:
     return dataset
 
 
-def test_process_writes_the_parts_that_ray_writes(tmp_path: Path, model: Path) -> None:
+def test_process_writes_the_parts_that_ray_writes_with_two_encoders(tmp_path: Path, model: Path) -> None:
     torch.set_num_threads(1)  # as Ray's workers; more add in another order
     write_plain(tmp_path / "source", 50)
     settings = ("output.rows_per_file=20", "seed=4", "transform.crop=random", "encode.text=text_embedding")
-    for name in ("here", "on_ray"):
-        config = config_of(tmp_path / "source", tmp_path / name, model, *settings)
-        if name == "here":
-            written(config)
-        else:
-            with one_node(cpus=2):
-                written(config)
-    here, on_ray = parts_in(tmp_path / "here"), parts_in(tmp_path / "on_ray")
-    assert {name: len(data) for name, data in here.items()} == {name: len(data) for name, data in on_ray.items()}
-    assert here == on_ray
+    written(config_of(tmp_path / "source", tmp_path / "here", model, *settings))
+    with one_node(cpus=3):
+        written(config_of(tmp_path / "source", tmp_path / "on_ray", model, *settings, "encode.num_workers=2"))
+    assert parts_in(tmp_path / "here") == parts_in(tmp_path / "on_ray")
 
 
 def test_a_row_at_which_the_encoder_fails_is_isolated(

@@ -1,6 +1,5 @@
 """`sdp process` on a real local Ray: images in, latents out, whatever happens in between."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,7 @@ from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
 from sdp.storage import open_storage
 from tests.kit import text_at
-from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with one_node(cpus=3):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -229,15 +221,6 @@ def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path,
     empty = np.load(tmp_path / "out" / "_text" / "empty.npy")
     assert empty.shape == (1, 77, 32)
     assert np.allclose(empty[0], nothing, atol=1e-2)
-
-
-def test_the_output_does_not_depend_on_the_number_of_workers(
-    tmp_path: Path, images: Path, model: Path, processed: Dataset
-) -> None:
-    more = ("encode.num_workers=2",)
-    other = run(config_of(images, tmp_path / "out", model, *USUAL, *more))
-    for path in processed.parts["path"].to_pylist():
-        assert processed.storage.read(path) == other.storage.read(path)
 
 
 # --- again -----------------------------------------------------------------------------------------------------------

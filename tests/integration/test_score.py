@@ -2,7 +2,6 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ COPIES = {12: 3, 31: 3, 44: 9}
 
 def image(row: int) -> bytes:
     return picture(COPIES.get(row, row))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    with one_node(cpus=3):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -256,11 +249,12 @@ def test_near_duplicates_are_the_same_if_ray_looks_for_them(
 ) -> None:
     config = score_config(root / "images", scored.storage.uri, *wanted(networks), "score.duplicates.distance=2")
     tables = []
-    for partitions in (1, 3):
-        monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
-        monkeypatch.setattr(repeated, "partitions_for", lambda _, number=partitions: number)
-        (root / "scores" / job.DUPLICATES).unlink()
-        tables.append(duplicates_of(run(config)))
+    with one_node(cpus=2):
+        for partitions in (1, 3):
+            monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
+            monkeypatch.setattr(repeated, "partitions_for", lambda _, number=partitions: number)
+            (root / "scores" / job.DUPLICATES).unlink()
+            tables.append(duplicates_of(run(config)))
     assert tables[0] == tables[1]
     assert tables[0].items() >= COPIES.items()
 
