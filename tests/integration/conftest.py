@@ -44,6 +44,15 @@ def frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def disconnected() -> Iterator[None]:
+    """End a Ray that a module's jobs have started: with one, the next module's would use it."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
 def pytest_sessionfinish() -> None:
     """Let the interpreter's end free what was frozen: a library reports what it does not as leaked."""
     gc.unfreeze()
