@@ -7,11 +7,15 @@ from multiprocessing import get_context
 
 import pytest
 
-from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError, StorageError
+from sdp.errors import AccessDenied, AlreadyExists, NotFound, SdpError, StorageError
 from sdp.storage import FileInfo, Storage, list_source, open_storage
-from sdp.storage import remote as remote_module
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 from tests.programs import run_program
+from tests.storage_contract import (  # noqa: F401 (tests)
+    test_listings_are_sorted_recursive_and_by_folder,
+    test_published_content_is_read_back_unchanged,
+    test_replace_wants_the_version_that_was_read,
+)
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -30,25 +34,6 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
-    data = bytes(range(256)) * 1000
-    info = storage.publish("parts/0001.bin", data)
-    assert (info.path, info.size) == ("parts/0001.bin", len(data))
-    assert storage.read("parts/0001.bin") == data
-    assert storage.read_range("parts/0001.bin", 300, 20) == data[300:320]
-    assert storage.read_range("parts/0001.bin", len(data) - 5, 20) == data[-5:]
-    assert storage.read_range("parts/0001.bin", len(data), 20) == b""
-    assert storage.stat("parts/0001.bin").etag == info.etag
-    assert storage.exists("parts/0001.bin")
-    storage.publish("parts/0001.bin", memoryview(b"other"))
-    assert storage.read("parts/0001.bin") == b"other"
-    storage.delete("parts/0001.bin")
-    storage.delete("parts/0001.bin")
-    assert not storage.exists("parts/0001.bin")
-    with pytest.raises(NotFound, match="not found"):
-        storage.read("parts/0001.bin")
-
-
 @pytest.mark.parametrize("name", NASTY)
 def test_every_name_makes_the_round_trip(storage: Storage, s3_env: Gateway, name: str) -> None:
     storage.publish(name, name.encode())
@@ -60,16 +45,6 @@ def test_every_name_makes_the_round_trip(storage: Storage, s3_env: Gateway, name
     assert any(path.endswith(f"pre fix%20#/{name}") for path in s3_env.objects())
     storage.delete(name)
     assert storage.names() == []
-
-
-def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
-    for name in ("b/2", "b/10", "bb/1", "a", "b/c/d/e"):
-        storage.publish(name, b"x" * len(name))
-    assert storage.names() == ["a", "b/10", "b/2", "b/c/d/e", "bb/1"]
-    assert storage.names("b") == storage.names("b/") == ["b/10", "b/2", "b/c/d/e"]
-    assert [(info.path, info.size) for info in storage.list("b/c")] == [("b/c/d/e", 7)]
-    assert storage.child("b").names() == ["10", "2", "c/d/e"]
-    assert storage.names("nothing") == storage.list("nothing") == []
 
 
 def test_markers_of_folders_are_not_objects(storage: Storage, s3_env: Gateway) -> None:
@@ -99,29 +74,6 @@ def test_one_of_many_creating_threads_wins(storage: Storage) -> None:
         won = list(pool.map(attempt, range(12)))
     assert won.count(True) == 1
     assert storage.read("race") == str(won.index(True)).encode()
-
-
-def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
-    old = storage.publish("doc", b"one")
-    new = storage.replace("doc", b"two", old.etag or "")
-    assert storage.read("doc") == b"two"
-    with pytest.raises(Conflict) as caught:
-        storage.replace("doc", b"three", old.etag or "")
-    assert storage.uri_of("doc") in one_line(caught.value)
-    assert storage.read("doc") == b"two"
-    storage.delete("doc")
-    with pytest.raises(Conflict):
-        storage.replace("doc", b"four", new.etag or "")
-    assert not storage.exists("doc")
-
-
-def test_a_multipart_upload_is_one_object(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "MULTIPART", 1)
-    monkeypatch.setattr(remote_module, "_PART", 5 * 1024 * 1024)
-    data = b"0123456789abcdef" * 800_000
-    storage.publish("big", data)
-    assert storage.read("big") == data
-    assert "-" in (storage.stat("big").etag or "")  # S3's mark of an upload in parts
 
 
 ENDING = """

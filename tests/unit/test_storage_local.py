@@ -23,6 +23,11 @@ from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageE
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage import local as local_module
 from sdp.storage.base import HIDDEN
+from tests.storage_contract import (  # noqa: F401 (tests)
+    test_listings_are_sorted_recursive_and_by_folder,
+    test_published_content_is_read_back_unchanged,
+    test_replace_wants_the_version_that_was_read,
+)
 
 OLD = b"the version before"
 WRITES: dict[str, Callable[[Storage, bytes], object]] = {
@@ -42,23 +47,6 @@ def everything(tmp_path: Path) -> list[str]:
     return sorted(str(path.relative_to(tmp_path / "top")) for path in (tmp_path / "top").rglob("*") if path.is_file())
 
 
-def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
-    info = storage.publish("a/b.bin", b"0123456789")
-    assert info == storage.stat("a/b.bin") == storage.list()[0]
-    assert storage.read("a/b.bin") == b"0123456789"
-    assert storage.read_range("a/b.bin", 3, 4) == b"3456"
-    assert storage.read_range("a/b.bin", 8, 40) == b"89"
-    assert storage.read_range("a/b.bin", 10, 1) == b""
-    assert storage.exists("a/b.bin")
-    assert not storage.exists("a")
-    storage.publish("a/c.bin", memoryview(b"x12y")[1:3])
-    assert storage.read("a/c.bin") == b"12"
-    storage.delete("a/b.bin")
-    storage.delete("a/b.bin")
-    storage.delete("never/was")
-    assert not storage.exists("a/b.bin")
-
-
 name = st.text(st.characters(exclude_characters="/\x7f", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 name = name.filter(lambda n: n not in (".", "..") and not n.startswith(HIDDEN))
 
@@ -73,17 +61,6 @@ def test_every_name_makes_the_round_trip(tmp_path: Path, path: str) -> None:
     assert storage.read(path) == storage.open(path).read() == path.encode()
     storage.delete(path)
     assert storage.names() == []
-
-
-def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
-    assert storage.names() == storage.list() == []
-    for path in ("b/2", "b/10", "bb/1", "a", "b/c/d/e"):
-        storage.publish(path, b"x" * len(path))
-    assert storage.names() == ["a", "b/10", "b/2", "b/c/d/e", "bb/1"]
-    assert storage.names("b") == storage.names("b/") == ["b/10", "b/2", "b/c/d/e"]
-    assert [(info.path, info.size) for info in storage.list("b/c")] == [("b/c/d/e", 7)]
-    assert storage.child("b").names() == ["10", "2", "c/d/e"]
-    assert storage.names("a") == storage.names("nothing") == []
 
 
 def test_links_are_followed_and_circles_end(storage: Storage, tmp_path: Path) -> None:
@@ -262,17 +239,6 @@ def test_content_published_during_a_replace_is_not_lost(storage: Storage, monkey
 def test_two_versions_never_share_an_etag(storage: Storage) -> None:
     etags = [storage.publish("k", b"same size").etag for _ in range(200)]
     assert len(set(etags)) == 200
-
-
-def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
-    old = storage.publish("k", b"one")
-    storage.replace("k", b"two", old.etag or "")
-    with pytest.raises(Conflict, match="changed or deleted meanwhile; run the same command again"):
-        storage.replace("k", b"three", old.etag or "")
-    storage.delete("k")
-    with pytest.raises(Conflict, match="deleted meanwhile"):
-        storage.replace("k", b"four", old.etag or "")
-    assert not storage.exists("k")
 
 
 def test_create_refuses_an_existing_name(storage: Storage) -> None:
