@@ -40,28 +40,19 @@ def first(count: int, **wanted: object) -> list[shapes.Shape]:
 
 
 def test_a_sample_follows_from_seed_and_index_alone() -> None:
-    assert sample(17, seed=3) == sample(17, seed=3)
-    assert sample(17, seed=3) != sample(17, seed=4)
-    assert sample(17, seed=3) != sample(18, seed=3)
+    assert (sample(17, seed=3), encode(sample(17))) == (sample(17, seed=3), encode(sample(17)))
+    assert sample(17, seed=3) not in (sample(17, seed=4), sample(18, seed=3))
 
 
-def test_samples_are_the_same_in_every_version() -> None:
-    # Golden values: changing the samples changes every dataset made from them.
+def test_samples_are_the_same_in_every_version_and_on_every_machine() -> None:
+    # Golden values: changing the samples changes every dataset made from them. The hash is from one machine, and
+    # correctly rounded arithmetic has no other answer.
     picture = sample(1)
     assert picture.caption == "a green square on an orange background"
     assert (picture.width, picture.height, picture.path) == (570, 441, "images/000000001.jpg")
-
-
-def test_the_painted_pixels_are_the_same_on_every_machine() -> None:
-    # Golden, from one machine: hashes and correctly rounded arithmetic have no other answer.
     pixels = [shapes.render_array(sample(i), 32) for i in range(40)]
     digest = hashlib.sha256(np.stack(pixels).tobytes()).hexdigest()
     assert digest == "30f8b36431d4d7c6143ab51ec3e508b881bf186d25db2e037e9f4f19f14307fa"
-
-
-def test_the_bytes_are_the_same_on_every_call() -> None:
-    for i in range(5):
-        assert encode(sample(i)) == encode(sample(i))
 
 
 def test_every_colour_shape_and_background_occurs_about_equally_often() -> None:
@@ -72,28 +63,16 @@ def test_every_colour_shape_and_background_occurs_about_equally_often() -> None:
         assert min(counts.values()) > 0.8 * MANY / len(values)
 
 
-def test_no_shape_has_the_colour_of_its_background() -> None:
-    assert all(sample(i).color != sample(i).background for i in range(MANY))
-
-
 def test_captions_describe_the_picture_in_good_english() -> None:
     for i in range(MANY):
         picture = sample(i)
         words = picture.caption.split()
         assert [word for word in words if word in COLORS] == [picture.color, picture.background]
         assert picture.shape in words
+        assert picture.color != picture.background
         for article, word in pairwise(words):
             if article in ("a", "an"):
                 assert (article == "an") == (word[0] in "aeiou"), picture.caption
-
-
-def test_sizes_and_aspects_are_those_of_photographs() -> None:
-    sizes = [(picture.width, picture.height) for picture in map(sample, range(MANY))]
-    assert min(min(size) for size in sizes) >= 300
-    assert max(max(size) for size in sizes) <= 1100
-    aspects = [width / height for width, height in sizes]
-    assert 0.59 < min(aspects) < 0.7
-    assert 1.5 < max(aspects) < 1.68
 
 
 def test_encodings_are_as_mixed_as_those_of_a_crawl() -> None:
@@ -141,19 +120,6 @@ def test_a_transposed_picture_is_upright_after_applying_its_exif_orientation(ori
     assert np.abs(seen - upright).mean() < 3
 
 
-def test_jpegs_are_not_trivially_small() -> None:
-    sizes = [len(encode(picture)[0]) for picture in first(8, format="JPEG", mode="RGB")]
-    assert np.median(sizes) > 30_000
-
-
-def test_a_square_rendering_equals_a_resize_and_centre_crop() -> None:
-    for picture in map(sample, range(20)):
-        complete = render(picture)
-        fitted = np.asarray(ImageOps.fit(complete, (64, 64), Image.Resampling.BOX), np.float32)
-        square = np.asarray(render(picture, 64), np.float32)
-        assert np.sqrt(((fitted - square) ** 2).mean()) < 12
-
-
 def test_the_colour_of_a_shape_is_recognised_at_every_size_and_after_encoding() -> None:
     pictures = [sample(i) for i in range(1000, 1150)]
     for size in (32, 64):
@@ -161,15 +127,6 @@ def test_the_colour_of_a_shape_is_recognised_at_every_size_and_after_encoding() 
         assert named == [picture.color for picture in pictures]
     stored = [dominant_shape_color(decoded(encode(picture)[0]), picture.background) for picture in pictures[:12]]
     assert stored == [picture.color for picture in pictures[:12]]
-
-
-def test_the_colour_is_recognised_after_strong_jpeg_compression() -> None:
-    right = 0
-    for picture in map(sample, range(200)):
-        out = io.BytesIO()
-        render(picture, 64).save(out, "JPEG", quality=40)
-        right += dominant_shape_color(decoded(out.getvalue()), picture.background) == picture.color
-    assert right >= 198
 
 
 def test_a_picture_without_a_shape_has_the_colour_of_its_background() -> None:
@@ -197,12 +154,6 @@ def test_the_list_has_laions_columns_and_agrees_with_the_pictures() -> None:
         assert (row["TEXT"], row["WIDTH"], row["HEIGHT"]) == (picture.caption, picture.width, picture.height)
         assert 0 <= row["punsafe"] <= 1
         assert 0 <= row["pwatermark"] <= 1
-
-
-def test_usual_thresholds_keep_most_of_the_list_and_not_all() -> None:
-    table = shapes.metadata_table(2000, "http://x")
-    kept = [row["punsafe"] < 0.9 and row["pwatermark"] < 0.8 and row["aesthetic"] > 4.5 for row in table.to_pylist()]
-    assert 0.5 < np.mean(kept) < 0.95
 
 
 def test_a_list_in_several_files_is_the_list_in_one(tmp_path: Path) -> None:
