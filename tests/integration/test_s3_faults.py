@@ -1,26 +1,30 @@
-"""A job and a storage over a real S3 server behind a proxy that does what object stores do on a bad day."""
+"""Jobs and a storage over a real S3 server behind a proxy that does what object stores do on a bad day."""
 
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from sdp.process import job
+from sdp.datasets.manifest import Dataset
+from sdp.download import job as download
+from sdp.process import job as process
 from sdp.storage import open_storage
+from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, gateway_fixture  # noqa: F401 (fixture)
 from tests.kit import accounted
 from tests.local_ray import one_node
+from tests.misbehaving.server import ImageServer
 from tests.process_kit import config_of, every_tenth, make_images, write_model
 from tests.s3_faults import BadDay, Faults, bad_day
 from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.needs("versitygw")
 
-ROWS = 80
+ROWS, UNIT = 80, 10
 GONE_S = 9.0  # five retries take less
 
 
@@ -70,14 +74,9 @@ def test_objects_are_written_and_read_whole(
     assert day.counts[happened] > 5, day.counts
 
 
-def test_a_job_over_a_server_with_every_fault_writes_the_bytes_of_an_undisturbed_one(
-    day: BadDay, gateway: Gateway, tmp_path: Path
-) -> None:
-    make_images(tmp_path, rows=ROWS, unit_rows=10)
-    model = str(write_model(tmp_path / "model"))
-    local = job.run(
-        config_of(str(tmp_path / "images"), str(tmp_path / "out"), model, "output.rows_per_file=10")
-    ).dataset
+@contextmanager
+def every_fault(day: BadDay, gateway: Gateway, output: str) -> Iterator[None]:
+    """Disturb what is done in the block, and be away for a while once a part of this output is there."""
     day.faults = Faults(delay_s=0.02, busy=0.15, reset=0.05, stale_s=1.0, lasting_s=3.0)
     day.counts.clear()
 
@@ -85,20 +84,59 @@ def test_a_job_over_a_server_with_every_fault_writes_the_bytes_of_an_undisturbed
         day.faults.gone = True
         threading.Timer(GONE_S, lambda: setattr(day.faults, "gone", False)).start()
 
-    def written() -> bool:
-        return any(name.startswith("out/parts/") for name in gateway.objects())
-
-    leaver = as_soon_as(written, go_and_return)
-    config = config_of(str(tmp_path / "images"), f"{gateway.uri}/out", model, "output.rows_per_file=10")
-    remote = job.run(config).dataset
+    leaver = as_soon_as(lambda: any(name.startswith(f"{output}/parts/") for name in gateway.objects()), go_and_return)
+    yield
     leaver.join()
     day.faults = Faults()
     assert min(day.counts[what] for what in ("SlowDown", "gone", "credentials")) > 3, day.counts
-    assert local is not None
+
+
+def upload(folder: Path, uri: str) -> str:
+    storage = open_storage(uri)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage.publish(path.relative_to(folder).as_posix(), path.read_bytes())
+    return storage.uri
+
+
+def check_equal(remote: Dataset | None, local: Dataset | None, gateway: Gateway) -> None:
+    """The parts in the bucket are those on the disk, byte by byte."""
     assert remote is not None
-    assert accounted(remote) == [row for row in range(ROWS) if not every_tenth(row)]
-    names = remote.parts["path"].to_pylist()
-    assert len(names) == ROWS // 10
+    assert local is not None
+    names = remote.storage.names("parts")
+    assert names == local.storage.names("parts")
+    assert len(names) == ROWS // UNIT
     for name in names:
         assert remote.storage.read(name) == local.storage.read(name)
     assert gateway.pending_uploads() == []
+
+
+def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
+    day: BadDay, gateway: Gateway, tmp_path: Path
+) -> None:
+    make_images(tmp_path, rows=ROWS, unit_rows=UNIT)
+    model = write_model(tmp_path / "model")
+    settings = f"output.rows_per_file={UNIT}"
+    local = process.run(config_of(tmp_path / "images", tmp_path / "out", model, settings)).dataset
+    images, far_model = upload(tmp_path / "images", f"{gateway.uri}/images"), upload(model, f"{gateway.uri}/model")
+    with every_fault(day, gateway, "latents"):
+        remote = process.run(config_of(images, f"{gateway.uri}/latents", far_model, settings)).dataset
+    check_equal(remote, local, gateway)
+    assert remote is not None
+    assert accounted(remote) == [row for row in range(ROWS) if not every_tenth(row)]
+
+
+def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(day: BadDay, gateway: Gateway, tmp_path: Path) -> None:
+    settings = {"fetch": {"connections": 4}, "output": {"rows_per_file": UNIT}, "concurrency": 1}
+    with ImageServer(images=2000, distinct=10) as server:
+        server.warm()
+        urls = [server.image_url(n, "404" if n % 9 == 4 else "") for n in range(ROWS)]
+        source = write_urls(tmp_path / "meta", urls, files=2)
+        far = upload(source, f"{gateway.uri}/meta")
+        with every_fault(day, gateway, "out"):
+            remote = download.run(config_for(far, f"{gateway.uri}/out", **settings))
+        local = download.run(config_for(source, tmp_path / "out", **settings))
+    assert remote is not None
+    assert local is not None
+    check_equal(remote.dataset, local.dataset, gateway)
+    assert sorted(check_exactly_once(remote.dataset, range(ROWS))) == [n for n in range(ROWS) if n % 9 != 4]
