@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests import growth
-from tests.growth import Case, cases, problem
+from tests.growth import Case, problem
 
 
-@pytest.mark.parametrize("name", [case.name for case in cases()])
-def test_four_times_the_input_costs_at_most_five_times_as_much(name: str) -> None:
-    result = subprocess.run([sys.executable, "-m", "tests.growth", name], capture_output=True, text=True, timeout=300)
+def test_four_times_the_input_costs_at_most_five_times_as_much() -> None:
+    result = subprocess.run([sys.executable, "-m", "tests.growth"], capture_output=True, text=True, timeout=590)
     assert (result.stdout, result.returncode) == ("", 0), result.stderr
 
 
