@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output
-from sdp.datasets.parts import Layout, PartInfo, iter_rows, read_account, write_part
+from sdp.datasets.parts import Layout, PartInfo, iter_rows, read_account, read_rows, write_part
 from sdp.datasets.source import freeze_source, freeze_upstream
 from sdp.datasets.units import Work
 from sdp.report.page import text_of
@@ -111,8 +111,23 @@ def make_latents(root: Path, *, unit_rows: int = 20, limit: int | None = None) -
     return finish(output, input=upstream.lineage)
 
 
+def rows_of(dataset: Dataset) -> pa.Table:
+    """The rows of all parts, by address."""
+    tables = [read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
+    return pa.concat_tables(tables).sort_by("row")
+
+
+def account_of(dataset: Dataset) -> pa.Table:
+    """The accounts of all parts."""
+    return pa.concat_tables([read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()])
+
+
 def accounted(dataset: Dataset) -> list[int]:
     """Every address that some part's account names, as often as it is named."""
-    return [
-        r for path in dataset.parts["path"].to_pylist() for r in read_account(dataset.storage, path)["row"].to_pylist()
-    ]
+    rows: list[int] = account_of(dataset)["row"].to_pylist()
+    return rows
+
+
+def reasons_of(dataset: Dataset) -> dict[int, str]:
+    """The reasons of the rows that were not written."""
+    return {line["row"]: line["reason"] for line in account_of(dataset).to_pylist() if line["reason"]}

@@ -1,4 +1,4 @@
-"""Inputs of training tests. A module that needs others defines its own `inputs`."""
+"""Inputs of jobs. A module of training tests that needs others defines its own `inputs`."""
 
 import gc
 import os
@@ -23,6 +23,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(root / "model")
     make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
     return root
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The networks that process needs, which no test changes."""
+    from tests.process_kit import write_model
+
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

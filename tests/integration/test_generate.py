@@ -1,7 +1,7 @@
-"""The generate stage end to end: in one process, after an interruption, and on a Ray of several nodes."""
+"""The generate stage end to end, in one process and after an interruption."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from sdp.datasets import tombstones
 from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
-from sdp.datasets.parts import read_account, read_rows, write_part
+from sdp.datasets.parts import write_part
 from sdp.generate import job
 from sdp.generate.painter import Painter, Picture
 from sdp.generate.sample import image_seed
 from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
-from tests.kit import LAYOUT, begin_images
+from tests.kit import LAYOUT, account_of, begin_images, rows_of
 from tests.programs import WATCHED, run_program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,8 +46,7 @@ def draw(out: Path, checkpoint: str, prompts: Sequence[str] = (), **more: Any) -
 
 
 def rows(dataset: Dataset) -> dict[int, dict[str, Any]]:
-    tables = [read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    return {row["row"]: row for table in tables for row in table.to_pylist()}
+    return {row["row"]: row for row in rows_of(dataset).to_pylist()}
 
 
 def hashes(dataset: Dataset) -> dict[int, str]:
@@ -55,8 +54,7 @@ def hashes(dataset: Dataset) -> dict[int, str]:
 
 
 def outcomes(dataset: Dataset) -> dict[int, tuple[str, str | None]]:
-    tables = [read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    return {row["row"]: (row["outcome"], row["reason"]) for table in tables for row in table.to_pylist()}
+    return {row["row"]: (row["outcome"], row["reason"]) for row in account_of(dataset).to_pylist()}
 
 
 def test_each_prompt_has_its_pictures_with_all_that_made_them(done: Dataset, checkpoint: str) -> None:
@@ -163,37 +161,3 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
     assert "1 part, 3 pictures" in output
     assert checkpoint in output
     assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[dict[str, str]]:
-    """A Ray of three nodes: a head without room for a generator, one that calls itself A10G and one A100."""
-    import ray
-
-    from tests.local_ray import several_nodes
-
-    machines = [
-        {"num_cpus": 2, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}} for kind in ("A10G", "A100")
-    ]
-    with several_nodes(*machines):
-        yield {node["Labels"].get("ray.io/accelerator-type", ""): node["NodeID"] for node in ray.nodes()}
-
-
-def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(
-    done: Dataset, nodes: dict[str, str], checkpoint: str, tmp_path: Path
-) -> None:
-    before = generators()
-    scaling = {"num_workers": 2, "accelerator": "A10G"}
-    out = tmp_path / "bilder-ä"  # whose name is a tag of Ray's metrics
-    assert hashes(draw(out, checkpoint, PROMPTS, images_per_prompt=2, scaling=scaling)) == hashes(done)
-    names = {node: name for name, node in nodes.items()}
-    mine = [actor for key, actor in generators().items() if key not in before]
-    assert [names[actor["Address"]["NodeID"]] for actor in mine] == ["A10G", "A10G"]
-
-
-def generators() -> dict[str, Any]:
-    """All that there have been on this Ray."""
-    import ray
-
-    actors = ray._private.state.actors().items()
-    return {key: actor for key, actor in actors if "MapWorker" in actor["ActorClassName"]}

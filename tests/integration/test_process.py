@@ -19,17 +19,12 @@ from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import EncoderSettings, Recipe, draw
 from sdp.encode.transform import Transform
-from sdp.errors import ConfigError, DatasetError, ModelError, SdpError, UserError
+from sdp.errors import DatasetError, ModelError, SdpError, UserError
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
 from sdp.storage import open_storage
-from tests.kit import text_at
+from tests.kit import account_of, rows_of, text_at
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +47,6 @@ USUAL = ("output.rows_per_file=25", "seed=4", "transform.crop=random")
 def processed(root: Path, images: Path, model: Path) -> Dataset:
     """Return the processed dataset. A test that damages it must repair it."""
     return run(config_of(images, root / "out", model, *USUAL))
-
-
-def rows_of(dataset: Dataset) -> pa.Table:
-    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    return pa.concat_tables(tables).sort_by("row")
-
-
-def account_of(dataset: Dataset) -> pa.Table:
-    return pa.concat_tables([parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()])
 
 
 def latents_of(table: pa.Table, side: int = 64) -> dict[int, Any]:
@@ -301,23 +287,6 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
     assert "2 of 3 parts written" in capsys.readouterr().err
     assert files_in(root / "out") == before
     missing.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (["resolutions=[100]"], "resolutions.0: expected a whole number of 8 or more, divisible by 8, got 100"),
-        (["encode.batch_size=12.5"], "encode.batch_size: expected a whole number of 1 or more"),
-        (["encode.batch_size=[4, 4]"], "encode.batch_size: expected one for each of 1 resolutions, got 2"),
-        (["transform.crop=buckets", "resolutions=[72]"], "resolutions: expected multiples of 64"),
-        (["encode.dtype=int8"], "encode.dtype: expected bf16, fp16 or fp32, got 'int8'"),
-    ],
-)
-def test_a_configuration_that_cannot_work_is_one_line(tmp_path: Path, settings: list[str], line: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        config_of(tmp_path / "in", tmp_path / "out", "builtin:tiny", *settings)
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
 
 
 def refused(config: ProcessConfig, kind: type[SdpError] = UserError) -> str:

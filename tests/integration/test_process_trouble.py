@@ -1,7 +1,12 @@
-"""Images that cannot be used, latents that are no numbers and a memory that is too small, on a real local Ray."""
+"""Bad images, latents that are no numbers, too little memory and whatever is killed: each row has one outcome."""
 
 import io
 import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,16 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 from PIL import Image as Pillow
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
 from sdp.process import job
-from tests.kit import accounted
+from sdp.storage import open_storage
+from tests.kit import account_of, accounted, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.misbehaving import bodies
-from tests.process_kit import config_of, picture, trouble, write_model
+from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, trouble
 from tests.sandbox_kit import write_poison
+from tests.waiting import until
 
 ROOM = 3
 """Images that the encoder's memory has room for."""
@@ -27,19 +35,18 @@ ROOM = 3
 @pytest.fixture(scope="module", autouse=True)
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("faults")
+    traces = folder / "traces"
+    traces.mkdir()
+    (traces / "wanted").write_text("1")
 
     def setup() -> None:
         trouble(ROOM, str(folder))
+        follow_instructions(str(traces))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
     write_poison(folder)
     with one_node(cpus=3, setup=setup):
         yield folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def white() -> bytes:
@@ -62,12 +69,6 @@ HOSTILE = {
 }
 
 
-def rows_of(dataset: Dataset) -> list[int]:
-    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    rows: list[int] = pa.concat_tables(tables)["row"].to_pylist()
-    return rows
-
-
 def test_every_hostile_row_has_its_reason_and_all_others_are_there(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,18 +81,17 @@ def test_every_hostile_row_has_its_reason_and_all_others_are_there(
 
     dataset = summary.dataset
     assert dataset is not None
-    assert rows_of(dataset) == [row for row in range(40) if row not in HOSTILE]
+    stored = rows_of(dataset)
+    assert stored["row"].to_pylist() == [row for row in range(40) if row not in HOSTILE]
     assert accounted(dataset) == list(range(40))
-    accounts = [parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    lines = {line["row"]: line for line in pa.concat_tables(accounts).to_pylist() if line["reason"]}
-    assert {row: line["reason"] for row, line in lines.items()} == {row: reason for row, (_, reason) in HOSTILE.items()}
+    assert reasons_of(dataset) == {row: reason for row, (_, reason) in HOSTILE.items()}
     counts = dataset.manifest.counts
     assert (counts.input, counts.written, counts.failed) == (40, 30, 10)
-    stored = pa.concat_tables([parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()])
     assert np.isfinite(np.frombuffer(b"".join(stored["latents_64"].to_pylist()), np.float16)).all()
 
-    assert "the decoder died of signal 11, twice" in lines[33]["detail"]
-    assert "PermissionError" in lines[35]["detail"]
+    details = {line["row"]: line["detail"] for line in account_of(dataset).to_pylist()}
+    assert "the decoder died of signal 11, twice" in details[33]
+    assert "PermissionError" in details[35]
     assert summary.figures.deaths == 0, "a small memory and a bad image kill nobody"
     assert summary.figures.fitting == {64: 2}, "of 8, halved until they fit"
     assert "split to 2; set encode.batch_size" in capsys.readouterr().err
@@ -115,3 +115,96 @@ def test_what_was_not_finite_can_be_tried_again_and_a_device_that_fails_is_repla
     assert second.dataset is not None
     assert dict(second.dataset.manifest.counts.reasons) == {"not_finite": 1}
     assert second.figures.images_encoded == 1, "the row that failed, and no other"
+
+
+# --- what is killed ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traces(faults: Path) -> Path:
+    """The notes of encoders, as `follow_instructions` says."""
+    for note in (faults / "traces").glob("*-*"):
+        note.unlink()
+    return faults / "traces"
+
+
+def chunks_in(traces: Path) -> dict[str, int]:
+    """The notes of encoded chunks, each with its encoder's process."""
+    return {note.name: int(note.name.split("-")[0]) for note in traces.glob("[0-9]*-*")}
+
+
+def check_whole(dataset: Dataset, rows: list[int]) -> None:
+    """Every part keeps its own account, and every address has one outcome."""
+    for file in dataset.storage.list("parts"):
+        parts.verify_part(dataset.storage, file)
+    assert Counter(accounted(dataset)) == Counter(rows)
+
+
+@pytest.mark.slow
+def test_a_picture_that_kills_its_worker_is_isolated_and_recorded(tmp_path: Path, model: Path) -> None:
+    def image(row: int) -> bytes:
+        return picture(row) + (DEADLY if row == 23 else b"")
+
+    # A dataset's own images are decoded in the worker; others would kill a sandbox's decoder alone.
+    make_images(tmp_path, rows=60, unit_rows=20, fails=lambda _: False, image=image)
+    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=30"))
+    assert summary.dataset is not None
+    counts = summary.dataset.manifest.counts
+    assert (counts.written, counts.failed, dict(counts.reasons)) == (59, 1, {"crashed": 1})
+    check_whole(summary.dataset, list(range(60)))
+    account = parts.read_account(summary.dataset.storage, summary.dataset.parts["path"][0].as_py()).to_pylist()
+    assert (account[23]["reason"], account[23]["attempts"]) == ("crashed", 2)
+    assert 2 <= summary.figures.deaths <= 6
+
+
+@pytest.mark.slow
+def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Path, model: Path, traces: Path) -> None:
+    make_images(tmp_path, rows=120, unit_rows=40)
+    killed: list[int] = []
+
+    def kill() -> None:
+        until(lambda: len(chunks_in(traces)) >= 3, "the third chunk")
+        killed.append(next(iter(chunks_in(traces).values())))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=40"))
+    killer.join()
+    assert summary.dataset is not None
+    assert summary.figures.deaths >= 1
+    assert len(set(chunks_in(traces).values())) == 2, "another one took over"
+    assert summary.dataset.manifest.counts.written == 108
+    check_whole(summary.dataset, [row for row in range(120) if row % 10 != 7])
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_is_continued_by_the_next(tmp_path: Path, model: Path) -> None:
+    make_images(tmp_path, rows=160, unit_rows=40)
+    out = open_storage(str(tmp_path / "out"))
+    settings = ("output.rows_per_file=20", "encode.batch_size=4")
+    arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={out.uri}", f"model.source={model}"]
+    arguments += ["resolutions=[64]", "encode.dtype=fp32", "encode.accelerator=cpu", *settings]
+    program = f"from sdp.config import load\nfrom sdp.process import job\njob.run(load('process', None, {arguments!r}))"
+    address = ray.get_runtime_context().gcs_address
+
+    kept: dict[str, float] = {}
+    for wanted in (1, 3):
+        driver = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": address})
+        try:
+            until(lambda wanted=wanted: len(out.names("parts")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+        finally:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+        assert len(out.names("parts")) < 8, "it was killed too late to tell anything"
+        for name, modified in kept.items():
+            assert (tmp_path / "out" / name).stat().st_mtime == modified
+        kept = {name: (tmp_path / "out" / name).stat().st_mtime for name in out.names("parts")}
+
+    summary = job.run(config_of(tmp_path / "images", out.uri, model, *settings))
+    assert summary.dataset is not None
+    assert summary.figures.parts_written <= 8 - len(kept)
+    for name, modified in kept.items():
+        assert (tmp_path / "out" / name).stat().st_mtime == modified, "a part was made twice"
+    assert summary.dataset.manifest.counts.written == 144
+    check_whole(summary.dataset, [row for row in range(160) if row % 10 != 7])

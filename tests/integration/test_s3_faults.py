@@ -12,20 +12,21 @@ import pytest
 from sdp.datasets.manifest import Dataset
 from sdp.download import job as download
 from sdp.process import job as process
-from sdp.storage import open_storage
+from sdp.storage import open_storage, retry
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, gateway_fixture  # noqa: F401 (fixture)
 from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
-from tests.process_kit import config_of, every_tenth, make_images, write_model
+from tests.process_kit import config_of, every_tenth, make_images
 from tests.s3_faults import BadDay, Faults, bad_day
 from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.needs("versitygw")
 
 ROWS, UNIT = 80, 10
-GONE_S = 9.0  # five retries take less
+PAUSES_S = {"_FIRST_PAUSE_S": 0.05, "_LONGEST_PAUSE_S": 1.0}
+GONE_S = 3.0  # five retries take less
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,9 @@ def day(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             patch.setenv(name, value)
         for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
             patch.setenv(name, str(folder / "none"))  # not another HOME: Ray, once started, looks there for its token
-        stack.enter_context(one_node(cpus=3))
+        for name, pause_s in PAUSES_S.items():
+            patch.setattr(retry, name, pause_s)
+        stack.enter_context(one_node(cpus=3, setup=lambda: vars(retry).update(PAUSES_S)))
         yield proxy
 
 
@@ -50,7 +53,7 @@ def day(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         (Faults(busy=0.4), "SlowDown"),
         (Faults(reset=0.2), "reset after"),
         (Faults(stale_s=1.0), "stale"),
-        (Faults(lasting_s=1.0, delay_s=0.05), "credentials"),
+        (Faults(lasting_s=3.0, delay_s=0.05), "credentials"),
     ],
     ids=["busy", "resets", "stale listings", "credentials that expire"],
 )
@@ -112,10 +115,9 @@ def check_equal(remote: Dataset | None, local: Dataset | None, gateway: Gateway)
 
 
 def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
-    day: BadDay, gateway: Gateway, tmp_path: Path
+    day: BadDay, gateway: Gateway, model: Path, tmp_path: Path
 ) -> None:
     make_images(tmp_path, rows=ROWS, unit_rows=UNIT)
-    model = write_model(tmp_path / "model")
     settings = f"output.rows_per_file={UNIT}"
     local = process.run(config_of(tmp_path / "images", tmp_path / "out", model, settings)).dataset
     images, far_model = upload(tmp_path / "images", f"{gateway.uri}/images"), upload(model, f"{gateway.uri}/model")

@@ -14,17 +14,17 @@ import torch
 from PIL import Image as Pillow
 
 from sdp.config import ProcessConfig, ScoreConfig
-from sdp.datasets import parts, repeated, tombstones
+from sdp.datasets import repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.errors import DatasetError, UserError
 from sdp.imaging import decode
 from sdp.process import job as processing
 from sdp.score import job, near
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_clip, tiny_dino
-from tests.kit import accounted, text_at
+from tests.kit import accounted, reasons_of, rows_of, text_at
 from tests.local_ray import one_node
-from tests.process_kit import config_of, every_tenth, make_images, picture, write_model
+from tests.process_kit import config_of, every_tenth, make_images, picture
 from tests.score_kit import score_config, write_predictor
 
 COPIES = {12: 3, 31: 3, 44: 9}
@@ -37,11 +37,10 @@ def image(row: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP in `clip`, a predictor for it in `predictor.pth` and a model for process in `model`."""
+    """A CLIP in `clip` and a predictor for it in `predictor.pth`."""
     folder = tmp_path_factory.mktemp("networks")
     tiny_clip(folder / "clip")
     write_predictor(folder / "predictor.pth", [12, 4, 1])
-    write_model(folder / "model")
     return folder
 
 
@@ -69,16 +68,6 @@ def run(config: ScoreConfig, **options: bool) -> Dataset:
     dataset = job.run(config, **options).dataset
     assert dataset is not None
     return dataset
-
-
-def rows_of(dataset: Dataset) -> pa.Table:
-    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    return pa.concat_tables(tables).sort_by("row")
-
-
-def reasons_of(dataset: Dataset) -> dict[int, str]:
-    accounts = [parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    return {line["row"]: line["reason"] for line in pa.concat_tables(accounts).to_pylist() if line["reason"]}
 
 
 def duplicates_of(dataset: Dataset) -> dict[int, int]:
@@ -136,14 +125,14 @@ def test_every_written_image_has_the_scores_of_transformers_and_its_hash(
 
 
 def test_process_leaves_rows_out_by_their_scores_and_accounts_for_them(
-    tmp_path: Path, networks: Path, root: Path, scored: Dataset
+    tmp_path: Path, model: Path, root: Path, scored: Dataset
 ) -> None:
     scores = dict(zip(*(rows_of(scored)[name].to_pylist() for name in ("row", "aesthetics")), strict=True))
     bound = float(np.median(list(scores.values())))
     tables = f"[{{uri: '{root}/scores/parts'}}, {{uri: '{root}/scores/duplicates'}}]"
     filters = f"{{aesthetics: {{min: {bound}}}, duplicate: {{max: 0, keep_unknown: true}}}}"
     config: ProcessConfig = config_of(
-        root / "images", tmp_path / "out", networks / "model", f"source.tables={tables}", f"filters={filters}"
+        root / "images", tmp_path / "out", model, f"source.tables={tables}", f"filters={filters}"
     )
     dataset = processing.run(config).dataset
     assert dataset is not None
@@ -279,18 +268,3 @@ def test_an_output_keeps_its_networks(tmp_path: Path, networks: Path, root: Path
         job.run(score_config(root / "images", scored.storage.uri, wanted(networks)[0]))
     with pytest.raises(UserError, match=r"score\.clip_model: expected a CLIP model, got .* of type dinov2"):
         job.run(score_config(root / "images", tmp_path / "o", f"score.clip_model={tiny_dino(tmp_path / 'dino')}"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (["score.aesthetics=p.pth"], "score.clip_model: expected the CLIP model that aesthetics was trained with"),
-        (["score.duplicates.distance=null"], "score.clip_model: expected a CLIP model, or a duplicates.distance"),
-        (["score.duplicates.distance=4"], "score.duplicates.distance: expected a whole number from 0 to 3 or null"),
-        (["score.clip_model=c", "score.similarity=false"], "score.similarity: expected true while aesthetics is null"),
-    ],
-)
-def test_a_configuration_that_cannot_work_is_one_line(tmp_path: Path, settings: list[str], line: str) -> None:
-    with pytest.raises(ConfigError) as info:
-        score_config(tmp_path / "a", tmp_path / "b", *settings)
-    assert line in str(info.value)

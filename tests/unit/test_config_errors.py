@@ -70,6 +70,10 @@ process resolutions=[256, 250]
     resolutions.1: expected a whole number of 8 or more, divisible by 8, got 250
 process resolutions=[256, 256]
     resolutions: expected each resolution once, got 256 more than once; remove the repetition
+process encode.batch_size=[4, 4]
+    encode.batch_size: expected one for each of 1 resolutions, got 2; list as many, or set a single number
+process transform.crop=buckets & resolutions=[72]
+    resolutions: expected multiples of 64 with transform.crop buckets, got 72; change one
 process limit=0
     limit: expected a whole number of 1 or more, or null, got 0
 download source=3
@@ -84,6 +88,14 @@ download source.uri=s3://b/in & output.uri=s3://b/in/images/
 process source.uri=/data/images & output.uri=/data/x/../images
     output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the next run
     would read the output as its source
+score score.aesthetics=p.pth
+    score.clip_model: expected the CLIP model that aesthetics was trained with, got null; name it
+score score.duplicates.distance=null
+    score.clip_model: expected a CLIP model, or a duplicates.distance, got neither; set one of them
+score score.duplicates.distance=4
+    score.duplicates.distance: expected a whole number from 0 to 3 or null, got 4
+score score.clip_model=c & score.similarity=false
+    score.similarity: expected true while aesthetics is null, got false; or set clip_model to null
 """
 
 
@@ -91,7 +103,7 @@ process source.uri=/data/images & output.uri=/data/x/../images
 def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(case: str) -> None:
     settings, *message = case.splitlines()
     job, _, overrides = settings.partition(" ")
-    ends = ENDS if job == "download" else MODEL
+    ends = ENDS if job in ("download", "score") else MODEL
     assert lines(job, *ends, *overrides.split(" & ")) == [" ".join(map(str.strip, message))]
 
 

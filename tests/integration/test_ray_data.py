@@ -1,11 +1,11 @@
-"""The pipeline's assumptions about Ray Data: blocks pass unmerged, each with its note, and stages stay apart."""
+"""What the pipeline and the pool assume of Ray Data: blocks pass unmerged with their notes, and stages stay apart."""
 
 import gc
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ import pytest
 import ray
 from ray.data.block import BlockStats
 
+from sdp.config import WorkersConfig
 from sdp.encode import pipeline as pipeline_module
 from sdp.encode.blocks import Note, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, SdpError, UserError
+from sdp.pool import WorkerPool
+from tests.local_ray import one_node
 from tests.waiting import until
 
 PIECES = 24
@@ -27,9 +30,8 @@ PIECES = 24
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
-    yield
-    ray.shutdown()
+    with one_node(cpus=3):
+        yield
 
 
 @dataclass(frozen=True)
@@ -177,3 +179,40 @@ def test_an_error_of_ours_is_raised_as_it_is() -> None:
             pipeline.feed(number, number)
         with pytest.raises(DatasetError, match=r"^item 2 is damaged$"):
             collect(pipeline, 3)
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+class Halves:
+    """A worker that halves even numbers."""
+
+    def make(self, task: int, _: Callable[[int], None]) -> int:
+        if task == 0:
+            raise UserError("nothing to halve")
+        if task % 2:
+            raise ArithmeticError(f"{task} is odd\n(the second line)")
+        return task // 2
+
+
+def halves(*tasks: int) -> list[int]:
+    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=2, accelerator="cpu"))
+    pool.join()
+    return sorted(pool.run(Halves, tasks))
+
+
+def test_workers_share_the_tasks() -> None:
+    assert halves(2, 4, 6, 8) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "line"),
+    [
+        (0, UserError, r"^nothing to halve$"),
+        (7, SdpError, r"^generate: the generators failed \(ArithmeticError: 7 is odd \(the second line\)\); run the"),
+    ],
+)
+def test_an_error_in_a_worker_ends_the_job_in_one_line(task: int, error: type[SdpError], line: str) -> None:
+    with pytest.raises(error, match=line):
+        halves(2, task)
+    assert ray.is_initialized()

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 from sdp.datasets import parts
 from sdp.errors import UserError
+from sdp.generate import job as generate
 from sdp.process import job
-from tests.kit import accounted
+from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.kit import accounted, rows_of
 from tests.local_ray import several_nodes
-from tests.process_kit import config_of, follow_instructions, make_images, write_model
+from tests.process_kit import config_of, follow_instructions, make_images
 from tests.waiting import as_soon_as
 
 STORE = 100_000_000
@@ -36,11 +39,6 @@ def nodes(traces: Path) -> Iterator[Cluster]:
         machines.append({"num_cpus": 2, "num_gpus": gpus, "labels": labels})
     with several_nodes(*machines, setup=lambda: follow_instructions(str(traces))) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def group_of(node: str) -> str:
@@ -73,6 +71,27 @@ def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_fo
     assert {group_of(node) for node in summary.figures.encoded_on} == {"a10g"}
     assert sum(summary.figures.encoded_on.values()) == 72
     assert encoders_in(traces) == 2
+
+
+@pytest.mark.usefixtures("nodes", "one_thread")
+def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(tmp_path: Path) -> None:
+    checkpoint, before = make_checkpoint(tmp_path / "run", tiny_model(tmp_path / "model")), generators()
+
+    def draw(name: str, **more: Any) -> list[str]:
+        dataset = generate.run(generate_config(tmp_path / name, checkpoint, ["a", "b"], images_per_prompt=2, **more))
+        assert dataset is not None
+        digests: list[str] = rows_of(dataset)["sha256"].to_pylist()
+        return digests
+
+    there = draw("bilder-ä", scaling={"num_workers": 2, "accelerator": "A10G"})  # the name is a tag of Ray's metrics
+    assert there == draw("here", scaling={"accelerator": "cpu"})
+    mine = [actor for key, actor in generators().items() if key not in before]
+    assert [group_of(actor["Address"]["NodeID"]) for actor in mine] == ["a10g", "a10g"]
+
+
+def generators() -> dict[str, Any]:
+    """All that there have been on this Ray."""
+    return {key: actor for key, actor in actors().items() if "MapWorker" in actor["ActorClassName"]}
 
 
 @pytest.mark.usefixtures("nodes")
