@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from scripts.bench._fake_cuda import environment
-from sdp.model.family import SD2
 from sdp.model.load import load_text_encoder
 from sdp.model.sources import resolve
 
@@ -39,7 +38,6 @@ report("ddp", kind="ddp")
 report("fsdp", kind="fsdp", compile="eager")
 report("both", kind="fsdp", train_text_encoder=True)
 report("both ddp", kind="ddp", train_text_encoder=True)
-report("full size", kind="ddp", train_text_encoder=True, tiny=False, steps=1)
 report("accumulating", kind="fsdp", micro_batches=2)
 report("full shard", kind="fsdp", shard="full_shard")
 report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
@@ -103,11 +101,6 @@ def test_a_text_encoder_is_trained_beside_the_unet_or_in_the_same_shards(reports
     assert sent(reports["both"], "forward") == {("allgather_base", 32): pytest.approx(2 * both, rel=0.02)}
     assert not reports["both"]["strays"]
     assert set(reports["both"]["heavy"]) == set(reports["both ddp"]["heavy"]) == {"bfloat16"}
-
-
-def test_networks_of_full_size_are_those_of_stable_diffusion_2(reports: Reports) -> None:
-    both = SD2.parameters["unet"] + SD2.parameters["text_encoder"]
-    assert sent(reports["full size"], "backward") == {("allreduce", 32): 4 * both}
 
 
 def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(reports: Reports) -> None:

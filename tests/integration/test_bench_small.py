@@ -11,7 +11,7 @@ from scripts.benchmarks import FOLDER, benchmarks
 
 pytestmark = pytest.mark.slow
 
-TESTED_ELSEWHERE = {"fake_gpu", "gpu_train", "scaling", "tables"}
+TESTED_ELSEWHERE = {"fake_gpu", "gpu_first_hour", "gpu_train", "scaling", "tables"}
 MEASURES_A_START = {"cli_start", "download", "exporter"}
 """Measures what a new process takes, so it starts anew; the others are forked from one that has loaded torch."""
 
