@@ -1,4 +1,4 @@
-"""Short rounds of `make chaos`: the cheapest stage, whose driver is killed, or which is stopped before its manifest."""
+"""A short round of `make chaos`: the cheapest stage, whose driver is killed."""
 
 import subprocess
 import sys
@@ -10,18 +10,9 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.needs("versitygw")
-@pytest.mark.parametrize(
-    ("arguments", "missed"),
-    [
-        (["--directed", "download-driver"], "killed nothing"),
-        (["--stopped", "download", "--writes", "_manifest.json"], "ended with 0)"),
-    ],
-)
-def test_a_download_that_is_disturbed_leaves_what_an_undisturbed_one_writes(
-    tmp_path: Path, arguments: list[str], missed: str
-) -> None:
+def test_a_download_that_is_disturbed_leaves_what_an_undisturbed_one_writes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", *arguments, "--folder", str(tmp_path)],
+        [sys.executable, "-m", "tests.chaos", "--directed", "download-driver", "--folder", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=380,
@@ -29,4 +20,4 @@ def test_a_download_that_is_disturbed_leaves_what_an_undisturbed_one_writes(
     )
     logs = "".join(f"\n{log.name}\n{log.read_text(errors='replace')}" for log in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
-    assert missed not in done.stderr
+    assert "killed nothing" not in done.stderr
