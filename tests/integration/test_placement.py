@@ -88,8 +88,11 @@ def test_online_training_asks_for_encoders_transforms_and_trainers_at_once(tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(idle: Cluster, root: Path) -> None:
+def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(
+    idle: Cluster, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a cluster with GPUs of another type, too, which Ray's own elasticity would count."""
+    monkeypatch.setattr("sdp.lease._BEAT_S", 0.5)
     how = config(
         root, max_steps=None, max_epochs=10_000, scaling__accelerator="A100", scaling__num_workers={"min": 1, "max": 3}
     )

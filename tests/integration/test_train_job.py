@@ -140,7 +140,8 @@ def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatc
     ]  # fmt: skip
 
 
-def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path) -> None:
+def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.lease._BEAT_S", 0.5)
     how = config(root, max_steps=500, scaling__in_driver=True)
     run_folder = open_storage(how.output.uri)
     when(RunFolder(run_folder), "training", lambda _: run_folder.publish("_lease/0000000002.json", b"another's"))
@@ -214,7 +215,8 @@ class TestBeforeAnyWork:
             assert meant[section][name] == str(expected), (section, name)
 
     def test_a_second_job_is_refused_while_the_first_lives(self, root: Path) -> None:
-        with Lease.acquire(open_storage(str(root / "run")), "the first"), pytest.raises(LeaseHeld, match="the first"):
+        first = Lease.acquire(open_storage(str(root / "run")), "the first", ttl_s=3.0)
+        with first, pytest.raises(LeaseHeld, match="the first"):
             run(config(root))
 
     def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
