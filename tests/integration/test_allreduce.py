@@ -12,7 +12,6 @@ from scripts.allreduce import bus_rate, memory_lock, network_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_NODES = """
-import sys
 from ray.cluster_utils import Cluster
 import ray
 from scripts.allreduce import main
@@ -21,26 +20,19 @@ cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=100_00
 for name in ("A100", "A100"):
     cluster.add_node(num_cpus=1, labels={"ray.io/accelerator-type": name}, object_store_memory=100_000_000)
 ray.init(cluster.address, log_to_driver=False)
-main(sys.argv[1:])
+main(["--accelerator", "A100", "--megabytes", "4", "--wait", "120"])
+main(["--accelerator", "A100", "--nodes", "3", "--wait", "3"])
 """
 
 
-def on_two_nodes(*words: str) -> subprocess.CompletedProcess[str]:
+def test_nodes_of_the_accelerator_are_measured_between_and_those_that_are_not_added_are_named() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-c", TWO_NODES, "--accelerator", "A100", *words]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
-
-
-def test_nodes_of_the_accelerator_are_measured_between() -> None:
-    done = on_two_nodes("--megabytes", "4", "--wait", "120")
+    command = [sys.executable, "-c", TWO_NODES]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
     line = re.search(r"^all-reduce of 4 MB: (\S+) GB/s \(2 nodes, CPUs only, (\S+) ms; ulimit -l: (.*)\)$", done.stdout)
     assert line, done.stderr
     assert float(line[1]) == pytest.approx(4 / float(line[2]), rel=0.02)
     assert line[3] == memory_lock()
-
-
-def test_nodes_that_are_not_added_are_reported_in_one_line() -> None:
-    done = on_two_nodes("--nodes", "3", "--wait", "3")
     assert done.returncode == 1
     assert "all-reduce: 3 nodes with 0 A100 did not start in 3 s" in done.stderr
 

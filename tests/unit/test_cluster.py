@@ -119,7 +119,6 @@ FAILED = r"Ray could not start Hub on this node \(ModuleNotFoundError: No module
     [
         ({"py_executable": "/no/such/python"}, {}, 5.0, NONE),
         ({"worker_process_setup_hook": "no.such.module"}, {"max_restarts": 2, "max_task_retries": -1}, 90.0, FAILED),
-        ({"worker_process_setup_hook": "no.such.module"}, {}, 90.0, FAILED),
     ],
 )
 def test_a_ray_that_cannot_start_workers_ends_the_job(

@@ -212,7 +212,7 @@ FAILS = {
 
 def test_an_image_that_comes_in_the_end_comes_whole(server: ImageServer) -> None:
     urls = [f"{server.image_url(index, 'plain').partition('?')[0]}?do={query}" for index, query in enumerate(COMES)]
-    patient = replace(OPTIONS, timeout_s=16.0)
+    patient = replace(OPTIONS, timeout_s=10.0)
     for index, fetched in enumerate(fetch(urls, patient)):
         assert body(fetched) == expected(index), COMES[index]
 

@@ -79,14 +79,13 @@ def test_a_driver_that_ends_without_an_error_says_why(ending: str, code: int, li
         assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
 def test_a_driver_whose_network_no_longer_leads_to_the_head_says_so(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     ending = f"""
         def unreachable(*args, **kwargs):
-            raise OSError({number}, "unreachable")
+            raise OSError({errno.EHOSTUNREACH}, "unreachable")
         ray_loss._TRIES = 3
         ray_loss.socket.create_connection = unreachable
         {WAIT}"""
