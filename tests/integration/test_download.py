@@ -21,6 +21,7 @@ from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls, written_rows
+from tests.kit import make_images
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 
@@ -82,8 +83,9 @@ def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer
     urls = [server.image_url(row, "redirect", to=target) for row, target in enumerate(targets)]
     lists = {name: [str(tmp_path / name)] for name in ("domains", "urls")}
     config = config_for(write_urls(tmp_path / "meta", urls), tmp_path / "out", blocklists=lists)
-    job.run(config.model_copy(update={"limit": 1}))
-    tombstones.add(open_storage(config.output.uri), [Takedown("url", targets[3])])
+    (tmp_path / "out").mkdir()
+    tombstones.add(make_images(tmp_path / "other").storage, [Takedown("url", targets[3])])
+    (tmp_path / "other/images/_tombstones").rename(tmp_path / "out/_tombstones")
     summary = job.run(config)
     assert summary is not None
     reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
@@ -202,12 +204,11 @@ def test_each_misbehaviour_ends_with_its_reason_and_none_delays_the_others(serve
     assert {row: actual[:2] for row, actual in outcomes(summary.dataset).items()} == expected
 
 
-@pytest.mark.parametrize("piece_rows", [4_000_000, 20])
 def test_the_lowest_of_several_identical_urls_and_images_is_kept(
-    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
+    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdp.datasets.repeated.PIECE_ROWS", piece_rows)  # of the small ones several tasks look
-    monkeypatch.setattr("sdp.datasets.repeated._PARTITION_ROWS", 2 * piece_rows)
+    monkeypatch.setattr("sdp.datasets.repeated.PIECE_ROWS", 20)  # of such small ones several tasks look
+    monkeypatch.setattr("sdp.datasets.repeated._PARTITION_ROWS", 40)
     source = write_urls(tmp_path / "meta", [*plain_urls(server, 90), *plain_urls(server, 5)])
     config = config_for(source, tmp_path / "out", dedup={"content": True})
     summary = job.run(config)
