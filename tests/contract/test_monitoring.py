@@ -194,31 +194,6 @@ def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
 
 
 @NEEDS_HELM
-def test_every_object_is_one_that_the_prometheus_operator_knows(render: Render) -> None:
-    """kubeconform judges Kubernetes' own kinds in test_chart_schemas."""
-    for manifest in render():
-        if manifest["kind"] == "PodMonitor":
-            assert manifest["spec"].keys() <= {"selector", "namespaceSelector", "podMetricsEndpoints"}
-            for endpoint in manifest["spec"]["podMetricsEndpoints"]:
-                assert endpoint.keys() <= POD_METRICS_ENDPOINT
-                for rule in [*endpoint.get("relabelings", []), *endpoint.get("metricRelabelings", [])]:
-                    assert rule.keys() <= RELABEL
-        elif manifest["kind"] == "PrometheusRule":
-            for group in manifest["spec"]["groups"]:
-                assert group.keys() <= {"name", "interval", "rules"}
-                for rule in group["rules"]:
-                    assert rule.keys() <= {"record", "alert", "expr", "for", "labels", "annotations"}
-
-
-POD_METRICS_ENDPOINT = {
-    "port", "interval", "scrapeTimeout", "scheme", "tlsConfig", "honorLabels", "relabelings",
-    "metricRelabelings",
-}  # fmt: skip
-RELABEL = {"action", "sourceLabels", "separator", "targetLabel", "regex", "replacement"}
-"""The fields of monitoring.coreos.com/v1 that the chart uses."""
-
-
-@NEEDS_HELM
 def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render) -> None:
     manifests = render()
     policy = one(manifests, "NetworkPolicy")["spec"]
@@ -387,7 +362,7 @@ def test_an_alert_can_be_changed_and_left_out(render: Render) -> None:
 
 
 @NEEDS_HELM
-def test_the_notes_do_not_mention_a_disabled_exporter(render: Render) -> None:
+def test_without_the_exporter_its_alerts_are_left_out(render: Render) -> None:
     def alerts(*settings: str) -> set[str]:
         groups = one(render(*settings), "PrometheusRule")["spec"]["groups"]
         return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
