@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.download_kit import plain_urls, write_urls
+from tests.latents import make_latents
 from tests.misbehaving.server import ImageServer
-from tests.process_kit import write_plain
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,13 +29,10 @@ def test_jobs_run_on_ray_in_a_checkout_with_an_odd_path_to_outputs_with_odd_name
         local = ("fetch.allow_networks=[127.0.0.0/8]", "hosts.per_second=null", "workers.cpus=1")
         done = sdp(checkout, "download", "source.uri=urls", "output.uri=fotos-é", *local)
         assert "10 written" in done
-    write_plain(checkout / "plain", 16, files=1)
-    model = "model.source=builtin:tiny"
-    assert "16 of 16 rows" in sdp(
-        checkout, "process", "source.uri=plain", "output.uri=bilder-ä", model, "resolutions=[64]"
-    )
-    sizes = ("data.batch_size=4", "data.global_batch_size=4", "max_steps=1")
-    sdp(checkout, "train", "source.uri=bilder-ä", "output.uri=lauf-ö", model, "data.resolution=64", *sizes)
+    make_latents(checkout, 16, vocabulary=50)
+    (checkout / "latents").rename(checkout / "bilder-ä")
+    sizes = ("data.resolution=64", "data.batch_size=4", "data.global_batch_size=4", "max_steps=1")
+    sdp(checkout, "train", "source.uri=bilder-ä", "output.uri=lauf-ö", "model.source=builtin:tiny", *sizes)
     assert list((checkout / "lauf-ö" / "checkpoints").iterdir())
 
 

@@ -7,10 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import tests
+
+if TYPE_CHECKING:
+    from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +35,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.process_kit import write_model
 
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def running_server() -> Iterator["ImageServer"]:
+    from tests.misbehaving.server import ImageServer
+
+    with ImageServer(images=2000, distinct=40) as server:
+        server.warm()
+        yield server
+
+
+@pytest.fixture
+def server(running_server: "ImageServer") -> "ImageServer":
+    """A server of images that has had no request yet."""
+    running_server.reset()
+    return running_server
 
 
 @pytest.fixture

@@ -32,18 +32,6 @@ def local_ray() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ImageServer]:
-    with ImageServer(images=2000, distinct=40) as server:
-        server.warm()
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def forget(server: ImageServer) -> None:
-    server.reset()
-
-
 def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: ImageServer, tmp_path: Path) -> None:
     note = pa.array([b"no UTF-8: \xff" if number % 10 == 3 else b"note" for number in range(90)], pa.binary())
     types = {"url": pa.dictionary(pa.int32(), pa.string()), "caption": pa.string_view()}

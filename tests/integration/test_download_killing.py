@@ -35,18 +35,6 @@ def nodes() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ImageServer]:
-    with ImageServer(images=2000, distinct=10) as server:
-        server.warm()
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def forget(server: ImageServer) -> None:
-    server.reset()
-
-
 def slow_urls(server: ImageServer) -> list[str | None]:
     """Return slow URLs, so that there is time for a kill; some are unavailable."""
     return [

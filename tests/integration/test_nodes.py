@@ -75,16 +75,17 @@ def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_fo
 
 @pytest.mark.usefixtures("nodes", "one_thread")
 def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(tmp_path: Path) -> None:
-    checkpoint, before = make_checkpoint(tmp_path / "run", tiny_model(tmp_path / "model")), generators()
+    checkpoint = make_checkpoint(tmp_path / "run", tiny_model(tmp_path / "model"))
 
-    def draw(name: str, **more: Any) -> list[str]:
-        dataset = generate.run(generate_config(tmp_path / name, checkpoint, ["a", "b"], images_per_prompt=2, **more))
+    def draw(name: str, **scaling: Any) -> list[str]:
+        more = {"images_per_prompt": 2, "scaling": scaling}
+        dataset = generate.run(generate_config(tmp_path / name, checkpoint, ["a", "b", "c"], **more))
         assert dataset is not None
         digests: list[str] = rows_of(dataset)["sha256"].to_pylist()
         return digests
 
-    there = draw("bilder-ä", scaling={"num_workers": 2, "accelerator": "A10G"})  # the name is a tag of Ray's metrics
-    assert there == draw("here", scaling={"accelerator": "cpu"})
+    expected, before = draw("one", accelerator="cpu"), generators()
+    assert draw("bilder-ä", num_workers=2, accelerator="A10G") == expected  # the name is a tag of Ray's metrics
     mine = [actor for key, actor in generators().items() if key not in before]
     assert [group_of(actor["Address"]["NodeID"]) for actor in mine] == ["a10g", "a10g"]
 

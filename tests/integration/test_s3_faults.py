@@ -128,16 +128,16 @@ def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
     assert accounted(remote) == [row for row in range(ROWS) if not every_tenth(row)]
 
 
-def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(day: BadDay, gateway: Gateway, tmp_path: Path) -> None:
+def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(
+    day: BadDay, gateway: Gateway, server: ImageServer, tmp_path: Path
+) -> None:
     settings = {"fetch": {"connections": 4}, "output": {"rows_per_file": UNIT}, "concurrency": 1}
-    with ImageServer(images=2000, distinct=10) as server:
-        server.warm()
-        urls = [server.image_url(n, "404" if n % 9 == 4 else "") for n in range(ROWS)]
-        source = write_urls(tmp_path / "meta", urls, files=2)
-        far = upload(source, f"{gateway.uri}/meta")
-        with every_fault(day, gateway, "out"):
-            remote = download.run(config_for(far, f"{gateway.uri}/out", **settings))
-        local = download.run(config_for(source, tmp_path / "out", **settings))
+    urls = [server.image_url(n, "404" if n % 9 == 4 else "") for n in range(ROWS)]
+    source = write_urls(tmp_path / "meta", urls, files=2)
+    far = upload(source, f"{gateway.uri}/meta")
+    with every_fault(day, gateway, "out"):
+        remote = download.run(config_for(far, f"{gateway.uri}/out", **settings))
+    local = download.run(config_for(source, tmp_path / "out", **settings))
     assert remote is not None
     assert local is not None
     check_equal(remote.dataset, local.dataset, gateway)
