@@ -40,7 +40,7 @@ def sdp(checkout: Path, job: str, *settings: str) -> str:
     ended = subprocess.run(
         [str(checkout / ".venv/bin/python"), "-m", "sdp", job, *(f"--set={setting}" for setting in settings)],
         cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout), "RAY_raylet_start_wait_time_s": "150"},
+        env={**os.environ, "PYTHONPATH": str(checkout), "RAY_ADDRESS": "local", "RAY_raylet_start_wait_time_s": "150"},
         capture_output=True,
         text=True,
         timeout=500,

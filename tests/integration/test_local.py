@@ -25,14 +25,9 @@ from tests.download_kit import check_exactly_once, config_for, plain_urls, write
 from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
-from tests.process_kit import DEADLY, config_of, make_images, picture, write_model, write_plain
+from tests.process_kit import DEADLY, config_of, make_images, picture, write_plain
 from tests.programs import processes_with_variable
 from tests.waiting import until
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
