@@ -45,6 +45,7 @@ def config_for(source: Path | str, output: Path | str, /, **sections: Mapping[st
         },
         "hosts": {"at_once": 64, "per_second": None},
         "workers": {"cpus": 1},
+        "concurrency": 1,
         "image": {"size": 64, "crop": "center"},
         "dedup": {"content": False},  # many addresses of the server have the same picture
     }

@@ -136,7 +136,8 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server:
     before = set(actors())
     labels = {"ray.io/node-group": "in(plain,other)"}
     try:
-        summary = job.run(config_for(source, tmp_path / "out", workers={"cpus": 1, "node_labels": labels}))
+        everywhere = {"concurrency": None, "workers": {"cpus": 1, "node_labels": labels}}
+        summary = job.run(config_for(source, tmp_path / "out", **everywhere))
     finally:
         for node in groups.values():
             nodes.remove_node(node, allow_graceful=False)
