@@ -1,4 +1,4 @@
-"""What every storage does: tests that a module imports, and runs with its own fixture `storage`."""
+"""Tests for every kind of storage, which a module imports and runs with its own fixture `storage`."""
 
 import pytest
 

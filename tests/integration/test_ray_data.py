@@ -1,4 +1,4 @@
-"""What the pipeline and the pool assume of Ray Data: blocks pass unmerged with their notes, and stages stay apart."""
+"""Assumptions of the pipeline and the pool about Ray Data: blocks pass unmerged with their notes, stages stay apart."""
 
 import gc
 import os
