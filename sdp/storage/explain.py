@@ -137,27 +137,18 @@ def classify(error: BaseException) -> StorageFailure:
         return StorageFailure("unranged", "the server sends whole files only")
     if "invalid utf-8" in text:  # obstore fails on the page and loses the status
         return StorageFailure("other", "an error page that is not text")
-    return (
-        _by_code(error, text) or _by_status(error, text) or _by_transport(text) or StorageFailure("other", _line(text))
-    )
+    return _by_response(error, text) or _by_transport(text) or StorageFailure("other", _line(text))
 
 
-def _by_code(error: BaseException, text: str) -> StorageFailure | None:
-    """Return the failure that a response with one of S3's error codes means."""
-    code = _CODE.search(text)
-    if not code:
-        return None
-    sentence = _SENTENCE.search(text)
-    cause = _line(f"{code[1]}: {unescape(sentence[1]).rstrip('.')}" if sentence and sentence[1] else code[1])
-    kind = next((kind for kind, codes in _CODES.items() if code[1] in codes), None)
-    return StorageFailure(kind, cause) if kind else _by_status(error, text, cause)
-
-
-def _by_status(error: BaseException, text: str, cause: str = "") -> StorageFailure | None:
-    """Return the failure that an HTTP status means, or obstore's class of exceptions for it."""
-    match = _STATUS.search(text)
+def _by_response(error: BaseException, text: str) -> StorageFailure | None:
+    """Return the failure that S3's error code means, an HTTP status, or obstore's class of exceptions for it."""
+    match, code, sentence = (pattern.search(text) for pattern in (_STATUS, _CODE, _SENTENCE))
     status = int(match[1]) if match else 0
-    cause = cause or (f"HTTP {match[1]}{(match[2] or '').rstrip()}" if match else _line(text))
+    cause = f"HTTP {match[1]}{(match[2] or '').rstrip()}" if match else _line(text)
+    if code:
+        cause = _line(f"{code[1]}: {unescape(sentence[1]).rstrip('.')}" if sentence and sentence[1] else code[1])
+        if kind := next((kind for kind, codes in _CODES.items() if code[1] in codes), None):
+            return StorageFailure(kind, cause)
     if status == 416:
         return StorageFailure("beyond", cause)
     if status in (408, 425, 429) or (status >= 500 and status not in (501, 505)):
