@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.datasets.records import reading
-from sdp.errors import DatasetError, one_line
+from sdp.errors import DatasetError
 from sdp.storage import StorageOptions, open_source
 
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
@@ -171,13 +171,9 @@ def cast(table: pa.Table, types: pa.Schema, where: str) -> pa.Table:
     """Return the same values with some columns in these types; refuse a file, `where`, whose values would change."""
     for field in types:
         at = table.schema.get_field_index(field.name)
-        try:
+        fault = f"column {field.name} is {table[at].type}, which this dataset keeps as {field.type}"
+        with reading(where, "convert the column or leave it out, and choose a new output.uri", fault):
             table = table.set_column(at, field, table[at].cast(field.type))
-        except pa.ArrowException as error:
-            raise DatasetError(
-                f"{where}: column {field.name} is {table[at].type}, which this dataset keeps as {field.type} "
-                f"({one_line(error, 120)}); convert the column or leave it out, and choose a new output.uri"
-            ) from error
     return table
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from sdp.datasets.columns import cast, iter_tables, open_parquet, row_stops
 from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.parts import failed_before
+from sdp.datasets.records import reading
 from sdp.datasets.units import Work
 from sdp.download.unit import UnitTask
 from sdp.errors import DatasetError, one_line
@@ -89,7 +90,7 @@ def _batches(
     slices: Sequence[FileSlice], columns: Sequence[str], types: pa.Schema, options: StorageOptions | None
 ) -> Iterator[pa.Table]:
     for piece in slices:
-        try:
+        with reading(piece.path, "fix or restore this file of source.uri", "cannot be read"):
             file = open_parquet(open_source(piece.path, options), columns)
             groups, skip = _groups(file.metadata, piece.offset, piece.length)
             left = piece.length
@@ -99,11 +100,6 @@ def _batches(
                 yield cast(rows, types, piece.path)
                 if not left:
                     break
-        except (pa.ArrowException, OSError) as error:
-            cause = one_line(error, 160)
-            raise DatasetError(
-                f"{piece.path}: cannot be read ({cause}); fix or restore this file of source.uri"
-            ) from error
         if left:
             raise DatasetError(f"{piece.path}: {left} rows fewer than before; restore it, or choose a new output.uri")
 
