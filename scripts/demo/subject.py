@@ -72,8 +72,10 @@ def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
     from PIL import Image
 
     from sdp.datasets.manifest import open_dataset
-    from sdp.generate.job import drawn
+    from sdp.datasets.parts import read_rows
     from sdp.storage import open_storage
 
-    for row in drawn(open_dataset(open_storage(str(samples)))):
-        yield row["prompt"], Image.open(io.BytesIO(row["image"])).convert("RGB")
+    dataset = open_dataset(open_storage(str(samples)))
+    for path in dataset.parts["path"].to_pylist():
+        for row in read_rows(dataset.storage, path, ["prompt", "image"]).to_pylist():
+            yield row["prompt"], Image.open(io.BytesIO(row["image"])).convert("RGB")

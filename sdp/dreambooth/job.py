@@ -15,7 +15,6 @@ from sdp.config import keys, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.config.train import LoraConfig
 from sdp.console import counted, say, table
-from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
 from sdp.dreambooth.template import fill
 from sdp.encode.pictures import Selection, open_pictures
@@ -35,7 +34,7 @@ PAGE = "report.html"
 _DRIFT = 50
 """Limit on the pictures of the class that are drawn after training, to measure how far the class has drifted."""
 _SHOWN = 8
-"""Pictures in each row of the page."""
+"""The subject's own pictures on the page."""
 _CHECKED = 100
 """Limit on the subject's pictures that are decoded before the first step."""
 
@@ -125,26 +124,22 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
 
     output = open_storage(config.output.uri, config.storage.options())
     results = [str(step.config["output"]["uri"]) for step in steps]
-    output.publish(PAGE, page_of(config.source.caption, [_side_by_side(config), *gather(results, output.options)]))
+    output.publish(PAGE, page_of(config.source.caption, [_subject(config), *gather(results, output.options)]))
     return output.uri_of(PAGE)
 
 
-def _side_by_side(config: DreamboothConfig) -> "PageSection":
-    """Return a section with the subject's own pictures above the drawn ones."""
-    from sdp.generate.job import drawn
+def _subject(config: DreamboothConfig) -> "PageSection":
+    """Return a section with the subject's own pictures, above the drawn ones in theirs."""
     from sdp.report.data import small
     from sdp.report.page import Gallery, PageSection, Tile
 
-    options, folder = config.storage.options(), f"{config.output.uri.rstrip('/')}/{PICTURES}"
+    options = config.storage.options()
     own = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
     files = own.files[:_SHOWN] if own.kind == "pictures" else ()
-    rows: dict[str, list[Tile]] = {
-        config.source.uri: [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]
-    }
-    for picture in drawn(open_dataset(open_storage(folder, options), "samples")):
-        rows.setdefault(picture["prompt"], []).append(Tile(picture["image"], picture["prompt"]))
-    pictures = Gallery("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
-    return PageSection("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[pictures])
+    tiles = [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]
+    gallery = Gallery("Own pictures", [("", tiles)] if tiles else [])
+    verdict = f"{config.source.caption}, learnt from {own.size}."
+    return PageSection("Subject", config.source.uri, verdict, blocks=[gallery])
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, parts_in, read_head
-from sdp.datasets.parts import PartInfo, iter_rows
+from sdp.datasets.parts import PartInfo
 from sdp.generate.layout import IMAGES, KIND
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
@@ -123,10 +123,3 @@ def _generate(
 
 def _pool(config: GenerateConfig) -> WorkerPool:
     return WorkerPool("generate", "generators", config.scaling, config.output.uri)
-
-
-def drawn(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield the `row`, `prompt` and `image` of all pictures."""
-    for path in dataset.parts["path"].to_pylist():
-        for batch in iter_rows(dataset.storage, path, ["row", "prompt", "image"], 64):
-            yield from batch.to_pylist()

@@ -70,7 +70,7 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert read_ledger(checkpoint).consumed(0) == 10
     page = (out / job.PAGE).read_text()
     assert CAPTION in page
-    assert page.index("Own and drawn pictures") < page.index("Pictures by prompt")
+    assert page.index("Own pictures") < page.index("Pictures by prompt")
     assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
     measured = [json.loads((out / name / "evaluation.json").read_text()) for name in ("evaluation", "class-evaluation")]
     assert all(figures["fid"]["value"] > 0 for figures in measured)
