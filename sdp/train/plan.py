@@ -1,7 +1,7 @@
 """The plan of a run, made and checked before any resource is taken."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sdp.config import TrainConfig
@@ -11,21 +11,19 @@ from sdp.encode.joined import contents_of
 from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import FIRST, TrainState, find_checkpoint, read_config, read_marker
+from sdp.model.checkpoints import EpochStart, TrainState, find_checkpoint, read_config, read_marker
 from sdp.model.layout import ModelSource
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
-from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
-from sdp.train.data.direct import DirectReader
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
-from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.sources import open_sources
+from sdp.train.data.sources import offline_reader, open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.run_folder import RunFolder
+from sdp.train.world import World
 
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
@@ -196,14 +194,10 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
     for source in opened.all:
         if source.written is not None:
             _check_encoder(config, source.written, model)
-    positions, shuffle = opened.rows, Shuffle()
-    if opened.buckets is None:
-        DirectReader(opened.datasets, config.seed, shuffle, 0, 1)  # checks that they can be mixed
-    else:
+    if opened.buckets is not None:
         _refuse_split_granules(config)
-        shape = replace(shuffle, lanes=max(shuffle.lanes, config.scaling.most))
-        reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
-        positions = reader.positions(FIRST)
+    reader = offline_reader(config, opened, World())  # refuses those that cannot be mixed
+    positions = reader.positions(EpochStart(lanes=max(reader.shape.lanes, config.scaling.most)))
     return opened.rows, positions, opened.all[0].dataset.text.name == TEXT, None
 
 

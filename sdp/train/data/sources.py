@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any
 
 from sdp.config import TrainConfig
-from sdp.config.train import ColumnsConfig
+from sdp.config.train import MixedSource
 from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
-from sdp.train.data.buckets import count_buckets, views
+from sdp.train.data.buckets import BucketReader, count_buckets, views
 from sdp.train.data.columns import TEXT
-from sdp.train.data.direct import WeightedDataset, mixture_of
+from sdp.train.data.direct import DirectReader, WeightedDataset, mixture_of
 from sdp.train.data.latents import open_latents, refuse_embeddings
-from sdp.train.data.order import Ints
+from sdp.train.data.order import Ints, Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
+from sdp.train.world import World
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,21 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
     return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write is not None))
 
 
+def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
+    """Return the reader of this worker's share of the latents."""
+    data = config.data
+    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
+    return make(
+        sources.datasets,
+        config.seed,
+        Shuffle(),
+        world.rank,
+        world.size,
+        threads=data.readers,
+        device=world.device,
+    )
+
+
 def embedded(config: TrainConfig) -> bool:
     """Return whether captions reach the trainers as embeddings; if latents cannot be read, as configured."""
     with suppress(SdpError):
@@ -88,10 +104,9 @@ def uris_of(config: TrainConfig) -> list[str]:
 def _open_sources(config: TrainConfig, *, write: Callable[[], None] | None, newest: bool) -> Iterator[WeightedDataset]:
     run = open_storage(config.output.uri, config.storage.options())
     options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
-    configured: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
-    configured += [(other.uri, other.weight, other.columns) for other in config.source.also]
-    for number, (uri, weight, columns) in enumerate(configured):
-        limit = config.limit if number == 0 else None
+    first = MixedSource(uri=config.source.uri, weight=1.0, columns=config.source.columns)
+    for number, source in enumerate([first, *config.source.also]):
+        uri, weight, columns, limit = source.uri, source.weight, source.columns, None if number else config.limit
         if columns.latents is None or _has_manifest(uri, config):
             dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
             latents = open_latents(dataset, resolution, limit, columns)
