@@ -84,8 +84,8 @@ class LossWorker:
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
-        rows = validation_rows(training, settings.source)
-        batch = load_validation_batch(rows, settings.rows, world, _BATCH)
+        latents, weigh = validation_rows(training, settings.source)
+        batch = load_validation_batch(latents, weigh, settings.rows, world, _BATCH)
         loss = measure(
             networks,
             make_objective(training, model, world),

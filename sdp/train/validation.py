@@ -22,7 +22,7 @@ from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.order import Ints, RowRange
+from sdp.train.data.order import RowRange
 from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of, batch_of_shapes, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
@@ -39,42 +39,28 @@ Selected = tuple[RowRange, NDArray[np.bool_]]
 """A row group, and a mask of its rows to measure on."""
 
 
-@dataclass(frozen=True)
-class ValidationRows:
-    """The rows of a dataset that may be measured on."""
+def validation_rows(config: TrainConfig, source: str | None) -> tuple[LatentsDataset, Weigh]:
+    """Return a dataset, and the weights of its rows: above 0 for those to measure on.
 
-    latents: LatentsDataset
-    weigh: Weigh
-    """The weights apart from the hold-out: takedowns and the limit."""
-    holdout: float | None = None
-    """The share that is held out from training and measured on; None means all rows."""
-
-    def select(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the addresses to measure on."""
-        selected = self.weigh(rows) > 0
-        return selected if self.holdout is None else selected & held_out(rows, self.holdout)
-
-
-def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
-    """Return all rows of a latents dataset, or, without one, the rows that training holds out."""
+    They are all rows of `source`, or, without one, the rows that training holds out.
+    """
     if source is not None:
         dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
-        latents = open_latents(dataset, config.data.resolution)
-        return ValidationRows(latents, row_weights(dataset.storage, 0.0, None))
+        return open_latents(dataset, config.data.resolution), row_weights(dataset.storage, 0.0, None)
     own = open_sources(config).all[0]
     storage = own.written.storage if own.written is not None else None
     weigh = row_weights(storage, 0.0, config.limit) if storage is not None else RowWeights(0.0, config.limit)
-    return ValidationRows(own.dataset, weigh, config.data.holdout)
+    return own.dataset, lambda rows: weigh(rows) * held_out(rows, config.data.holdout)
 
 
-def load_validation_batch(source: ValidationRows, rows: int, world: World, batch_size: int) -> Batch:
+def load_validation_batch(latents: LatentsDataset, weigh: Weigh, rows: int, world: World, batch_size: int) -> Batch:
     """Load this worker's share of `rows` rows, from row groups in a random order.
 
     The workers' shares together do not depend on their number. All workers have the same number of batches, padded with
     rows of weight 0.
     """
-    latents, reader = source.latents, GroupReader(source.latents)
-    selected = list(_select(reader, source.select, rows, world))
+    reader = GroupReader(latents)
+    selected = list(_select(reader, weigh, rows, world))
     if not selected:
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
@@ -121,16 +107,14 @@ def _by_shape(
     return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
-def _select(
-    reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[Selected]:
+def _select(reader: GroupReader, weigh: Weigh, rows: int, world: World) -> Iterator[Selected]:
     """Yield row groups with the rows to measure on, `rows` in all; each worker reads the addresses of its share."""
     counts = reader.dataset.row_groups.rows
     order = np.random.RandomState(_SEED).permutation(len(counts)).tolist()
     ranges = [RowRange(row_group, 0, int(counts[row_group])) for row_group in order]
     for start in range(0, len(ranges), world.size):
         present = ranges[start : start + world.size]
-        own = [select(reader.addresses(row_range)) for row_range in present[world.rank : world.rank + 1]]
+        own = [weigh(reader.addresses(row_range)) > 0 for row_range in present[world.rank : world.rank + 1]]
         for row_range, mask in zip(present, chain.from_iterable(world.gather(own)), strict=True):
             mask &= np.cumsum(mask) <= rows
             rows -= int(mask.sum())

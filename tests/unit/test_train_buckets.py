@@ -14,7 +14,7 @@ from sdp.train.data.direct import WeightedDataset
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import RowRange, Shuffle
 from sdp.train.data.weights import RowWeights
-from sdp.train.validation import ValidationRows, load_validation_batch
+from sdp.train.validation import load_validation_batch
 from sdp.train.world import World
 from tests.latents import bucket_of, latent_in_bucket, make_latents
 
@@ -97,7 +97,7 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
 
 
 def test_the_loss_can_be_measured_on_rows_of_several_shapes(latents: LatentsDataset) -> None:
-    batch = load_validation_batch(ValidationRows(latents, RowWeights()), 30, World(), GRANULE)
+    batch = load_validation_batch(latents, RowWeights(), 30, World(), GRANULE)
     rows = []
     for part in micro_batches(batch):
         for row, latent in zip(part.counted.tolist(), part.latents, strict=False):
