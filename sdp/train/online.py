@@ -10,6 +10,7 @@ encoders stay warm when trainers are restarted. If the pool dies, Ray restarts i
 
 import asyncio
 import itertools
+import math
 import queue
 import threading
 import time
@@ -30,7 +31,6 @@ from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError
-from sdp.train.data.encoders_needed import encoders_needed
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
@@ -40,6 +40,8 @@ _RETRIES = 3
 _CALIBRATE_S = 10.0
 """Time for which the trainers' pace is measured before the number of encoders is chosen."""
 _WAIT_S = 0.1
+_TOLERANCE = 0.02
+"""Share of an encoder that may be missing before another one is started."""
 WARM_UP = 2
 """Steps of a trainer, and slices of each encoder, that are not measured since they are slower than later ones."""
 _RECENT = 64
@@ -123,7 +125,7 @@ class EncoderPool:
         self._pace: dict[int, tuple[int, float]] = {}
         self._paced_at: float | None = None
         self._chosen = placement.least == placement.most
-        self._encoders = self._deaths = self._slices = self._rows = self._warm_rows = 0
+        self._encoders = self._slices = self._rows = self._warm_rows = 0
         self._warm_busy_s = 0.0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         """The seconds for which encoders were busy and idle for the last slices."""
@@ -158,7 +160,6 @@ class EncoderPool:
             "encoders": self._encoders,
             "encoders_busy": round(busy / (busy + idle or 1.0), 4) if self._open else 0.0,
             "encoded": self._rows,
-            "encoder_deaths": self._deaths,
         }
         return figures, changes
 
@@ -247,7 +248,6 @@ class EncoderPool:
             self._warm_busy_s += note.busy_s
 
     def _note_deaths(self, before: State, state: State, encoders: int) -> None:
-        self._deaths += sum(state.deaths.values()) - sum(before.deaths.values())
         if state.deaths["encode"] > before.deaths["encode"]:
             self._changes.append(f"an encoder died and is being replaced: {state.last['encode']}")
         if encoders == self._serving:
@@ -262,3 +262,21 @@ class EncoderPool:
         self._error = error
         for request in list(self._open.values()):
             request.result.set_exception(error)
+
+
+def encoders_needed(trainers: float, encoder: float, least: int, most: int) -> tuple[int, str]:
+    """Return the number of encoders to run, and the reason, from both sides' images per second.
+
+    Both paces leave out waiting, so the number of encoders during the measurement does not matter.
+    """
+    needed = math.ceil(trainers / encoder - _TOLERANCE)
+    count = max(least, min(most, needed))
+    text = (
+        f"{count} encoder{'s' * (count != 1)}: the trainers take {trainers:,.1f} img/s, one encoder makes "
+        f"{encoder:,.1f}, which is {trainers / encoder:.2f} encoders"
+    )
+    if needed > most:
+        text += f" (encode.num_workers.max is {most})"
+    elif needed < least:
+        text += f" (encode.num_workers.min is {least})"
+    return count, text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdp.train.data.encoders_needed import encoders_needed
+from sdp.train.online import encoders_needed
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ class RecordMetrics(Callback):
         line["time"]["checkpoint"] = round(self._saving / len(steps), 6)
         self._saving = 0.0
         if world.device.type == "cuda":
-            line["memory_allocated"] = torch.cuda.memory_allocated()
             line["memory_peak"] = torch.cuda.max_memory_allocated()
             gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
             line["mfu"] = hardware.mfu(self._flops * samples, seconds, gpu, world.size)

@@ -1,6 +1,5 @@
 """Measures the validation loss at regular steps."""
 
-import time
 from dataclasses import dataclass
 
 from torch.distributed.fsdp import FSDPModule
@@ -24,14 +23,13 @@ class MeasureValidationLoss(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         settings = self.config.evaluate
-        rows = validation_rows(self.config, settings.source)
-        self._batch = load_validation_batch(rows, settings.rows, trainer.world, self.config.data.batch_size)
+        latents, weigh = validation_rows(self.config, settings.source)
+        self._batch = load_validation_batch(latents, weigh, settings.rows, trainer.world, self.config.data.batch_size)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.evaluate
         if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
             return
-        began = time.perf_counter()
         validation = measure(
             trainer.networks,
             trainer.objective,
@@ -46,4 +44,3 @@ class MeasureValidationLoss(Callback):
                 module.reshard()
         trainer.gauges["validation"] = {**validation.by_timestep, "all": validation.mean}
         trainer.gauges["validation_step"] = report.step
-        trainer.gauges["validation_seconds"] = round(time.perf_counter() - began, 3)

@@ -188,7 +188,6 @@ class Lane:
     """One of the sequences that an epoch reads side by side."""
 
     def __init__(self, order: EpochOrder, number: int) -> None:
-        self.number = number
         start, stop = order.lane_start(number), order.lane_start(number + 1)
         row_groups, begins = order._tape
         first, last = np.searchsorted(begins, [start, stop - 1], side="right") - 1
