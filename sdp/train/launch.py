@@ -29,7 +29,7 @@ from sdp.lease import Generation, Lease
 from sdp.model.sources import resolve
 from sdp.train import online
 from sdp.train.board import RESIZE, Board, WorkerReport
-from sdp.train.callbacks.preemption import SaveBeforePreemption
+from sdp.train.callbacks.checkpoints import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.callbacks.watchdog import WATCHDOG_S

@@ -61,7 +61,7 @@ class Conditioning:
 
     empty: Tensor
     """The empty caption: its embedding, (77, width), or its token ids, (77,)."""
-    encode: Callable[[Tensor], Tensor] | None = None
+    encode: Callable[[Tensor], Tensor]
     """Encodes token ids; the identity if the text encoder is trained. Not needed if batches have embeddings."""
 
     @torch.no_grad()
@@ -69,11 +69,10 @@ class Conditioning:
         """Return the text of each sample, or the empty caption where it is dropped."""
         if batch.text is not None:
             encoded = batch.text.to(self.empty.dtype)
-        elif batch.token_ids is not None and self.encode is not None:
+        else:
+            assert batch.token_ids is not None, "a batch has one of both"
             with torch.autocast(batch.token_ids.device.type, enabled=False):  # as `empty` was encoded
                 encoded = self.encode(batch.token_ids.to(torch.int64))
-        else:
-            raise ValueError("a batch with token ids needs a text encoder")
         empty = self.empty.to(encoded.dtype)
         # Rows of weight 0 too, so that padding cannot bring NaN into the gradients.
         left_out = (dropped | (batch.weights == 0)).view(-1, *[1] * empty.dim())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
 from sdp.train.assemble import assemble
+from sdp.train.callbacks import tensorboard
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile, phases
@@ -92,9 +94,12 @@ def events_of(root: Path) -> Iterator[Any]:
             at += length + 16
 
 
-def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(root: Path) -> None:
+def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def callbacks(seconds: float) -> list[Callback]:
-        return [SaveCheckpoints(2), RecordMetrics(1), WriteEvents(clock=lambda: seconds)]
+        monkeypatch.setattr(tensorboard, "time", SimpleNamespace(time=lambda: seconds))
+        return [SaveCheckpoints(2), RecordMetrics(1), WriteEvents()]
 
     with pytest.raises(Crash):
         train(config(root, max_steps=5), callbacks=[*callbacks(1000.0), CrashAt(3)])

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
-from sdp.train.callbacks.preemption import SaveBeforePreemption
+from sdp.train.callbacks import checkpoints
 
 
 @pytest.mark.parametrize(
     ("near_at", "main", "saved"), [(2, True, [10]), (1, False, [5]), (99, True, [])], ids=["once", "worker", "never"]
 )
-def test_one_checkpoint_is_saved_on_notice_that_a_node_will_be_lost(near_at: int, main: bool, saved: list[int]) -> None:
+def test_one_checkpoint_is_saved_on_notice_that_a_node_will_be_lost(
+    near_at: int, main: bool, saved: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "LOOK_EVERY", 5)
     asked, history, wanted = list[bool](), list[Any](), list[int]()
 
     def is_near() -> bool:
@@ -20,7 +23,7 @@ def test_one_checkpoint_is_saved_on_notice_that_a_node_will_be_lost(near_at: int
 
     run = SimpleNamespace(record=lambda event, **details: history.append((event, details)))
     trainer: Any = SimpleNamespace(world=SimpleNamespace(is_main=main), checkpointer=SimpleNamespace(run=run))
-    callback = SaveBeforePreemption(is_near, every_steps=5)
+    callback = checkpoints.SaveBeforePreemption(is_near)
     for step in range(1, 31):
         trainer.save_wanted = False
         report: Any = SimpleNamespace(step=step)

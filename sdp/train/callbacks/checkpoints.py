@@ -1,9 +1,13 @@
-"""Saves the run at regular steps."""
+"""Saves the run at regular steps, and when a node is about to be taken away."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.trainer import Callback, StepReport, Trainer
+
+LOOK_EVERY = 20
+"""Steps between checks, each of which is a collective; a spot notice comes two minutes ahead."""
 
 
 @dataclass
@@ -26,3 +30,20 @@ class SaveCheckpoints(Callback):
                 whole_s=round(saved.whole_s, 3),
                 workers=trainer.world.size,
             )
+
+
+@dataclass
+class SaveBeforePreemption(Callback):
+    """Saves an extra checkpoint on notice that a trainer's node will be lost. Training continues until then."""
+
+    is_near: Callable[[], bool]
+    """Returns whether a node will be lost: all workers ask at the same step and get the same answer."""
+    _saved: bool = False
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if self._saved or report.step % LOOK_EVERY:
+            return
+        if self.is_near():
+            self._saved = trainer.save_wanted = True
+            if trainer.world.is_main:
+                trainer.checkpointer.run.record("preemption", step=report.step)

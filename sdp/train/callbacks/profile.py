@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
 from sdp.console import counted, size, table
 from sdp.train.run_folder import PROFILE
@@ -35,9 +35,7 @@ class Profile(Callback):
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
             return
-        cuda = trainer.world.device.type == "cuda"
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda],
             schedule=schedule(wait=self.start - 1, warmup=1, active=self.steps, repeat=1),
             on_trace_ready=lambda _: self._write(trainer),
             profile_memory=True,

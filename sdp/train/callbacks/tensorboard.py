@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,21 +24,20 @@ _WRITE_S = 300.0
 class WriteEvents(Callback):
     """Collects metrics on the main worker and writes them every five minutes, at checkpoints and at the end."""
 
-    clock: Callable[[], float] = time.time
     _events: list[bytes] = field(default_factory=list)
     _written_at: float = 0.0
     _files: int = 0
 
     def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:
         values = [{"tag": tag, "simple_value": value} for tag, value in numbers(line).items()]
-        self._events.append(_record(self.clock(), int(line["step"]), summary={"value": values}))
-        if self.clock() - self._written_at > _WRITE_S:
+        self._events.append(_record(time.time(), int(line["step"]), summary={"value": values}))
+        if time.time() - self._written_at > _WRITE_S:
             self._write(trainer)
 
     def on_start(self, trainer: Trainer) -> None:
         if trainer.world.is_main:
-            self._written_at = self.clock()
-            self._events.append(_record(self.clock(), trainer.state.step + 1, session_log={"status": "START"}))
+            self._written_at = time.time()
+            self._events.append(_record(time.time(), trainer.state.step + 1, session_log={"status": "START"}))
 
     def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
         self._write(trainer)
@@ -49,7 +48,7 @@ class WriteEvents(Callback):
     def _write(self, trainer: Trainer) -> None:
         if not self._events:  # on other workers than the main one
             return
-        now = self.clock()
+        now = time.time()
         events, self._events, self._written_at = self._events, [], now
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{self._files:06d}"
         self._files += 1
