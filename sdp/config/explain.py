@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from sdp.config.base import Section, keys
 from sdp.config.jobs import JOBS
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
-from sdp.config.removed import removed
+from sdp.config.removed import own_key, removed
 from sdp.console import nearest
 from sdp.errors import Problem
 
@@ -105,21 +105,18 @@ def _is_section(annotation: Any) -> bool:
 def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     parent, _, name = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
+    everywhere = [key.path for key in keys(model)]
+    if meant := own_key(name, everywhere):
+        return f"did you mean {meant}?"
     if jobs := _jobs_with(path):
         return f"it is a key of {' and '.join(filter(None, (', '.join(jobs[:-1]), jobs[-1])))}"
-    if near := _by_initials(name, siblings) or nearest(name, siblings):
+    if near := nearest(name, siblings):
         return f"did you mean {prefix}{near}?"
-    everywhere = [key.path for key in keys(model)]
     same = [path for path in everywhere if path.rpartition(".")[2] == name]
     # In a section that exists, a path is near to every key there, whatever the key's own name.
     if near := " or ".join(same[:2]) or (None if parent and siblings else nearest(path, everywhere)):
         return f"did you mean {near}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
-
-
-def _by_initials(name: str, known: list[str]) -> str | None:
-    """Return the key that people abbreviate so: lr is learning_rate."""
-    return next((key for key in known if "_" in key and "".join(word[:1] for word in key.split("_")) == name), None)
 
 
 def _jobs_with(path: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""Keys and sections that earlier versions had, and what happens now without them; removed.yaml lists them."""
+"""Keys that earlier versions had, and what happens without them; names in other tools; removed.yaml lists both."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ SINCE = "0.3"
 
 @cache
 def table(name: str) -> Mapping[str, Any]:
-    """Return a table of removed.yaml, which most commands do not need: `keys` or `values`."""
+    """Return a table of removed.yaml, which most commands do not need: `keys`, `values` or `names`."""
     from sdp.config.yaml_text import parse_document
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
@@ -27,6 +27,12 @@ def removed(path: str, model: type[Section]) -> str | None:
     job = next((name for name, config in JOBS.items() if config is model), "")
     lines = (line for old, line in _removed_of(job) if f"{path}.".startswith(f"{old}."))
     return next((f"remove it: gone since {SINCE}: {line}" for line in lines), None)
+
+
+def own_key(name: str, known: Collection[str]) -> str | None:
+    """Return the key that a name of another tool means; None if it is not such a name."""
+    keys = next((keys for names, keys in table("names").items() if name in names.split()), "")
+    return next((key for key in keys.split() if key in known), None)
 
 
 def without_removed(job: str, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
-from sdp.config.types import LONGEST_S, Endpoint, FolderUri, Name, Positive, Uri
+from sdp.config.types import LONGEST_S, Accelerator, Endpoint, FolderUri, Name, Positive, Uri
 from sdp.config.uri import inside
 from sdp.errors import Problem
 
@@ -37,7 +37,7 @@ class WorkersConfig(Section):
 
     num_workers: Workers = key(1)
     """Number of workers, or a range in which it may grow and shrink."""
-    accelerator: Name | None = key(None)
+    accelerator: Accelerator | None = key(None)
     """Ray accelerator type to run on, such as A10G; each worker gets one such GPU. `gpu` is a GPU of any type, `cpu` is
     none. null gives each worker a GPU if this machine has some; a cluster needs another value."""
     wait_s: float = key(1800.0, gt=0, le=LONGEST_S)

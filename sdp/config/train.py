@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
@@ -178,12 +178,15 @@ class ScalingConfig(WorkersConfig):
             yield self.problem("accelerator", "null while in_driver is on", "the driver uses what its machine has")
 
 
+Shard = Annotated[Literal["shard_grad_op", "full_shard"], BeforeValidator(lambda name: str(name).lower())]
+
+
 class StrategyConfig(Section):
     """The parallelism, and what makes a step faster or smaller."""
 
     kind: Literal["ddp", "fsdp"] = key("ddp")
     """Keep the whole state on each GPU (ddp) or a shard of it (fsdp)."""
-    shard: Literal["shard_grad_op", "full_shard"] = key("shard_grad_op")
+    shard: Shard = key("shard_grad_op")
     """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), or those
     as well (full_shard)."""
     compile: bool = key(False)

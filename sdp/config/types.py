@@ -1,5 +1,6 @@
 """The types of keys' values that several sections share."""
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -20,6 +21,14 @@ Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such
 """The address of an S3-compatible store."""
 HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
 """Text that may appear in an HTTP header."""
+
+
+def _accelerator(name: str) -> str:
+    return re.sub("^NVIDIA_(?:TESLA_)?(.+)", lambda match: match[1].replace("_", "-"), name)
+
+
+Accelerator = Annotated[Name, AfterValidator(_accelerator)]
+"""A Ray accelerator type, or the name of Ray's constant for it: NVIDIA_TESLA_A10G is A10G."""
 Positive = Annotated[int, Field(ge=1)]
 Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
 """Side of a square picture in pixels; the VAE divides it by 8."""

@@ -11,7 +11,9 @@ from pydantic import ValidationError
 from sdp.config import (
     JOBS,
     DownloadConfig,
+    ProcessConfig,
     Range,
+    TrainConfig,
     draft,
     dump_yaml,
     identity,
@@ -62,6 +64,26 @@ def test_the_workers_of_a_job_are_a_number_or_a_range() -> None:
     assert elastic.scaling.num_workers == Range(min=2, max=8)
     by_parts = ["scaling.num_workers.min=2", "scaling.num_workers.max=8"]
     assert load("train", None, [*COMPLETE["train"], *by_parts]) == elastic
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator"),
+    [("NVIDIA_TESLA_A10G", "A10G"), ("NVIDIA_A100_80G", "A100-80G"), ("A100", "A100"), ("gpu_of_ours", "gpu_of_ours")],
+)
+def test_the_name_of_rays_constant_means_its_accelerator_type(name: str, accelerator: str) -> None:
+    config = load("process", None, [*COMPLETE["process"], f"encode.accelerator={name}"])
+    assert isinstance(config, ProcessConfig)
+    assert config.encode.gpu_type == accelerator
+
+
+def test_sharding_strategies_are_known_in_capitals() -> None:
+    assert train("strategy.shard=SHARD_GRAD_OP").strategy.shard == "shard_grad_op"
+
+
+def train(*overrides: str) -> TrainConfig:
+    config = load("train", None, [*COMPLETE["train"], *overrides])
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 def test_an_override_takes_a_scalar_whole_and_anything_in_brackets_as_yaml() -> None:
