@@ -172,6 +172,7 @@ def settings_of(options: argparse.Namespace, case: Case, run: str) -> list[str]:
         "data.mode": case.mode,
         "data.resolution": case.resolution,
         "data.batch_size": options.batch or BATCH.get(case.resolution, 8),
+        "data.global_batch_size": "null",
         "scaling.num_workers": options.workers,
         "scaling.accelerator": options.accelerator or "null",
         "strategy.kind": case.strategy,

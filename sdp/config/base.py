@@ -38,6 +38,11 @@ class Section(BaseModel):
         """Return a copy with those of the values that are not None."""
         return self.model_copy(update={name: value for name, value in values.items() if value is not None})
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return plain data, not checked yet, with the defaults that depend on other keys."""
+        return values
+
     def contradictions(self) -> Iterable[Problem]:
         """Yield combinations of keys that cannot work, with paths relative to this section."""
         return ()

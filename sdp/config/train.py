@@ -1,19 +1,28 @@
 """The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.phrases import Says
-from sdp.config.process import CaptionedSource, CompiledEncoderConfig, ModelConfig, TransformConfig
+from sdp.config.process import CaptionedSource, CompiledEncoderConfig, ModelConfig, TransformConfig, usual_batch
 from sdp.config.shared import Filters, JobConfig, OutputConfig, Workers, WorkersConfig
 from sdp.config.types import Name, Positive, Resolution, Uri
 from sdp.errors import Problem
 
 PHASES = ("phase-1", "phase-2")
 """The folders of a two-phase run, each of which is a run."""
+
+
+RECIPE_BATCH = 2048
+"""Samples per step of Stable Diffusion v2, which make 550,000 steps its 1,126,400,000 samples at 256 px."""
+
+
+def _usual_batch(side: Any) -> int:
+    """Return what an A100 of 80 GB takes at once: 128 samples at 256 px, a quarter at twice the side."""
+    return 2 * usual_batch(side) if isinstance(side, int) and side > 0 else 128
 
 
 class ColumnsConfig(Section):
@@ -69,9 +78,11 @@ class DataConfig(Section):
     resolution: Resolution = key(256, shapes_output=True)
     """Side of the square pictures to train on."""
     batch_size: Positive = key(128)
-    """Samples that one trainer processes at once; limited by GPU memory."""
+    """Samples that one trainer processes at once; limited by GPU memory. If scaling.accelerator is a GPU, the default
+    is 128 up to 256 px and a quarter at twice the side."""
     global_batch_size: Positive | None = key(None, shapes_output=True)
-    """Samples per step over all trainers, accumulated over rounds of batch_size; null means one round."""
+    """Samples per step over all trainers, accumulated over rounds of batch_size; null means one round. If
+    scaling.accelerator is a GPU and model.unet is new, the default is 2048, as Stable Diffusion's."""
     trust_encoder: bool = key(False)
     """Accept a dataset whose latents were made by another model than model.source."""
     holdout: float = key(0.0, shapes_output=True, ge=0, lt=1)
@@ -185,12 +196,13 @@ class StrategyConfig(Section):
     """The parallelism, and what makes a step faster or smaller."""
 
     kind: Literal["ddp", "fsdp"] = key("ddp")
-    """Keep the whole state on each GPU (ddp) or a shard of it (fsdp)."""
+    """Keep the whole state on each GPU (ddp) or a shard of it (fsdp, the default for several trainers whose
+    scaling.accelerator is a GPU)."""
     shard: Shard = key("shard_grad_op")
     """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), or those
     as well (full_shard)."""
     compile: bool = key(False)
-    """Compile the U-Net's blocks; the first steps take longer."""
+    """Compile the U-Net's blocks; the first steps take longer. The default is true if scaling.accelerator is a GPU."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
     channels_last: bool = key(False)
@@ -309,7 +321,7 @@ class SecondPhaseConfig(Section):
     resolution: Resolution | None = key(None, shapes_output=True)
     """Its data.resolution; null keeps it."""
     batch_size: Positive | None = key(None)
-    """Its data.batch_size; null keeps it."""
+    """Its data.batch_size; null keeps it. With another resolution, the default on GPUs is that of data.batch_size."""
     global_batch_size: Positive | None = key(None, shapes_output=True)
     """Its data.global_batch_size; null keeps it."""
     source: Uri | None = key(None, shapes_output=True, example="s3://bucket/latents")
@@ -403,6 +415,24 @@ class TrainConfig(JobConfig):
     """A profile of some steps."""
     max_failures: int = key(3, ge=0)
     """Number of times that trainers may fail and be started again."""
+
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        scaling, *others = (values[name] for name in ("scaling", "model", "data", "strategy", "phase_2"))
+        if not all(isinstance(section, dict) for section in (scaling, *others)):
+            return values
+        if scaling.get("accelerator") in (None, "cpu"):
+            return values
+        model, data, strategy, second = others
+        batch = RECIPE_BATCH if model.get("unet", "new") == "new" else None
+        kind = "ddp" if scaling.get("num_workers", 1) == 1 else "fsdp"
+        completed = {
+            "data": {"batch_size": _usual_batch(data.get("resolution")), "global_batch_size": batch, **data},
+            "strategy": {"kind": kind, "compile": True, **strategy},
+        }
+        if second.get("resolution") is not None:
+            completed["phase_2"] = {"batch_size": _usual_batch(second["resolution"]), **second}
+        return values | completed
 
     @property
     def phases(self) -> tuple["TrainConfig", ...]:

@@ -86,6 +86,37 @@ def train(*overrides: str) -> TrainConfig:
     return config
 
 
+@pytest.mark.parametrize(
+    ("overrides", "batch", "per_step", "strategy"),
+    [
+        ([], 128, None, ("ddp", False)),
+        (["scaling.accelerator=cpu", "data.resolution=512"], 128, None, ("ddp", False)),
+        (["scaling.accelerator=A100", "scaling.num_workers=32"], 128, 2048, ("fsdp", True)),
+        (["scaling.accelerator=A100", "data.resolution=512"], 32, 2048, ("ddp", True)),
+        (["scaling.accelerator=gpu", "model.unet=pretrained"], 128, None, ("ddp", True)),
+        (
+            ["scaling.accelerator=A100", "scaling.num_workers={min: 8, max: 32}", "data.batch_size=64",
+             "data.global_batch_size=null", "strategy={kind: ddp, compile: false}"],
+            64, None, ("ddp", False),
+        ),
+    ],
+)  # fmt: skip
+def test_trainers_on_gpus_have_the_recipes_batches_and_the_fastest_strategy_by_default(
+    overrides: list[str], batch: int, per_step: int | None, strategy: tuple[str, bool]
+) -> None:
+    config = train(*overrides)
+    assert (config.data.batch_size, config.data.global_batch_size) == (batch, per_step)
+    assert (config.strategy.kind, config.strategy.compile) == strategy
+
+
+def test_the_defaults_on_gpus_are_phase_1s_samples_and_a_smaller_batch_at_512_px() -> None:
+    config = train("scaling.accelerator=A100", "phase_2.max_steps=850000", "phase_2.resolution=512")
+    one, two = config.phases
+    assert (config.max_steps or 0) * one.data.batch_of(32) == 1_126_400_000
+    assert (one.data.batch_size, two.data.batch_size) == (128, 32)
+    assert (two.max_steps or 0) * two.data.batch_of(32) == 1_740_800_000
+
+
 def test_an_override_takes_a_scalar_whole_and_anything_in_brackets_as_yaml() -> None:
     given_values = {
         "fetch.user_agent=Mozilla/5.0 (a: b) # c": ("fetch.user_agent", "Mozilla/5.0 (a: b) # c"),

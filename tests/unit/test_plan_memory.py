@@ -100,7 +100,8 @@ def test_embeddings_spare_the_text_encoder_and_lora_the_optimizer() -> None:
 
 # --- before anything is taken ----------------------------------------------------------------------------------------
 
-A100 = ("scaling.accelerator=A100-40G", "scaling.num_workers=8")
+DDP = ("strategy.kind=ddp", "strategy.compile=false", "data.global_batch_size=null")
+A100 = ("scaling.accelerator=A100-40G", "scaling.num_workers=8", *DDP)
 
 
 def test_a_trainer_that_cannot_fit_the_accelerator_it_names_is_refused_in_a_line() -> None:
@@ -110,7 +111,7 @@ def test_a_trainer_that_cannot_fit_the_accelerator_it_names_is_refused_in_a_line
         fit(train(*A100, "data.batch_size=128"), SD2, embedded=False)
     assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^strategy\.kind: expected one that fits an A10G of 24 GiB"):
-        fit(train("scaling.accelerator=A10G", "precision=fp32"), SD1.__class__(**_doubled()), embedded=False)
+        fit(train("scaling.accelerator=A10G", "precision=fp32", *DDP), SD1.__class__(**_doubled()), embedded=False)
 
 
 def _doubled() -> dict[str, Any]:
@@ -140,7 +141,7 @@ def test_the_batch_is_what_a_trainer_takes_at_once() -> None:
 
 
 def test_a_single_trainer_is_not_refused_for_gradients_beside_activations() -> None:
-    batch = ("data.batch_size=100", "scaling.accelerator=A100-40G")
+    batch = ("data.batch_size=100", "scaling.accelerator=A100-40G", *DDP)
     with pytest.raises(ConfigError):
         fit(train(*batch, "scaling.num_workers=2"), SD2, embedded=False)
     assert fit(train(*batch), SD2, embedded=False)
