@@ -7,7 +7,7 @@ from typing import Any
 from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download")
-_PRESETS = ("seed-table-2", "seed-table-4")
+_PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6")
 _NOT_TAKEN = {
     "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory", "json"),
     "process": ("trainers", "memory"),

@@ -2,20 +2,22 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sdp.config import JobConfig, ProcessConfig, TrainConfig
 from sdp.errors import UserError
 from sdp.hardware import INSTANCES, Instance, gpus_by_accelerator
+from sdp.model.family import SD2, caption_bytes, latent_shape
 from sdp.plan.prices import Prices, instances, reference
-from sdp.plan.speeds import Speeds
+from sdp.plan.speeds import Speeds, text_flops, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _HOSTS = 10
 """Instances that download, as many as in the published figure."""
 _PROCESS_GPUS = 40
 """Default number of encoders in an offline pass, as published. The pass costs the same with any number."""
+_HOURS_A_MONTH = 730
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 
 
@@ -67,10 +69,18 @@ class Plan:
 
     name: str
     stages: tuple[Stage, ...]
+    stored: float = 0.0
+    """Bytes of latents, which are kept to the end."""
+    gb_hour: float = 0.0
+    """Price of keeping a gigabyte for an hour."""
 
     @property
     def hours(self) -> float:
         return sum(stage.hours for stage in self.stages)
+
+    @property
+    def storage_cost(self) -> float:
+        return self.stored / 1e9 * self.gb_hour * self.hours
 
     @property
     def gpu_hours(self) -> float:
@@ -78,7 +88,7 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        return sum(stage.cost for stage in self.stages)
+        return sum(stage.cost for stage in self.stages) + self.storage_cost
 
 
 # --- from a configuration --------------------------------------------------------------------------------------------
@@ -101,6 +111,8 @@ class PlannedTraining:
     rows_assumed: bool
     """True if the number of images is unknown, so that one is assumed for each training sample."""
     mode: str
+    embedded: bool
+    """True if latents are stored with embeddings of their captions, not with token ids."""
     speeds: Speeds
     trainers: Instance
     trainer_count: int
@@ -137,6 +149,7 @@ def training(
         rows=rows or phases[0].samples,
         rows_assumed=not rows,
         mode=config.data.mode,
+        embedded=config.encode.text == "text_embedding",
         speeds=Speeds(config.strategy.kind + "+compile" * config.strategy.compile),
         trainers=train_on,
         trainer_count=instances(gpus, train_on),
@@ -204,14 +217,22 @@ def _alone(stage: Stage) -> Plan:
 
 def _plan(work: PlannedTraining, prices: Prices) -> Plan:
     """Return the stages of one way to do the work."""
+    name = f"{work.mode}, {work.trainer_count} x {work.trainers.name}"
     stages = [_train(phase, work, prices) for phase in work.phases]
-    if work.mode == "offline":
-        sides = [phase.resolution for phase in work.phases]
-        stages.insert(0, _process(work.rows, sides, work.encoders, work.encoder_gpus or _PROCESS_GPUS, prices))
-    return Plan(f"{work.mode}, {work.trainer_count} x {work.trainers.name}", tuple(stages))
+    if work.mode != "offline":
+        return Plan(name, tuple(stages))
+    if not work.embedded:
+        stages = [
+            part for phase, stage in zip(work.phases, stages, strict=True) for part in (stage, _text(phase, stage))
+        ]
+    sides = {phase.resolution for phase in work.phases}
+    process = _process(work.rows, sides, work.encoders, work.encoder_gpus or _PROCESS_GPUS, prices)
+    caption = caption_bytes(SD2.text_encoder["hidden_size"] if work.embedded else None)
+    row = caption + sum(2 * math.prod(latent_shape(side)) for side in sides)
+    return Plan(name, (process, *stages), work.rows * row, prices.storage_gb_month / _HOURS_A_MONTH)
 
 
-def _process(rows: int, sides: Sequence[int], encoders: Instance, gpus: int, prices: Prices) -> Stage:
+def _process(rows: int, sides: Iterable[int], encoders: Instance, gpus: int, prices: Prices) -> Stage:
     """Return the stage that encodes every image once, at all resolutions."""
     figures = [Speeds().encode(str(encoders.gpu), side) for side in sorted(set(sides))]
     rate = gpus / sum(1 / figure.value for figure in figures)
@@ -231,6 +252,13 @@ def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
         if encode.value * count < rate:
             rate, limit, source = encode.value * count, "encoders", encode.source
     return Stage(phase.name, phase.samples, rate, tuple(groups), limit, source)
+
+
+def _text(phase: Phase, stage: Stage) -> Stage:
+    """Return the time for which trainers run the frozen text encoder, since the dataset has token ids."""
+    rate = stage.rate * unet_flops(phase.resolution) / text_flops()
+    source = "estimate by operations from the U-Net's; encode.text: text_embedding of process spares it, not its bytes"
+    return Stage("captions", stage.samples, rate, stage.groups, source=source)
 
 
 def encoders_needed(train: float, encode: float) -> int:

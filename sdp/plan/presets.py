@@ -1,48 +1,66 @@
 """The tables of the article named in reference.yaml, beside the plan's results from the same rates and prices."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from sdp.console import table
 from sdp.hardware import INSTANCES
 from sdp.plan.make import InstanceGroup, Plan, Stage
 from sdp.plan.prices import reference
+from sdp.plan.speeds import Speeds
+
+Published = tuple[str, str, str, float | None, float | None]
+"""A row, its figure, the figure's kind (explained in reference.yaml), the article's value and the plan's."""
 
 
-def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
-    """Return a plan for each row of a table, with the article's figures for it."""
+def figures(name: str) -> Iterator[Published]:
+    """Yield the figures of one of the article's tables."""
     recorded = reference()["presets"][name]
+    for row in recorded.get("rows", ()):
+        yield from _planned(row, recorded["prices"])
+    for row in (row for row in reference()["training"] if row["table"] == recorded.get("table")):
+        kind = "input" if "strategy" in row else "measured"
+        yield row["column"], f"img/s at {row['resolution']} px", kind, row["img_per_s"], None
+    trainers, encoder = Speeds().train("A100-80G", 256).value * 32, Speeds().encode("A10G", 256).value
+    for count in recorded.get("encoders", ()):
+        printed = recorded["article"].get(str(count))
+        kind = "derived" if printed is None else "input"
+        yield f"{count} A10G", "img/s at 256 px", kind, printed, min(trainers, encoder * count)
 
-    def group(instance: str, count: int) -> InstanceGroup:
-        return InstanceGroup(instance, count, count * INSTANCES[instance].gpus, count * recorded["prices"][instance])
 
-    def plan(row: dict[str, Any]) -> Plan:
-        stages = (
-            Stage(s["name"], s["samples"], s["img_per_s"], tuple(group(*pair) for pair in s["groups"].items()))
-            for s in row["stages"]
+def _planned(row: dict[str, Any], prices: dict[str, float]) -> Iterator[Published]:
+    """Yield the figures of a row; its hours and its price of an hour are those of training alone."""
+    stages = []
+    for stage in row["stages"]:
+        groups = tuple(
+            InstanceGroup(instance, count, count * INSTANCES[instance].gpus, count * prices[instance])
+            for instance, count in stage["groups"].items()
         )
-        return Plan(row["name"], tuple(stages))
-
-    return [(plan(row), row["article"]) for row in recorded["rows"]]
-
-
-def computed(plan: Plan, figure: str) -> float:
-    """Return a plan's value of one of the article's figures; hours and prices there are those of training alone."""
-    process = sum(stage.cost for stage in plan.stages if stage.name == "process")
-    hours = sum(stage.hours for stage in plan.stages if stage.name != "process")
-    per_hour = sum(group.per_hour for group in plan.stages[-1].groups)
-    figures = {"per_hour": per_hour, "hours": hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
-    return (figures | {"process_cost": process})[figure]
+        stages.append(Stage(stage["name"], stage["samples"], stage["img_per_s"], groups))
+    trained = tuple(stage for stage in stages if stage.name != "process")
+    plan, training = Plan(row["name"], tuple(stages)), Plan(row["name"], trained)
+    for stage in trained:
+        yield plan.name, f"img/s, {stage.name}", "input", stage.rate, None
+    computed = {
+        "per_hour": training.cost / training.hours,
+        "hours": training.hours,
+        "gpu_hours": plan.gpu_hours,
+        "cost": plan.cost,
+        "process_cost": plan.cost - training.cost,
+    }
+    for figure, printed in row["article"].items():
+        kind = "input" if figure in row.get("inputs", ()) else "derived"
+        yield plan.name, figure.replace("_", " "), kind, printed, computed[figure]
 
 
 def preset_text(name: str) -> str:
     """Return a preset as a table for people."""
-    recorded = reference()["presets"][name]
-    rows = [
-        (plan.name, figure.replace("_", " "), f"{printed:,.1f}", f"{value:,.1f}", f"{value / printed - 1:+.2%}")
-        for plan, article in preset(name)
-        for figure, printed in article.items()
-        for value in [computed(plan, figure)]
-    ]
-    prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in recorded["prices"].items())
-    header = ("", "figure", "article", "sdp plan", "difference")
-    return "\n".join([f"{recorded['title']}; {prices}", "", table(rows, header), "", *recorded["notes"]])
+    recorded, measured = reference()["presets"][name], reference()["ours"].get(name, {})
+    rows = []
+    for row, figure, kind, printed, computed in figures(name):
+        values = (printed, computed, measured.get(row, {}).get(figure))
+        difference = f"{computed / printed - 1:+.2%}" if computed and printed else ""
+        rows.append((row, figure, kind, *("-" if value is None else f"{value:,.1f}" for value in values), difference))
+    header = ("", "figure", "kind", "article", "sdp plan", "ours", "difference")
+    notes = [*recorded.get("notes", ()), reference()["kinds"]]
+    return "\n".join([recorded["title"], "", table(rows, header), "", *notes])

@@ -43,6 +43,8 @@ class Prices(Section):
     """Sources by name."""
     instances: tuple[Row, ...] = key(REQUIRED)
     """The instances."""
+    storage_gb_month: float = key(0.0, ge=0)
+    """The price of keeping a gigabyte for a month; 0 counts no storage."""
 
     def row(self, instance: str) -> Row | None:
         """Return the newest price of an instance."""

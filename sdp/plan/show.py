@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sdp.console import table
+from sdp.console import size, table
 from sdp.plan.make import Plan, PlannedTraining, Stage, encoders_needed
 from sdp.plan.prices import Prices
 
@@ -29,7 +29,12 @@ def as_text(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices)
 def as_json(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices) -> dict[str, Any]:
     """Return plans for programs."""
     own, *others = (
-        {"name": plan.name, "stages": [asdict(stage) | _totals(stage) for stage in plan.stages], **_totals(plan)}
+        {
+            "name": plan.name,
+            **_totals(plan),
+            "storage": {"bytes": plan.stored, "cost": plan.storage_cost},
+            "stages": [asdict(stage) | _totals(stage) for stage in plan.stages],
+        }
         for plan in plans
     )
     return {
@@ -47,23 +52,15 @@ def _totals(part: Plan | Stage) -> dict[str, float]:
 
 def notes(work: PlannedTraining | None) -> dict[str, str]:
     """Return what follows from the plans of a training, by subject."""
-    if work is None:
-        return {}
-    result = {"encoders": "; ".join(_encoders(work))}
-    paid, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus
-    if paid > used:
-        result["idle"] = (
-            f"{paid - used} of the {paid} {work.trainers.gpu} that are paid for; "
-            f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
-        )
-    return result
+    return {} if work is None else {"encoders": "; ".join(_encoders(work))}
 
 
 def _rows(plan: Plan, mark: str) -> Iterator[tuple[str, ...]]:
-    for number, stage in enumerate(plan.stages):
-        name = plan.name + mark if number == 0 else ""
-        yield name, stage.name, f"{stage.samples:,}", short(stage.rate), stage.limit, *_figures(stage)
-    yield "", "all", "", "", "", *_figures(plan)
+    yield plan.name + mark, "all", "", "", "", *_figures(plan)
+    for stage in plan.stages:
+        yield "", stage.name, f"{stage.samples:,}", short(stage.rate), stage.limit, *_figures(stage)
+    if plan.storage_cost:
+        yield "", "storage", size(plan.stored), "", "", "", "", short(plan.storage_cost)
 
 
 def _figures(part: Plan | Stage) -> tuple[str, str, str]:
@@ -95,6 +92,8 @@ def sources(work: PlannedTraining | None, plans: Sequence[Plan], prices: Prices)
         yield f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"
     stages = [stage for plan in plans for stage in plan.stages]
     yield from dict.fromkeys(f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages)
+    if any(plan.storage_cost for plan in plans):
+        yield f"storage, {prices.storage_gb_month:g} {prices.currency} for a gigabyte and month of the whole plan"
     for name in dict.fromkeys(group.instance for stage in stages for group in stage.groups):
         row = prices.need(name)
         source = prices.sources.get(row.source, row.source)

@@ -67,9 +67,14 @@ def unet_flops(resolution: int) -> float:
     return _power(reference()["flops"]["unet"], resolution)
 
 
+def text_flops() -> float:
+    """Return the operations of the text encoder for one caption."""
+    return float(reference()["flops"]["text"])
+
+
 def encoder_flops(resolution: int) -> float:
     """Return the operations of both encoders for one image."""
-    return _power(reference()["flops"]["vae"], resolution) + float(reference()["flops"]["text"])
+    return _power(reference()["flops"]["vae"], resolution) + text_flops()
 
 
 def _power(known: Mapping[str, float], resolution: int) -> float:
