@@ -1,0 +1,34 @@
+"""Latents for training loops of your own, through Ray Data; `sdp train` has a faster reader (docs/measurements.md)."""
+
+from typing import Any
+
+import numpy as np
+import ray.data
+
+from sdp.datasets.manifest import open_dataset
+from sdp.errors import UserError
+from sdp.storage import open_storage
+from sdp.train.data.latents import GroupReader, open_latents
+from sdp.train.data.order import RowRange
+from sdp.train.data.rows import Loader, empty_rows
+from sdp.train.data.weights import row_weights
+
+
+def ray_dataset(uri: str, *, resolution: int = 256, holdout: float = 0.0) -> ray.data.Dataset:
+    """Return the rows of a latents dataset to train on, decoded, in a stream of row groups; see `sdp.ray_dataset`."""
+    dataset = open_dataset(open_storage(uri), "latents")
+    latents, weigh = open_latents(dataset, resolution), row_weights(dataset.storage, holdout, None)
+    if latents.shapes:
+        raise UserError(f"{uri}: expected latents of one shape, got those of transform.crop: buckets; use sdp train")
+
+    def load(batch: dict[str, Any]) -> dict[str, Any]:
+        (group,) = batch["id"].tolist()
+        rows = empty_rows(count := int(latents.row_groups.rows[group]), latents.columns)
+        Loader(GroupReader(latents), weigh, seed=0, epoch=0).load([RowRange(group, 0, count)], np.arange(count), rows)
+        loaded = {"row": rows.rows}
+        for column, values in zip(latents.columns, (rows.latents, rows.text), strict=True):
+            numbers = values.view(column.dtype).reshape(count, *column.shape)
+            loaded[column.name] = numbers if column.dtype.kind == "f" else numbers.astype(np.int64)
+        return {name: values[rows.weights > 0] for name, values in loaded.items()}
+
+    return ray.data.range(len(latents.row_groups.rows)).map_batches(load, batch_size=1)
