@@ -161,7 +161,7 @@ def train_worker(loop_config: dict[str, Any]) -> None:
 
 @dataclass
 class FollowBoard(Callback):
-    """Stops a worker at the driver's request, shows it the metrics, and records each start in the run's events."""
+    """Stops a worker at the driver's request, shows metrics to it and to Ray Train, and records starts as events."""
 
     board: Any
     stop: StopRequest
@@ -176,7 +176,9 @@ class FollowBoard(Callback):
             details = {"failures": report.failures} if report.attempts > 1 else {}
             record_start(trainer, "recovered" if details else "training", workers, **details)
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step % trainer.config.checkpoint.every_steps == 0:
+            self._report(trainer)
         if not trainer.world.is_main:
             return
         now = time.monotonic()
@@ -190,6 +192,14 @@ class FollowBoard(Callback):
 
     def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
         self.board.push.remote(line)
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._report(trainer)
+
+    def _report(self, trainer: Trainer) -> None:
+        """Give Ray Train the run's figures; all workers do so at the same step, since it waits for all."""
+        state = trainer.state
+        ray.train.report({"step": state.step, "epoch": state.epoch, "samples": state.samples, "loss": state.loss})
 
 
 @dataclass

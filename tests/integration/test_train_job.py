@@ -1,15 +1,19 @@
 """`sdp train` on a local Ray."""
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray.train import UserCallback
 
+from sdp import ray_private
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
@@ -112,6 +116,33 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
     assert list(ledger(finished).rows(0)) == list(range(120))
     resized = [event for event in folder.events() if event["event"] == "resize"]
     assert [event["workers"] for event in resized] == [[1, 2]]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+def test_ray_train_has_the_figures_of_each_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer_class, notes = ray_private.torch_trainer(), root / "reported"
+
+    def watched(*arguments: Any, run_config: Any, **options: Any) -> Any:
+        run_config.callbacks = [NoteReports(notes)]
+        return trainer_class(*arguments, run_config=run_config, **options)
+
+    monkeypatch.setattr(ray_private, "torch_trainer", lambda: watched)
+    state = run(config(root, max_steps=6, checkpoint__every_steps=2, scaling__num_workers=2)).state
+    reports = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert [[worker["step"] for worker in report] for report in reports] == [[2, 2], [4, 4], [6, 6], [6, 6]]
+    assert reports[-1] == 2 * [{"step": 6, "epoch": 0, "samples": state.samples, "loss": state.loss}]
+
+
+@dataclass
+class NoteReports(UserCallback):
+    """Notes what the workers report, in Ray Train's controller."""
+
+    notes: Path
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:  # noqa: ARG002
+        with self.notes.open("a") as file:
+            file.write(f"{json.dumps(metrics)}\n")
 
 
 @pytest.mark.usefixtures("cluster")
