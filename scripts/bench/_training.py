@@ -93,6 +93,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
     from sdp.train.step import draw
+    from sdp.train.stopwatch import Stopwatch
     from sdp.train.trainer import Trainer
 
     configure_torch(fixed_shapes=case.get("without") != "search")
@@ -121,6 +122,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
         reader=_Noise(case, world),
         checkpointer=CheckpointManager(RunFolder(open_storage(config.output.uri)), world, {}),
+        stopwatch=Stopwatch(world.device),
         callbacks=callbacks,
     )
 

@@ -304,6 +304,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
+    from sdp.train.stopwatch import Stopwatch
     from sdp.train.trainer import Trainer
     from sdp.train.world import World
 
@@ -333,6 +334,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
             {},
             CheckpointConfig(keep_last=1),
         ),
+        stopwatch=Stopwatch(world.device),
         callbacks=callbacks,
     )
 

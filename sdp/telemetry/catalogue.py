@@ -128,8 +128,9 @@ _METRICS = (
     Metric(
         "sdp_train_rank_seconds_total",
         "seconds",
-        "Time of each trainer's steps, by part: data (waiting for it), copy, forward, backward, optimizer, checkpoint "
-        "(waiting for it). The slowest trainer waits least in backward, where gradients are exchanged.",
+        "Time of each trainer's steps, by part: data (waiting for it), encode (collocated), copy, forward, backward, "
+        "optimizer, checkpoint (waiting for it). The slowest trainer waits least in backward, where gradients are "
+        "exchanged.",
         ("rank", "part"),
     ),
     Metric(

@@ -36,6 +36,7 @@ from sdp.train.data.weights import row_weights
 from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective, draw
+from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import channels_last, compile_blocks
 from sdp.train.trainer import Callback, StopRequest, Trainer
 from sdp.train.world import World
@@ -61,7 +62,8 @@ def assemble(
     configure_torch(fixed_shapes=True)
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    reader, datasets, empty = make_reader(config, model, world, submit)
+    stopwatch = Stopwatch(world.device)
+    reader, datasets, empty = make_reader(config, model, world, submit, stopwatch)
     metadata = {"model": {"source": str(model.source), "digest": model.digest}, **datasets, "epoch_rows": reader.rows}
     if isinstance(reader, BucketReader):
         metadata["granule"] = reader.granule
@@ -81,6 +83,7 @@ def assemble(
                 config.checkpoint,
                 metadata,
             ),
+            stopwatch=stopwatch,
             begin_from=find_checkpoint(begin_from, options) if begin_from else None,
             callbacks=callbacks,
             stop=stop or StopRequest(),
@@ -95,7 +98,7 @@ def assemble(
 
 
 def make_reader(
-    config: TrainConfig, model: LocalModel, world: World, submit: Submit | None = None
+    config: TrainConfig, model: LocalModel, world: World, submit: Submit | None = None, watch: Stopwatch | None = None
 ) -> tuple[Reader, dict[str, Any], Empty | None]:
     """Return the reader for data.mode, the datasets' lineage for checkpoints, and the empty caption's embedding.
 
@@ -120,7 +123,7 @@ def make_reader(
         from sdp.train.data.collocated import Collocated
 
         encoder = images.load(str(world.device))
-        engine: Engine = Collocated(images, encoder, config.data.readers)
+        engine: Engine = Collocated(images, encoder, config.data.readers, watch or Stopwatch(world.device))
         empty = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
     else:
         if submit is None:
@@ -128,8 +131,9 @@ def make_reader(
         engine = Online(submit, slices_ahead(config, images, world.size))
         empty = submit(None) if config.text_encoded else None
     load_weights = partial(row_weights, images.storage, config.data.holdout, config.limit)
+    ahead = 0 if collocated else 4  # or a thread would encode while a step computes
     reader = EncodedReader(
-        images, engine, config.seed, Shuffle(), world.rank, world.size, load_weights, device=world.device
+        images, engine, config.seed, Shuffle(), world.rank, world.size, load_weights, ahead, world.device
     )
     return reader, {"dataset": dataset.lineage}, empty
 

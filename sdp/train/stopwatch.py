@@ -25,25 +25,36 @@ class Stopwatch:
         self._device = device
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._measured = 0.0
+        """Seconds of the host in blocks so far, from which a block around them subtracts."""
+        self.encoded = 0
+        """Rows that this trainer has encoded."""
         self.peaks: dict[str, int] | None = None
         """The most memory allocated on the GPU by activity, while the job is profiled and names them in the profile."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
-        """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
-        peaks, cuda = self.peaks, self._device.type == "cuda"
+        """Add the time of the block, less that of blocks in it, to an activity.
+
+        `host` measures the CPU's time, such as waiting for data.
+        """
+        cuda = self._device.type == "cuda"
+        peaks = None if host else self.peaks
+        start, before = time.perf_counter(), self._measured
         if peaks is not None and cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
-        with record_function(ANNOTATION + activity) if peaks is not None else nullcontext():
+        with record_function(ANNOTATION + activity) if self.peaks is not None else nullcontext():
             if cuda and not host:
                 stream = torch.cuda.current_stream(self._device)
                 began = record(stream, timing=True)
                 yield
                 self._events.append((activity, began, record(stream, timing=True)))
             else:
-                start = time.perf_counter()
                 yield
-                self._add(activity, time.perf_counter() - start)
+        elapsed = time.perf_counter() - start
+        if host or not cuda:
+            self._add(activity, elapsed - (self._measured - before))
+        self._measured = before + elapsed
         if peaks is not None and cuda:
             peaks[activity] = max(peaks.get(activity, 0), torch.cuda.max_memory_allocated(self._device))
 

@@ -66,7 +66,7 @@ class StepReport:
     seconds: float
     """Time since the end of the previous step, waiting for data included."""
     parts: dict[str, float]
-    """Seconds by activity: data, copy, forward, backward, optimizer."""
+    """Seconds by activity: data, encode (if collocated), copy, forward, backward, optimizer."""
 
 
 class Callback:
@@ -114,6 +114,7 @@ class Trainer:
     conditioning: Conditioning
     reader: Reader
     checkpointer: CheckpointManager
+    stopwatch: Stopwatch
     begin_from: Storage | None = None
     """Another run's checkpoint, whose weights and moving average a new run begins with."""
     callbacks: Sequence[Callback] = ()
@@ -151,7 +152,6 @@ class Trainer:
         self.reason = ""
         self.gauges: dict[str, Any] = {}
         """Figures that callbacks add to each line of metrics."""
-        self.stopwatch = Stopwatch(world.device)
 
     def train(self) -> str:
         """Train until there is a reason to end; return the reason."""

@@ -46,7 +46,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     head, phases, operations = (root / "run/profile/summary.txt").read_text().split("\n\n", 2)
     assert head == "step 5, 2 steps on cpu"
     rows = [line.split() for line in phases.splitlines()]
-    assert [row[0] for row in rows] == ["phase", "data", "copy", "forward", "backward", "optimizer", "all"]
+    assert [row[0] for row in rows] == ["phase", "data", "copy", "forward", "backward", "optimizer", "other", "all"]
     assert sum(float(row[1]) for row in rows[1:-1]) == pytest.approx(float(rows[-1][1]), abs=0.1)
     assert "aten::" in operations
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))

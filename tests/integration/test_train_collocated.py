@@ -1,5 +1,6 @@
 """Images, transform, encoders and training on one node: `data.mode: collocated`."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from sdp.model.latents import to_pixels
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_reader
+from sdp.train.callbacks.profile import Profile
 from sdp.train.data.batch import PAD, Batch
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.process_kit import images_table, make_images, picture
 from tests.training import Watch, bad_rows, config, train
@@ -94,6 +97,32 @@ def test_a_training_run_takes_each_good_row_once_and_keeps_why_the_bad_one_was_l
     assert trainer.state.samples == len(good)
     assert bad_rows(folder) == {BAD: "not_an_image"}
     assert all(np.isfinite(watch.losses))
+
+
+@dataclass
+class Times(Callback):
+    """Keeps the reports of all steps."""
+
+    reports: list[StepReport] = field(default_factory=list)
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        self.reports.append(report)
+
+
+def test_encoding_is_a_phase_of_its_own_and_the_phases_add_up_to_the_step(root: Path) -> None:
+    times = Times()
+    trainer = train(how(root, "timed", max_steps=6), callbacks=[times, Profile(steps=2, start=3)])
+    assert trainer.stopwatch.encoded >= 48
+    for report in times.reports:
+        assert sum(report.parts.values()) <= report.seconds
+    encode = sum(report.parts.get("encode", 0.0) for report in times.reports[:5])
+
+    _, phases, _ = (root / "timed/profile/summary.txt").read_text().split("\n\n", 2)
+    rows = [line.split() for line in phases.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["encode", "data", "copy", "forward", "backward", "optimizer", "other", "all"]
+    assert sum(float(row[1]) for row in rows[:-1]) == pytest.approx(float(rows[-1][1]), abs=0.1)
+    # In bursts of a slice: the mean over the rows that were encoded, for the eight of a step.
+    assert float(rows[0][1]) == pytest.approx(1e3 * encode * 8 / trainer.stopwatch.encoded, rel=0.01)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(root: Path) -> None:

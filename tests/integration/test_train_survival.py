@@ -22,6 +22,7 @@ from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.sources import offline_reader, open_sources
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
+from sdp.train.stopwatch import Stopwatch
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.latents import make_latents
@@ -101,6 +102,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
         reader=offline_reader(how, open_sources(how), world),
         checkpointer=CheckpointManager(run, world, {}),
+        stopwatch=Stopwatch(world.device),
         callbacks=callbacks,
     )
     update = trainer._update

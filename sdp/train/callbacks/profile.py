@@ -31,6 +31,10 @@ class Profile(Callback):
     _profiler: Any = None
     _seconds: dict[str, float] = field(default_factory=dict)
     """The profiled steps' time by activity."""
+    _step_s: float = 0.0
+    """The profiled steps' time."""
+    _encode_s: float = 0.0
+    """Time of encoding since this job began."""
 
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
@@ -41,18 +45,19 @@ class Profile(Callback):
             profile_memory=True,
         )
         self._profiler.start()
+        trainer.stopwatch.peaks = {}  # from the start, since the encoder may not work in the profiled steps
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._profiler is None:
             return
-        if trainer.stopwatch.peaks is not None:
+        self._encode_s += report.parts.get("encode", 0.0)
+        if self._profiler.step_num >= self.start:
+            self._step_s += report.seconds
             for activity, seconds in report.parts.items():
                 self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
         self._profiler.step()
-        if self._profiler.step_num == self.start:
-            trainer.stopwatch.peaks = {}
-            if trainer.world.device.type == "cuda":
-                torch.cuda.memory._record_memory_history()
+        if self._profiler.step_num == self.start and trainer.world.device.type == "cuda":
+            torch.cuda.memory._record_memory_history()
 
     def on_end(self, trainer: Trainer) -> None:  # noqa: ARG002
         if self._profiler is None:
@@ -84,12 +89,20 @@ class Profile(Callback):
         order = "self_device_time_total" if cuda else "self_cpu_time_total"
         parts = [
             f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}",
-            phases(self._seconds, peaks, steps),
+            phases(self._spread(trainer, steps), peaks, steps),
             self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
         ]
         run.storage.publish(PROFILE, "\n\n".join(parts).encode())
         run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(PROFILE))
         log.info("profiled %d steps: %s", steps, run.storage.uri_of(PROFILE))
+
+    def _spread(self, trainer: Trainer, steps: int) -> dict[str, float]:
+        """Return the profiled steps' time by activity, with that of encoding, which comes in bursts, for their rows."""
+        seconds = {**self._seconds, "other": max(0.0, self._step_s - sum(self._seconds.values()))}
+        if encoded := trainer.stopwatch.encoded:
+            rows = steps * -(-trainer.batch_size // trainer.world.size)
+            seconds = {"encode": 0.0, **seconds} | {"encode": self._encode_s * rows / encoded}
+        return seconds
 
 
 def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int) -> str:

@@ -13,6 +13,7 @@ from sdp.encode.chunk import ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed
+from sdp.train.stopwatch import Stopwatch
 
 _AHEAD = 2
 """Slices that each DataLoader worker prepares ahead."""
@@ -25,6 +26,7 @@ class Collocated:
     images: ImagesDataset
     encoder: Encoder
     workers: int
+    stopwatch: Stopwatch
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
@@ -47,7 +49,10 @@ class Collocated:
         for result in loader:
             if isinstance(result, SdpError):
                 raise result
-            yield self.images.encode(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
+            with self.stopwatch.measure("encode"):
+                encoded = self.images.encode(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
+            self.stopwatch.encoded += len(result.chunk)
+            yield encoded
 
 
 class _Slices(Dataset[Any]):

@@ -48,7 +48,7 @@ class EncodedReader(Reader):
     load_weights: Callable[[], Weigh] = RowWeights
     """Returns the rows' weights; called at the beginning of each epoch."""
     ahead: int = 4
-    """Batches prepared ahead of need."""
+    """Batches prepared ahead of need, in a thread; 0 makes each when it is needed."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
 
@@ -59,6 +59,8 @@ class EncodedReader(Reader):
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """Return this worker's share of every batch from a position to the epoch's end, padded to equal size."""
+        if not self.ahead:
+            return self._batches(epoch, position, batch_size, start)
         return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
