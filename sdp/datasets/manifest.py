@@ -189,8 +189,9 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
+        other = ", or name the columns of other Parquet in source.columns" if kind == "latents" else ""
         raise DatasetError(
-            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI"
+            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI{other}"
         ) from None
     where = storage.uri_of(path)
     manifest = _parsed(storage, path, raw)
