@@ -8,14 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RAY_LOADED = 77
-WATCHED = f"""
-import sys
-from sdp.cli import main
-code = main(sys.argv[1:])
-sys.exit({RAY_LOADED} if "ray" in sys.modules else code)
-"""
-"""The command line, which ends with RAY_LOADED if it has imported Ray."""
 
 
 def run_program(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
