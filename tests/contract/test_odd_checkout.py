@@ -23,6 +23,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_jobs_run_on_ray_in_a_checkout_with_an_odd_path_to_outputs_with_odd_names(checkout: Path) -> None:
     with ImageServer(images=10, distinct=10) as server:
         write_urls(checkout / "urls", plain_urls(server, 10))

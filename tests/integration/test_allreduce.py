@@ -25,6 +25,7 @@ main(["--accelerator", "A100", "--nodes", "3", "--wait", "3"])
 """
 
 
+@pytest.mark.slow
 def test_nodes_of_the_accelerator_are_measured_between_and_those_that_are_not_added_are_named() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", TWO_NODES]

@@ -11,6 +11,7 @@ from tests import growth
 from tests.growth import Case, problem
 
 
+@pytest.mark.slow
 def test_four_times_the_input_costs_at_most_five_times_as_much() -> None:
     result = subprocess.run([sys.executable, "-m", "tests.growth"], capture_output=True, text=True, timeout=590)
     assert (result.stdout, result.returncode) == ("", 0), result.stderr

@@ -128,6 +128,7 @@ def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
     assert accounted(remote) == [row for row in range(ROWS) if not every_tenth(row)]
 
 
+@pytest.mark.slow
 def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(
     day: BadDay, gateway: Gateway, server: ImageServer, tmp_path: Path
 ) -> None:

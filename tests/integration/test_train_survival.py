@@ -123,7 +123,7 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "latents"
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_every_row_is_trained_on_once_an_epoch_whatever_dies(seed: int, latents: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     (tmp_path / "latents").symlink_to(latents)

@@ -52,14 +52,18 @@ def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
     return worker(World(), inputs, str(tmp_path_factory.mktemp("alone")), ONE_STEP)
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("count", "changes"),
     [
         (2, {}),
-        (3, {"data__batch_size": 2}),
+        slow(3, {"data__batch_size": 2}),
         (2, {"strategy__kind": "fsdp"}),
-        (2, {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
-        (2, {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
+        slow(2, {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
+        slow(2, {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
     ],
     ids=["ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"],
 )
@@ -98,7 +102,7 @@ def both_alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 @pytest.mark.parametrize(
     "changes",
     [
-        {"strategy__kind": "ddp", "data__batch_size": 3},
+        slow({"strategy__kind": "ddp", "data__batch_size": 3}),
         {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "strategy__activation_checkpointing": True},
     ],
     ids=["ddp-accumulating", "fsdp-full-recomputing"],

@@ -46,6 +46,11 @@ def test_labels_select_the_same_nodes_as_ray(wanted: str, values: set[str | None
     assert {value for value in ("cpu", "gpu", "spot", None) if cluster._selects(wanted, value)} == values
 
 
+def test_a_path_with_a_blank_is_quoted_for_the_shell_that_starts_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/my sdp/bin/python")
+    assert cluster.worker_environment() == {"py_executable": "'/my sdp/bin/python'"}
+
+
 def test_a_refused_token_is_reported_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
     message = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
