@@ -38,11 +38,7 @@ def config_for(source: Path | str, output: Path | str, /, **sections: Mapping[st
     data: dict[str, Any] = {
         "source": {"uri": str(source)},
         "output": {"uri": str(output), "rows_per_file": 20},
-        "fetch": {
-            "allow_networks": ["127.0.0.0/8"],
-            "timeout_s": 24.0,
-            "connections": 32,
-        },
+        "fetch": {"allow_networks": ["127.0.0.0/8"], "timeout_s": 24.0, "connections": 32},
         "hosts": {"at_once": 64, "per_second": None},
         "workers": {"cpus": 1},
         "concurrency": 1,

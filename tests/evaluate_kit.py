@@ -135,9 +135,7 @@ def caption_of(number: int) -> str:
 
 def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
     """Return the configuration of a job that takes a few seconds."""
-    usual: dict[str, Any] = {
-        "output": {"uri": str(out)},
-    }
+    usual: dict[str, Any] = {"output": {"uri": str(out)}}
     for key, value in settings.items():
         usual[key] = usual[key] | value if isinstance(usual.get(key), dict) else value
     return parse("evaluate", json.loads(json.dumps(usual, default=str)))

@@ -77,16 +77,7 @@ class Exporter:
 @contextmanager
 def exporting(environment: Mapping[str, str], *arguments: str) -> Iterator[Exporter]:
     """Start the exporter on node n1, unless the environment names another, and wait until it listens."""
-    command = [
-        sys.executable,
-        "-m",
-        "sdp.exporter",
-        "--port",
-        "0",
-        "--address",
-        "127.0.0.1",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "sdp.exporter", "--port", "0", "--address", "127.0.0.1", *arguments]
     environment = {"NODE_NAME": "n1", **environment}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:

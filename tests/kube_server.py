@@ -30,16 +30,7 @@ RAY = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
 OPERATOR = "/apis/apps/v1/namespaces/kuberay-system/deployments/kuberay-operator"
-KINDS = (
-    "customresourcedefinitions",
-    "nodes",
-    "pods",
-    "secrets",
-    "configmaps",
-    "rayclusters",
-    "rayjobs",
-    "deployments",
-)
+KINDS = ("customresourcedefinitions", "nodes", "pods", "secrets", "configmaps", "rayclusters", "rayjobs", "deployments")
 
 
 @dataclass
@@ -139,10 +130,7 @@ class KubeServer(_Server):
         """A kubeconfig that leads here: context `lab`, and one, `elsewhere`, that leads nowhere."""
         authority = base64.b64encode(self._certificate.path.read_bytes()).decode()
         clusters = [
-            {
-                "name": name,
-                "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority-data": authority},
-            }
+            {"name": name, "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority-data": authority}}
             for name, port in (("here", self.port), ("nowhere", 1))
         ]
         contexts = [

@@ -28,11 +28,7 @@ from tests.chaos.stages import IMAGES, STEPS, Stage
 from tests.s3_faults import BadDay
 from tests.waiting import until
 
-LESS = {
-    "download": {"limit": IMAGES // 2},
-    "process": {"limit": IMAGES // 2},
-    "train": {"max_steps": STEPS // 2},
-}
+LESS = {"download": {"limit": IMAGES // 2}, "process": {"limit": IMAGES // 2}, "train": {"max_steps": STEPS // 2}}
 """Settings with which the first job does less than the second, by stage."""
 ENDS_S = 240.0
 _JOB = """

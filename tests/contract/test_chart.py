@@ -400,10 +400,7 @@ def test_each_manager_of_queues_finds_its_own_label_and_no_other(
             {"sdp-head": 1},
         ),  # trainers survive an eviction, and a budget for all of a group's pods blocks every drain
         (("groups.a100.minAvailable=3",), {"sdp-head": 1, "sdp-a100": 3}),
-        (
-            ("podDisruptionBudget=false", "groupDefaults.minAvailable=1"),
-            {"sdp-cpu": 1, "sdp-a10g": 1, "sdp-a100": 1},
-        ),
+        (("podDisruptionBudget=false", "groupDefaults.minAvailable=1"), {"sdp-cpu": 1, "sdp-a10g": 1, "sdp-a100": 1}),
     ],
 )
 def test_a_group_has_a_budget_only_where_it_is_asked_for(

@@ -107,10 +107,7 @@ def test_a_prometheus_has_the_releases_scrape_jobs_and_rules_and_reaches_its_tar
     if says:
         assert (code, says in text) == (1, True), text
     else:
-        assert (code, text) == (
-            0,
-            "Prometheus has 1 scrape jobs of this release with 1 targets, none of them down",
-        )
+        assert (code, text) == (0, "Prometheus has 1 scrape jobs of this release with 1 targets, none of them down")
 
 
 @pytest.mark.parametrize(

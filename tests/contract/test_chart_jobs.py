@@ -61,11 +61,7 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
         ("train-online", "groups.a100.maxReplicas=2", {"scaling.num_workers": {"min": 8, "max": 16}}),
         ("train-online", "groups.a100.maxReplicas=1", {"scaling.num_workers": 8, "scaling.can_grow": True}),
         ("train-online", "jobs.train-online.scaling.num_workers=3", {"scaling.num_workers": 3}),
-        (
-            "train-online",
-            "jobs.train-online.encode.accelerator=A100",
-            {"scaling.num_workers": {"min": 16, "max": 24}},
-        ),
+        ("train-online", "jobs.train-online.encode.accelerator=A100", {"scaling.num_workers": {"min": 16, "max": 24}}),
         (
             "train-online",
             "groups.more.gpus=4 groups.more.accelerator=A100",
@@ -76,11 +72,7 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
         # A cluster without pods shows no GPUs: evaluators run where generators do, score's encoders where process's do.
         ("evaluate", "jobs.evaluate.limit=9", {"scaling": {"accelerator": "A10G"}}),
         ("evaluate", "jobs.evaluate.scaling.accelerator=A100", {"scaling": {"accelerator": "A100"}}),
-        (
-            "evaluate",
-            "jobs.generate=null jobs.evaluate.scaling.accelerator=gpu",
-            {"scaling": {"accelerator": "gpu"}},
-        ),
+        ("evaluate", "jobs.generate=null jobs.evaluate.scaling.accelerator=gpu", {"scaling": {"accelerator": "gpu"}}),
         (
             "score",
             "jobs.score.limit=9",

@@ -9,11 +9,7 @@ from scripts import generate_metrics_docs
 from sdp.telemetry import CATALOGUE, Metric
 
 ROOT = Path(__file__).resolve().parents[2]
-UNITS = {
-    "bytes": "bytes",
-    "seconds": "seconds",
-    "ratio": "mfu busy",
-}
+UNITS = {"bytes": "bytes", "seconds": "seconds", "ratio": "mfu busy"}
 
 
 def names_in_code() -> dict[str, set[str]]:

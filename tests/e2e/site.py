@@ -117,12 +117,7 @@ def _objects(settings: Settings) -> list[Object]:
             "metadata": {"name": "storage"},
             "stringData": {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "code"},
-            "binaryData": {"code.zip": _code()},
-        },
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "binaryData": {"code.zip": _code()}},
         _service("storage", 7070),
         _pod(
             "storage",
@@ -151,10 +146,7 @@ def _objects(settings: Settings) -> list[Object]:
                     *({"name": name, "value": str(value)} for name, value in settings.values.get("env", {}).items()),
                 ],
                 "envFrom": [{"secretRef": {"name": "storage"}}],
-                "volumeMounts": [
-                    {"name": "code", "mountPath": "/site"},
-                    *settings.values.get("volumeMounts", []),
-                ],
+                "volumeMounts": [{"name": "code", "mountPath": "/site"}, *settings.values.get("volumeMounts", [])],
                 "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
             },
             [{"name": "code", "configMap": {"name": "code"}}, *volumes(settings)],

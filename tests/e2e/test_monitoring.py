@@ -248,10 +248,7 @@ def _prometheus(image: str) -> list[Object]:
                 "terminationGracePeriodSeconds": 2,
                 "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
                 "containers": [container],
-                "volumes": [
-                    {"name": "config", "configMap": {"name": "prometheus"}},
-                    {"name": "data", "emptyDir": {}},
-                ],
+                "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
             },
         },
     ]

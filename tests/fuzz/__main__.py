@@ -109,11 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=500, help="readings of damaged sources, datasets and checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    broken = [
-        *_fuzz_images(options.images, options.seed),
-        *_fuzz_files(options.files, options.seed),
-        *_growth(),
-    ]
+    broken = [*_fuzz_images(options.images, options.seed), *_fuzz_files(options.files, options.seed), *_growth()]
     for line in broken:
         say(f"broken: {line}")
     return 1 if broken else 0

@@ -22,15 +22,7 @@ from sdp.generate import job as generate
 from sdp.model import networks
 from sdp.report.sections import gather
 from sdp.storage import open_storage
-from tests.evaluate_kit import (
-    caption_of,
-    encoded,
-    evaluate_config,
-    picture,
-    tiny_clip,
-    tiny_dino,
-    write_pictures,
-)
+from tests.evaluate_kit import caption_of, encoded, evaluate_config, picture, tiny_clip, tiny_dino, write_pictures
 from tests.generate_kit import generate_config, tiny_model
 from tests.sandbox_kit import write_poison
 

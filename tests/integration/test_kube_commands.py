@@ -23,19 +23,7 @@ from sdp.kube.api import Unreachable
 from sdp.kube.check_cluster import FIELDS
 from sdp.kube.doctor import examine_pod, mounted_texts
 from sdp.kube.rayjob import make_rayjob
-from tests.kube_server import (
-    CORE,
-    CRD,
-    OPERATOR,
-    RAY,
-    KubeServer,
-    RayJob,
-    RayServer,
-    group,
-    node,
-    raycluster,
-    running,
-)
+from tests.kube_server import CORE, CRD, OPERATOR, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -144,10 +144,7 @@ def kube(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """An API server in front of that Ray, and an operator behind it."""
     with running() as (kube, double):
         kube.dashboard_port = ray.port
-        kube.put(
-            f"{CORE}/secrets/sdp",
-            {"data": {"auth_token": base64.b64encode(ray.token.encode()).decode()}},
-        )
+        kube.put(f"{CORE}/secrets/sdp", {"data": {"auth_token": base64.b64encode(ray.token.encode()).decode()}})
         monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig(tmp_path / "kubeconfig")))
         monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
         assert double.jobs == {}, "the double of a dashboard is not asked"

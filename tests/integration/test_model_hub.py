@@ -68,11 +68,7 @@ def hub() -> Iterator[Hub]:
 
         def api(self, rest: str) -> None:
             if rest == f"/revision/{REVISION}":
-                info = {
-                    "id": REPO,
-                    "sha": REVISION,
-                    "siblings": [{"rfilename": name} for name in state.files],
-                }
+                info = {"id": REPO, "sha": REVISION, "siblings": [{"rfilename": name} for name in state.files]}
                 self.answer(200, {}, json.dumps(info).encode())
             elif rest.rstrip("/") == f"/tree/{REVISION}":
                 told_tree = [

@@ -112,12 +112,7 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
 
 
 @pytest.mark.parametrize(
-    ("name", "gone"),
-    [
-        ("worker-00000.000.bin", False),
-        ("tensors.json", True),
-        ("ledger.roaring", False),
-    ],
+    ("name", "gone"), [("worker-00000.000.bin", False), ("tensors.json", True), ("ledger.roaring", False)]
 )
 def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, name: str, gone: bool) -> None:
     train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])

@@ -39,11 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HOLDOUT = {"data__holdout": 0.25, "evaluate__every_steps": 2}
 PROMPTS = ["a red circle", "b", "z"]
-SAMPLES = {
-    "samples__every_steps": 3,
-    "samples__prompts": PROMPTS,
-    "samples__steps": 2,
-}
+SAMPLES = {"samples__every_steps": 3, "samples__prompts": PROMPTS, "samples__steps": 2}
 
 
 @pytest.fixture(scope="module")

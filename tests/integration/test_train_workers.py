@@ -38,12 +38,7 @@ def close(these: dict[str, Any], those: dict[str, Any]) -> None:
         assert torch.allclose(torch.from_numpy(value), torch.from_numpy(those[name]), atol=tolerance), name
 
 
-ONE_STEP = {
-    "data__global_batch_size": 12,
-    "data__batch_size": 12,
-    "max_steps": 3,
-    "optimizer__clip_norm": 0.5,
-}
+ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 3, "optimizer__clip_norm": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +63,7 @@ def slow(*values: Any) -> Any:
     ids=["ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"],
 )
 def test_workers_together_are_one_worker(
-    inputs: Path,
-    alone: tuple[dict[str, Any], list[float]],
-    tmp_path: Path,
-    count: int,
-    changes: dict[str, Any],
+    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path, count: int, changes: dict[str, Any]
 ) -> None:
     results = run_workers(count, worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes})
     for tensors, losses in results:

@@ -105,8 +105,5 @@ def a100s(count: int) -> dict[str, object]:
     }
     lines |= {f"gpu.*.nvlink.{link}": 1 for link in range(12)}
     for gpu in range(count):
-        lines |= {
-            f"gpu.{gpu}.uuid": uuid(gpu),
-            f"gpu.{gpu}.minor": gpu,
-        }
+        lines |= {f"gpu.{gpu}.uuid": uuid(gpu), f"gpu.{gpu}.minor": gpu}
     return lines

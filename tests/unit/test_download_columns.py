@@ -98,10 +98,7 @@ def test_invalid_utf8_is_repaired_in_nested_text_and_bytes_stay_bytes() -> None:
     mended = readable(bad)
     mended.validate(full=True)
     assert mended.type == wanted
-    assert mended.to_pylist() == [
-        {"tags": ["ok", "\ufffd", None], "raw": b"\xff", "more": [("k", "v\ufffd")]},
-        None,
-    ]
+    assert mended.to_pylist() == [{"tags": ["ok", "\ufffd", None], "raw": b"\xff", "more": [("k", "v\ufffd")]}, None]
 
 
 def test_valid_values_are_copied_byte_for_byte() -> None:

@@ -24,13 +24,7 @@ def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None
         values = np.zeros((count, channels, side // 8, side // 8), np.float16) + np.array(rows)[:, None, None, None]
         latents[side] = [ShapeGroup(np.arange(count), values.astype(np.float16))]
     tokens = np.array(rows, np.uint16)[:, None] + np.arange(77, dtype=np.uint16)
-    chunk = Chunk(
-        np.array(rows, np.int64),
-        [f"k{r}" for r in rows],
-        tokens,
-        {},
-        np.zeros(count, np.int16),
-    )
+    chunk = Chunk(np.array(rows, np.int64), [f"k{r}" for r in rows], tokens, {}, np.zeros(count, np.int16))
     width = shape.text_width
     embedded = None if width is None else np.zeros((count, 77, width), np.float16) + np.array(rows)[:, None, None]
     keep = np.array([True] * count if good is None else good, bool)

@@ -46,10 +46,7 @@ CGROUPS = {
         f"9:memory:/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
         (UID, ID),
     ),
-    "both versions, the pod in one of them only": (
-        f"5:devices:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n",
-        (UID, ID),
-    ),
+    "both versions, the pod in one of them only": (f"5:devices:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n", (UID, ID)),
     "a static pod": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{'0a1b2c3d' * 4}.slice/crio-{ID}.scope\n",
         ("0a1b2c3d" * 4, ID),

@@ -28,13 +28,7 @@ from tests.misbehaving.server import ImageServer
 from tests.storage_server import Answer, serving
 from tests.storage_server import Request as Asked
 
-OPTIONS = FetchConfig(
-    connections=32,
-    timeout_s=1.2,
-    retries=1,
-    max_bytes=3_000_000,
-    allow_networks=("127.0.0.0/8",),
-)
+OPTIONS = FetchConfig(connections=32, timeout_s=1.2, retries=1, max_bytes=3_000_000, allow_networks=("127.0.0.0/8",))
 IMAGES = 40
 
 

@@ -2,14 +2,7 @@ from collections import Counter
 
 import pytest
 
-from sdp.hardware import (
-    GIB,
-    GPUS,
-    INSTANCES,
-    gpu_by_product,
-    gpus_by_accelerator,
-    mfu,
-)
+from sdp.hardware import GIB, GPUS, INSTANCES, gpu_by_product, gpus_by_accelerator, mfu
 
 # Lines of `nvidia-smi --query-gpu=name,memory.total` and dense bf16 TFLOP/s from the makers' datasheets.
 SEEN = [

@@ -46,10 +46,7 @@ def test_a_job_s_cluster_has_the_groups_that_it_works_on(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (
-            ("scaling.accelerator=A100", "scaling.num_workers=33"),
-            "needs 33 A100 GPUs to start, and the groups grow to",
-        ),
+        (("scaling.accelerator=A100", "scaling.num_workers=33"), "needs 33 A100 GPUs to start, and the groups grow to"),
         (("scaling.accelerator=H100",), "needs 1 H100 GPUs to start, and the groups grow to 0"),
         ((), "names no workers that a group has; set scaling.accelerator"),
     ],

@@ -68,10 +68,7 @@ def test_a_command_line_without_a_configuration_to_unpack_stays_as_it_is(tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "code", "says"),
-    [
-        ("limt: 5\n", 2, "limt"),
-        (None, 2, "supervisor: --config-env: expected a variable that holds the configuration"),
-    ],
+    [("limt: 5\n", 2, "limt"), (None, 2, "supervisor: --config-env: expected a variable that holds the configuration")],
 )
 def test_the_supervisor_runs_the_job_by_the_configuration_of_its_environment(
     text: str | None, code: int, says: str

@@ -100,8 +100,7 @@ def test_a_piece_is_about_200_mb_of_pixels(plain: Path, settings: list[str], row
 
 
 @pytest.mark.parametrize(
-    ("setting", "sizes"),
-    [("null", {256: 64, 512: 16}), ("8", {256: 8, 512: 8}), ("[32, 4]", {256: 32, 512: 4})],
+    ("setting", "sizes"), [("null", {256: 64, 512: 16}), ("8", {256: 8, 512: 8}), ("[32, 4]", {256: 32, 512: 4})]
 )
 def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
     plain: Path, setting: str, sizes: dict[int, int]

@@ -137,10 +137,7 @@ FAMILIES: list[dict[pa.DataType, st.SearchStrategy[Any]]] = [
         pa.binary(2): st.binary(min_size=2, max_size=2),
         pa.bool_(): st.booleans(),
     },
-    {
-        pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)),
-        pa.timestamp("us"): st.datetimes(),
-    },
+    {pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)), pa.timestamp("us"): st.datetimes()},
     {
         pa.list_(pa.int32()): st.lists(st.integers(-5, 5), max_size=2),
         pa.list_(pa.null()): st.just([]),

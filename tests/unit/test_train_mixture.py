@@ -67,11 +67,7 @@ def test_each_pass_over_a_dataset_takes_each_of_its_rows_once_and_passes_follow_
 
 
 @settings(max_examples=60)
-@given(
-    firsts=st.lists(st.integers(1, 60), min_size=2, max_size=4),
-    other=st.integers(1, 60),
-    weight=st.floats(0.01, 5),
-)
+@given(firsts=st.lists(st.integers(1, 60), min_size=2, max_size=4), other=st.integers(1, 60), weight=st.floats(0.01, 5))
 def test_passes_over_the_others_go_on_unbroken_when_the_first_dataset_has_changed_between_epochs(
     firsts: list[int], other: int, weight: float
 ) -> None:
