@@ -116,11 +116,11 @@ class TrainState:
         self.empty += not samples
 
     def smooth(self, loss: float) -> None:
-        """Add a step's loss to the smoothed loss: a mean at first, then a moving average over about 100 steps."""
+        """Add a step's loss to the smoothed loss: a moving average over the last tenth of the steps, or 100 of them."""
         if self.loss is None:
             self.loss = loss
-        else:
-            self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
+        else:  # a mean of all steps would carry the high losses of the first ones
+            self.loss += (loss - self.loss) * max(0.01, 10 / (max(1, self.taken) + 9))
 
     def spend(self, seconds: float, trainers: int, encoders: int, gpus: float) -> None:
         """Count the time of a step and of those who worked in it."""

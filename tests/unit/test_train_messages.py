@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from sdp.model.checkpoints import TrainState
 from sdp.train.messages import progress_line
 
 LINE: dict[str, Any] = {
@@ -18,3 +21,12 @@ def test_the_progress_has_the_rate_the_share_of_time_that_data_takes_and_the_end
         "61.0 GB GPU memory · 8.40 GPU-hours · ETA 31:25, at Nov 23 00:00 UTC"
     )
     assert "each" not in progress_line(LINE | {"workers": 1}, None)
+
+
+def test_the_loss_shown_forgets_the_first_steps() -> None:
+    state = TrainState(0)
+    for step in range(110):
+        state.count(16, taken=True)
+        state.taken += 1
+        state.smooth(1.0 if step < 40 else 0.2)
+    assert state.loss == pytest.approx(0.2, abs=0.01), "a mean of the steps would be 0.49"
