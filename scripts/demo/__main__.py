@@ -51,7 +51,7 @@ DemoStep = tuple[str, tuple[str, ...]]
 def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the configurations of jobs.yaml for a folder."""
     values = {
-        "folder": folder,
+        "folder": folder.absolute(),
         "prompts": PROMPTS,
         "few_prompts": PROMPTS[:5],
         "all_prompts": (subject.CAPTION, *PROMPTS),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os.path
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,15 @@ from sdp.config.jobs import JOBS
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
 from sdp.config.shared import JobConfig
+from sdp.console import say
 from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 20
+_PATHS = ("uri", "checkpoint", "start_from", "source", "model", "clip_model", "aesthetics", "urls", "domains", "sha256")
+"""The last names of keys that may hold a local path."""
+_ELSEWHERE = re.compile(r"\s|$|/|~|[A-Za-z][A-Za-z0-9+.-]*:")
+"""The beginnings of absolute paths, URIs and names of models."""
+_PATTERN = re.compile(r"[^/]*[*?].*$")
 _UNREADABLE: Mapping[type[Exception], tuple[str, str, str]] = {
     FileNotFoundError: ("a configuration file", "nothing there", "check the path"),
     IsADirectoryError: ("a configuration file", "a directory", "name a file in it"),
@@ -39,7 +47,10 @@ class Draft:
 
 
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
-    """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
+    """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem.
+
+    Local paths in the file are relative to its folder, those in overrides to the working directory.
+    """
     return parse(job, read(path, overrides))
 
 
@@ -79,6 +90,8 @@ def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bo
 def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the plain data of a file with the overrides applied, unchecked."""
     data = _read_file(path) if path is not None else {}
+    if path is not None and (folder := Path(path).parent) != Path():
+        data = _beside(data, "", folder, path)
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -109,6 +122,24 @@ def _read_file(path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])
     return data
+
+
+def _beside(value: Any, key: str, folder: Path, file: str) -> Any:
+    """Return a file's value with the paths in it below the file's folder."""
+    if isinstance(value, dict):
+        return {name: _beside(inner, f"{key}.{name}".lstrip("."), folder, file) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_beside(inner, key, folder, file) for inner in value]
+    if not isinstance(value, str) or key.rpartition(".")[2] not in _PATHS or _ELSEWHERE.match(value):
+        return value
+    beside, present = folder / value, _PATTERN.sub("", value) or "."
+    explicit = value.startswith(("./", "../"))
+    if not explicit and not (folder / present).exists() and Path(present).exists():  # as version 0.2 read it
+        better = os.path.relpath(value, folder)
+        say(f"{file}: {key}: {value} is read from the working directory, as in 0.2; write it from the file: {better}")
+        return value
+    of_hub = "@" in value and not key.endswith("uri") and not beside.exists()
+    return value if of_hub else os.path.normpath(beside)
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

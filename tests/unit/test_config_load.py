@@ -1,6 +1,7 @@
 """From files and overrides to configurations."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -247,3 +248,30 @@ def test_the_json_schema_knows_every_key_and_refuses_others(job: str) -> None:
             here = here["properties"][part]
             here = schema["$defs"][here["$ref"].rpartition("/")[2]] | here if "$ref" in here else here
         assert " ".join(here["description"].split()) == key.what
+
+
+def test_paths_in_a_file_are_relative_to_it_and_those_of_overrides_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = "source: {uri: SOURCE, tables: [{uri: ./captions.parquet, by: file}]}\n"
+    text += "output: {uri: latents}\nmodel: {source: MODEL}\n"
+    for source, model, expected in (
+        ("../photos/*.jpg", "builtin:tiny", ("photos/*.jpg", "builtin:tiny")),
+        ("s3://bucket/photos", "owner/name@abc", ("s3://bucket/photos", "owner/name@abc")),
+        ("/photos", "./weights", ("/photos", "my/weights")),
+    ):
+        (tmp_path / "my/process.yaml").write_text(text.replace("SOURCE", source).replace("MODEL", model))
+        config: Any = load("process", "my/process.yaml")
+        assert (config.source.uri, config.model.source) == expected
+        assert (config.output.uri, config.source.tables[0].uri) == ("my/latents", "my/captions.parquet")
+    config = load("process", "my/process.yaml", ["output.uri=other"])
+    assert config.output.uri == "other"
+    assert capsys.readouterr().err == ""
+    (tmp_path / "my/process.yaml").write_text(text.replace("SOURCE", "photos").replace("MODEL", "builtin:tiny"))
+    config = load("process", "my/process.yaml")
+    assert config.source.uri == "photos"
+    line = "my/process.yaml: source.uri: photos is read from the working directory, as in 0.2"
+    assert capsys.readouterr().err == f"{line}; write it from the file: ../photos\n"
