@@ -1,6 +1,8 @@
 """The commands for before and after a job: config, init, inspect, audit, report and export."""
 
 import json
+import os
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -30,51 +32,92 @@ def config_show(args: Arguments) -> None:
 @argument("FOLDER", "the folder of the YAML files and, on a laptop, of the data")
 @argument("--store URI", "write files for a cluster with its data in this s3:// or gs://")
 @one_of(
-    argument("--urls URI", "Parquet with the columns url and caption (default: FOLDER/urls.parquet)"),
-    argument("--pictures URI", "a folder of pictures, in place of URLs to download"),
+    argument("--urls URI", "a CSV, TSV, JSONL or Parquet table of URLs and captions (default: FOLDER/urls.parquet)"),
+    argument("--pictures URI", "a folder of pictures, tars or Parquet with images, in place of URLs to download"),
 )
-@argument("--caption TEXT", "the caption of all pictures, in place of a.txt beside a.jpg")
+@argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
-
     if args.store and not args.store.startswith(("s3://", "gs://")):
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
-    if args.urls and not args.urls.endswith((".parquet", "/")) and Path(args.urls).is_file():
-        raise UsageError(f"init: --urls: expected Parquet, got {args.urls!r}; convert it, with pyarrow or DuckDB")
     if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
     from sdp import config
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
-    from sdp.config.load import read
+    from sdp.config.yaml_text import parse_document
 
-    folder, store = Path(args.folder), (args.store or args.folder).rstrip("/")
+    folder, text = Path(args.folder), Path(config.__file__).with_name("start.yaml").read_text(encoding="utf-8")
+    start: dict[str, Any] = parse_document(text, "start.yaml")["cluster" if args.store else "laptop"]
+    if args.pictures:
+        del start["download"]
+    files = {job: folder / f"{job}.yaml" for job in start}
+    if existing := [str(file) for file in files.values() if file.exists()]:
+        raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        places, own = _prepare(args, folder)
+        for job, values in start.items():
+            values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
+            values |= own.get(job, {})
+            first = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
+            files[job].write_text(dump_yaml(first, only=values), encoding="utf-8")
+            command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(files[job]))}"
+            say(f"wrote {files[job]}; edit it, then: {command}")
+    except OSError as error:
+        raise UsageError(
+            f"init: FOLDER: {error.filename}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
+
+
+def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Look at the pictures or URLs and write them in the form that jobs read.
+
+    Return the URIs for start.yaml, and keys of jobs that differ from it.
+    """
+    store = (args.store or ".").rstrip("/")
+    own: dict[str, dict[str, Any]] = {"process": {}}
+    source = args.urls and _beside(args.urls, folder)
+    if args.urls and args.urls.endswith((".csv", ".tsv", ".jsonl")):
+        from sdp.datasets.url_tables import as_parquet
+
+        target = folder / "urls.parquet"
+        rows, url, caption = as_parquet(args.urls, target)
+        say(f"{args.urls}: {counted(rows, 'row')}, URLs in {url}, captions in {caption or 'no column'}; wrote {target}")
+        source, own["download"] = "urls.parquet", {"source.url_column": url}
+        own["download"] |= {"source.caption_column": caption} if caption else {}
+    by_class = args.caption and "{class}" in args.caption
+    if args.pictures and "://" not in args.pictures and not args.store:
+        from sdp.encode.captions import gather
+
+        seen = gather(args.pictures, args.caption if by_class else None)
+        if seen is not None:
+            say(f"{args.pictures}: {seen}")
+            own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
+        if seen is not None and seen.captions and (by_class or not args.caption):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            table = pa.table({"file": [*seen.captions], "caption": [*seen.captions.values()]})
+            pq.write_table(table, folder / "captions.parquet")
+            own["process"]["source.tables"] = [{"uri": "captions.parquet", "by": "file"}]
+    if by_class and "source.tables" not in own["process"]:
+        raise UsageError("init: --caption: {class} stands for folders of pictures, which --pictures does not name here")
+    if args.caption and not by_class:
+        own["process"]["source.caption"] = args.caption
     places = {
         "store": store,
-        "source": args.urls or f"{store}/urls.parquet",
-        "pictures": args.pictures or f"{store}/images",
+        "source": source or f"{store}/urls.parquet",
+        "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }
-    texts = {}
-    start = read(str(Path(config.__file__).with_name("start.yaml")))
-    for job, values in start["cluster" if args.store else "laptop"].items():
-        if job == "download" and args.pictures:
-            continue
-        values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
-        if job == "process" and args.caption:
-            values["source.caption"] = args.caption
-        first = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
-        texts[folder / f"{job}.yaml"] = dump_yaml(first, only=values)
-    if existing := [str(file) for file in texts if file.exists()]:
-        raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
-    for file, text in texts.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"init: FOLDER: {file}: cannot be written ({error.strerror}); choose another folder"
-            ) from error
-        say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
+    return places, own
+
+
+def _beside(uri: str, folder: Path) -> str:
+    """Return a path as a file in a folder names it."""
+    if "://" in uri or Path(uri).is_absolute():
+        return uri
+    return os.path.relpath(Path(uri), folder)
 
 
 @command(LOOK, "config schema train")

@@ -44,8 +44,9 @@ class CaptionedSource(SourceConfig):
     """One caption for all pictures, in place of their own."""
     tables: tuple[JoinedTable, ...] = key((), shapes_output=True)
     """Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, the
-    image's address, or a text column of the images, such as url. Their columns take the place of the images' own; a row
-    without an entry keeps its own, or with missing: drop is filtered."""
+    image's address; file, the name of an image file below the folder; or a text column of the images, such as url.
+    Their columns take the place of the images' own; a row without an entry keeps its own, or with missing: drop is
+    filtered."""
 
 
 class ProcessSource(CaptionedSource):

@@ -14,10 +14,12 @@ from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
 from sdp.encode.joined import check_column, open_tables
-from sdp.encode.reading import TAR, Columns, Planner, footer_of
+from sdp.encode.reading import FILE, TAR, Columns, Planner, footer_of
 from sdp.encode.tars import PICTURES, TEXT, count_samples
 from sdp.errors import DatasetError, UserError
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
+from sdp.storage.opening import split_pattern
+from sdp.storage.uri import parse
 
 _CAPTIONS = {"samples": "prompt", "images": "caption"}
 """The captions' column, by kind of dataset."""
@@ -140,15 +142,21 @@ def _open_files(key: str, uri: str, options: StorageOptions, selection: Selectio
         captions, others = _check_columns(key, columns, files[0].uri, options, needed, plain=True)
     elif several := set(columns.captions) - {columns.caption} - columns.joined:
         raise UserError(f"{key}.caption_column: {kind} have one caption; remove {', '.join(sorted(several))}")
-    elif lacking := [*set(columns.keys) - {"key"}, *(name for name in columns.numbers if name not in columns.joined)]:
+    elif lacking := [
+        *set(columns.keys) - {"key", FILE if kind == "pictures" else "key"},
+        *(name for name in columns.numbers if name not in columns.joined),
+    ]:
         raise UserError(
             f"{key}.uri: {kind} have no column {lacking[0]}; "
             "put the column into a table of source.tables, or convert the pictures to Parquet"
         )
     elif needed and not captions and columns.joined.isdisjoint(columns.captions):
         raise UserError(
-            f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
+            f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); `sdp init FOLDER "
+            "--pictures` gathers those of a.caption, metadata.jsonl, CSV and folder names; or set one for all"
         )
+    if kind == "pictures":
+        columns = replace(columns, folder=parse(split_pattern(uri)[0]).uri.rstrip("/"))
     return Pictures(uri, columns, captions, others, files=files, kind=kind)
 
 

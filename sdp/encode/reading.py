@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from sdp.encode.joined import Joined
 
 TAR = ".tar"
+FILE = "file"
+"""The column of image files' names, by which tables may be joined."""
 STATUS = ("status", "error_message")
 """img2dataset's columns for the reason why a row has no image."""
 _FILES_AT_ONCE = 16
@@ -95,6 +97,8 @@ class Columns:
     """Tables whose columns take the place of the source's own; where two have a value, the later one's is used."""
     scores: tuple[Score, ...] = ()
     """The bounds within which rows are used."""
+    folder: str = ""
+    """The folder of image files; FILE is a file's name below it."""
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -336,7 +340,10 @@ def _tables(
         source = open_source(group.uri, options)
         if source.size() > _AHEAD_BYTES:
             yield None
-        yield _sample_table([_picture(group.uri, source, columns, options)], columns), np.array([group.first_row])
+        table = _sample_table([_picture(group.uri, source, columns, options)], columns)
+        if FILE in columns.keys:
+            table = table.append_column(FILE, pa.array([group.uri.removeprefix(f"{columns.folder}/")]))
+        yield table, np.array([group.first_row])
     elif group.uri.lower().endswith(TAR):
         yield from _tar_tables(span, columns, options)
     else:

@@ -19,8 +19,10 @@ from sdp.datasets.columns import LARGEST_CELL
 from sdp.errors import DatasetError, SdpError, one_line
 from sdp.storage import StorageOptions, open_source
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
-"""File suffixes of images."""
+_MEMBERS = (".png", ".jpg", ".jpeg", ".webp")
+"""Suffixes of images in tars; another one would renumber the samples of outputs that have been begun."""
+PICTURES = (*_MEMBERS, ".bmp", ".gif", ".tif", ".tiff", ".avif")
+"""Suffixes of images in folders."""
 TEXT = ".txt"
 """File suffix of an image's caption, which has the image's name."""
 _JSON = ".json"
@@ -70,7 +72,7 @@ def read_samples(uri: str, caption: str, start: int, stop: int, options: Storage
 
         samples = islice(_samples(_files(file, offset)), start - first, stop - first)
         for number, (key, last) in enumerate(samples, start):  # noqa: B007 (the last one is used below)
-            image = next(member for suffix, member in last.items() if suffix in PICTURES)
+            image = next(member for suffix, member in last.items() if suffix in _MEMBERS)
             text = content(last.get(TEXT))
             if text is None and (data := content(last.get(_JSON))) is not None:
                 text = _field(data, caption)
@@ -93,8 +95,8 @@ def _samples(files: Iterator[_File]) -> Iterator[tuple[str, dict[str, _File]]]:
 
     for name, group in groupby(files, key):
         by_suffix = ((f".{file.name.rpartition('.')[2].lower()}", file) for file in group)
-        members = {suffix: file for suffix, file in by_suffix if suffix in (*PICTURES, TEXT, _JSON)}
-        if members.keys() & set(PICTURES):
+        members = {suffix: file for suffix, file in by_suffix if suffix in (*_MEMBERS, TEXT, _JSON)}
+        if members.keys() & set(_MEMBERS):
             readable = name.removeprefix("/").encode(errors="replace").decode()  # a name need not be UTF-8
             yield readable[:LARGEST_CELL], members
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -105,7 +106,7 @@ def test_init_writes_valid_configurations_and_overwrites_none(
     assert "--store: expected s3://… or gs://…, got 'bucket/mine'" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["init", str(tmp_path / "file" / "my")]) == 2
-    assert "download.yaml: cannot be written (Not a directory); choose another folder" in capsys.readouterr().err
+    assert "my: cannot be written (Not a directory); choose another folder" in capsys.readouterr().err
 
 
 def test_pictures_of_ones_own_are_processed_without_a_download(
@@ -115,13 +116,38 @@ def test_pictures_of_ones_own_are_processed_without_a_download(
     assert main(["init", "my", "--pictures", "./cats"]) == 2
     assert "--pictures: expected a folder of pictures, got './cats'" in capsys.readouterr().err
     (tmp_path / "cats").mkdir()
-    (tmp_path / "urls.csv").touch()
-    assert main(["init", "my", "--urls", "urls.csv"]) == 2
-    assert "--urls: expected Parquet, got 'urls.csv'" in capsys.readouterr().err
-    assert main(["init", str(tmp_path / "my"), "--pictures", "./cats", "--caption", "a cat: {sleeping}"]) == 0
-    assert not (tmp_path / "my/download.yaml").exists()
-    source = load("process", str(tmp_path / "my/process.yaml")).source
-    assert (source.uri, source.caption) == ("./cats", "a cat: {sleeping}")
+    assert main(["init", "new/my", "--pictures", "./cats", "--caption", "a cat: {sleeping}"]) == 0
+    assert not (tmp_path / "new/my/download.yaml").exists()
+    source = load("process", "new/my/process.yaml").source
+    assert (source.uri, source.caption) == ("cats", "a cat: {sleeping}"), "relative to the file"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("urls.csv", 'URL,TEXT\nhttps://a.example/1,12\nhttps://a.example/2,"a, cat"\n'),
+        ("urls.tsv", "url\tcaption\nhttps://a.example/1\t12\nhttps://a.example/2\ta, cat\n"),
+        (
+            "urls.jsonl",
+            '{"url": "https://a.example/1", "text": "12"}\n{"url": "https://a.example/2", "text": "a, cat"}',
+        ),
+    ],
+)
+def test_urls_in_any_usual_table_become_parquet_that_download_reads(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / name)]) == 0
+    source = load("download", str(tmp_path / "my/download.yaml")).source
+    table = pq.read_table(source.uri)
+    assert table[source.url_column].to_pylist() == ["https://a.example/1", "https://a.example/2"]
+    assert table[source.caption_column].to_pylist() == ["12", "a, cat"]
+
+
+def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "urls.csv").write_text("address,caption\nhttps://a.example/1,a\n")
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
+    assert "urls.csv: no column url or image_url or img_url or link; it has address, caption" in capsys.readouterr().err
 
 
 def test_config_show_can_print_changes_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,12 +211,15 @@ def test_a_mistyped_line_is_one_line_with_the_nearest_thing_and_exit_code_2(
     assert (out, err) == ("", f"sdp: {message}\n")
 
 
-def test_config_show_prints_yaml_that_can_be_used_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_yaml_that_can_be_used_as_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["config", "show", "download", *ENDS, "--set", "limit=7"]) == 0
     shown, err = capsys.readouterr()
     assert err == ""
     (tmp_path / "job.yaml").write_text(shown, encoding="utf-8")
-    assert main(["config", "show", "download", "--config", str(tmp_path / "job.yaml")]) == 0
+    assert main(["config", "show", "download", "--config", "job.yaml"]) == 0
     assert capsys.readouterr().out == shown
     assert "limit: 7\n" in shown
 

@@ -4,12 +4,14 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sdp.config.process import JoinedTable
 from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, open_output
@@ -28,7 +30,7 @@ OPTIONS = StorageOptions()
 UNIT = 4
 
 
-def rows_of(uri: Path, out: Path, **settings: str) -> list[SourceRow]:
+def rows_of(uri: Path, out: Path, **settings: Any) -> list[SourceRow]:
     """All rows, read unit by unit in pieces of at most three."""
     pictures = open_pictures("source", str(uri), OPTIONS, Selection(required=True, **settings))
     head = Head("latents", UNIT, pictures.dataset is not None, {})
@@ -226,6 +228,18 @@ def write_like_img2dataset(root: Path, form: str) -> None:
     (root / "00000").mkdir()
     for name, data in members.items():
         (root / "00000" / name).write_bytes(data)
+
+
+def test_a_table_is_joined_to_image_files_by_their_names_below_the_folder(tmp_path: Path) -> None:
+    for number, name in enumerate(["cat/1.jpg", "cat/1.png", "dog/1.bmp"]):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pictures" / name).write_bytes(picture(number))
+    captions = {"file": ["cat/1.jpg", "cat/1.png", "dog/1.bmp"], "caption": ["one", "two", "three"]}
+    pq.write_table(pa.table(captions), tmp_path / "captions.parquet")
+    tables = [JoinedTable(uri=str(tmp_path / "captions.parquet"), by="file")]
+    for uri in ("pictures", "pictures/*/*"):
+        rows = rows_of(tmp_path / uri, tmp_path / "out" / uri.replace("*", "all"), tables=tables)
+        assert [row.caption for row in rows] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(("form", "pattern"), [("webdataset", "*.tar"), ("files", "*/*")])
