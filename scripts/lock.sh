@@ -1,5 +1,5 @@
 #!/bin/sh
-# Resolve the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.13 on Linux and macOS, with
+# Resolve the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.14 on Linux and macOS, with
 # every version pinned, every file hashed and no registry's address. Pins that still fit are kept. The images' locks are
 # subsets of it, so that images install nothing without a hash. The site's tools have a lock of their own, scripts/site.lock.
 set -eu

@@ -20,17 +20,21 @@ is_complete_and_unmoved() { # complete, and made in this folder, which the scrip
     [ -x .venv/bin/python ] && [ -f $made_from ] && [ "$(cut -d ' ' -f 2- $made_from)" = "$PWD" ]
 }
 is_supported() { # must parse in very old Pythons too
-    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null
 }
 find_python() {
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
         if is_supported "$candidate"; then
             command -v "$candidate"
             return
         fi
     done
     have=$("${PYTHON:-python3}" --version 2>&1) || have="missing"
-    echo "make venv: sdp needs Python 3.11, 3.12 or 3.13, and ${PYTHON:-python3} is $have: install one, or name it" \
+    if [ -z "${PYTHON:-}" ] && uv=$(sh scripts/uv.sh); then
+        echo "sdp needs Python 3.11 to 3.14, and python3 is $have: uv downloads 3.13" >&2
+        "$uv" python install --quiet 3.13 && "$uv" python find 3.13 && return
+    fi
+    echo "make venv: sdp needs Python 3.11 to 3.14, and ${PYTHON:-python3} is $have: install one, or name it" \
         "(make venv PYTHON=/path/to/python3.12)" >&2
     return 2
 }

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FAKE_UV = """#!/bin/sh
 [ "$1" = --version ] && exit ${FAKE_UV_IS_BROKEN:-0}
 echo "$1 $2" | sed 's/venv .*/venv/' >>"$FAKE_LOG"
+[ "$1 $2" != "python find" ] || echo "$FAKE_FOUND"
 if [ "$1" = venv ]; then
     mkdir -p .venv/bin && ln -s "$FAKE_PYTHON" .venv/bin/python
     touch .venv/begun
@@ -49,7 +50,7 @@ class Project:
         self.log = folder / "log"
         bin_ = folder / "bin"
         bin_.mkdir()
-        for name in ("uv", "python3", "python3.11", "python3.12", "python3.13"):
+        for name in ("uv", "python3", "python3.11", "python3.12", "python3.13", "python3.14"):
             (bin_ / name).write_text(FAKE_UV if name == "uv" else FAKE_PYTHON)
             (bin_ / name).chmod(0o755)
         self.environment = {
@@ -79,7 +80,7 @@ class Project:
     @property
     def did(self) -> list[str]:
         """Return the arguments that uv was called with."""
-        return [line for line in self.log.read_text().splitlines() if not line.startswith("python")]
+        return [line for line in self.log.read_text().splitlines() if not line.startswith("python -")]
 
 
 ANEW = ["venv", "pip sync", "pip install"]
@@ -152,13 +153,20 @@ def test_two_at_once_make_it_once(project: Project, tmp_path: Path) -> None:
 
 
 def test_an_old_python_is_one_line_that_says_which_are_supported(project: Project) -> None:
-    code, output = project.make(FAKE_VERSION="3.9.2")
+    code, output = project.make(FAKE_VERSION="3.9.2", PYTHON="python3")
     assert code == 2
     assert output.splitlines() == [
-        "make venv: sdp needs Python 3.11, 3.12 or 3.13, and python3 is Python 3.9.2: install one, or name it "
+        "make venv: sdp needs Python 3.11 to 3.14, and python3 is Python 3.9.2: install one, or name it "
         "(make venv PYTHON=/path/to/python3.12)"
     ]
     assert project.did == []
+
+
+def test_where_no_python_fits_uv_downloads_one(project: Project) -> None:
+    code, output = project.make(FAKE_VERSION="3.9.2", FAKE_FOUND=sys.executable)
+    assert code == 0
+    assert output.splitlines()[0] == "sdp needs Python 3.11 to 3.14, and python3 is Python 3.9.2: uv downloads 3.13"
+    assert project.did == ["python install", "python find", *ANEW]
 
 
 def test_a_newer_python_beside_an_old_python3_is_taken(project: Project, tmp_path: Path) -> None:

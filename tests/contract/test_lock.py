@@ -87,8 +87,8 @@ def test_a_lock_names_no_address_and_no_option_but_hashes(lock: str) -> None:
 
 def test_each_supported_python_is_allowed_and_no_other() -> None:
     allowed = SpecifierSet(PYPROJECT["project"]["requires-python"])
-    assert [minor for minor in range(20) if allowed.contains(f"3.{minor}.5")] == [11, 12, 13]
-    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "scripts" / "venv.sh").read_text()
+    assert [minor for minor in range(20) if allowed.contains(f"3.{minor}.5")] == [11, 12, 13, 14]
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 14)" in (ROOT / "scripts" / "venv.sh").read_text()
 
 
 def test_the_environment_that_runs_the_tests_is_the_locked_one() -> None:
