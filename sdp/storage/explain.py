@@ -36,6 +36,7 @@ FailureKind = Literal[
     "changed",
     "beyond",  # the range begins behind the end
     "unranged",  # the server sends whole files only
+    "certificates",  # none to check servers by
     "other",
 ]
 
@@ -57,6 +58,7 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
     "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
     "changed": (Conflict, "{name}: changed or deleted meanwhile; run the same command again"),
+    "certificates": (AccessDenied, "{name}: {cause}; install the package ca-certificates, or set SSL_CERT_FILE"),
     "unranged": (StorageError, "{name}: {cause}; download the file, and name the copy"),
     "transient": (
         Unavailable,
@@ -131,6 +133,8 @@ def classify(error: BaseException) -> StorageFailure:
         return StorageFailure("denied", _line(provider[1]))
     if any(source in text for source in _CREDENTIAL_SOURCES):
         return StorageFailure("credentials", "no credentials found")
+    if "No CA certificates" in text:
+        return StorageFailure("certificates", "this machine has no CA certificates, by which https is checked")
     if "redirect without LOCATION" in text:
         return StorageFailure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
