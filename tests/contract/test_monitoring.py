@@ -17,7 +17,7 @@ from sdp.telemetry import CATALOGUE as OF_JOBS
 from tests.monitoring import chart, promql
 from tests.monitoring.chart import CHART, Manifest, helm_template, one, rendered
 from tests.monitoring.prometheus import as_prometheus
-from tests.monitoring.ray_names import RAY
+from tests.monitoring.ray_names import KUBERNETES, RAY
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -43,8 +43,8 @@ def labels_of(name: str) -> frozenset[str] | None:
     exported = {metric.name: frozenset(metric.labels) for metric in OF_EXPORTER}
     if name in exported:
         return exported[name]
-    if name in RAY:
-        return RAY[name]
+    if name in RAY or name in KUBERNETES:
+        return RAY.get(name) or KUBERNETES[name]
     base = re.sub("_(bucket|sum|count)$", "", name)
     metric = OF_JOBS.get(name) or OF_JOBS.get(base)
     if metric is None or (metric.kind == "histogram") == (name == metric.name):
@@ -234,10 +234,11 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
-    pod = one(render(*settings), "DaemonSet")["spec"]["template"]["spec"]
-    assert [volume["name"] for volume in pod["volumes"]] == ["driver"]
-    assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == ["driver"]
-    assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
+    manifests = render(*settings)
+    for pod in (one(manifests, "DaemonSet")["spec"]["template"]["spec"], one(manifests, "Pod")["spec"]):
+        assert [volume["name"] for volume in pod["volumes"]] == ["driver"]
+        assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == ["driver"]
+        assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
 
 
 @NEEDS_HELM
@@ -392,6 +393,12 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
         (discovery,) = job.pop("kubernetes_sd_configs")  # Debian builds Prometheus without it
         assert discovery["role"] == "pod"
         assert discovery["selectors"] == [{"role": "pod", "label": f"ray.io/node-type={who}"}]
+    job = jobs["sdp-operator"]
+    (endpoint,) = one(operator, "PodMonitor", "-operator")["spec"]["podMetricsEndpoints"]
+    assert job["metric_relabel_configs"] == as_prometheus(endpoint["metricRelabelings"])
+    assert job["honor_labels"] is endpoint["honorLabels"] is True, "the RayJob's namespace"
+    (discovery,) = job.pop("kubernetes_sd_configs")
+    assert discovery["selectors"] == [{"role": "pod", "label": "app.kubernetes.io/component=kuberay-operator"}]
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": list(jobs.values())}))
     (tmp_path / "rules.yaml").write_text(data["rules.yaml"])
     for what, path in (("config", "prometheus.yaml"), ("rules", "rules.yaml")):
@@ -405,7 +412,10 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     ("settings", "kinds"),
     [
         (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap", "Pod"}),
-        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap", "Pod"}),
+        (
+            ["exporter.enabled=false", "ray.enabled=false", "operator.enabled=false"],
+            {"PrometheusRule", "ConfigMap", "Pod"},
+        ),
         (["exporter.enabled=false", "exporter.image.repository="], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
         (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy", "Pod"}),
     ],

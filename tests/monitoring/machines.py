@@ -6,11 +6,13 @@ have the pids in there that the jobs tell of themselves, and other ones for the 
 """
 
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -181,11 +183,49 @@ def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
         }
 
 
-def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Mapping[str, Gpus]) -> dict[str, Any]:
+_RAYJOBS = {"broken": "Failed", JOB.rpartition("-")[0]: "Running", "waits": "Initializing"}
+_POD = f'namespace="{NAMESPACE}",pod="waits",uid="3"'
+OF_KUBERNETES = (
+    *(
+        f'kuberay_job_deployment_status{{deployment_status="{state}",name="{name}",namespace="{NAMESPACE}",uid="1"}} 1'
+        for name, state in _RAYJOBS.items()
+    ),
+    f'kube_pod_status_phase{{{_POD},phase="Pending"}} 1',
+    f'kube_pod_container_resource_requests{{{_POD},container="ray-worker",resource="nvidia_com_gpu",unit="integer"}} 8',
+    "go_goroutines 40",
+)
+"""Metrics as KubeRay's operator and kube-state-metrics serve them."""
+
+
+@contextmanager
+def kubernetes_metrics() -> Iterator[str]:
+    """Serve the metrics of Kubernetes; yield the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write("".join(f"{line}\n" for line in OF_KUBERNETES).encode())
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def scraping(
+    manifests: list[Manifest], ports: Mapping[str, int], exporters: Mapping[str, Gpus], kubernetes: str
+) -> dict[str, Any]:
     """Return Prometheus' configuration: the chart's PodMonitors, with these targets in place of pods."""
     by_pod = {machine.pod: machine for machine in MACHINES}
     ray = one(manifests, "PodMonitor", "ray-worker")["spec"]["podMetricsEndpoints"][0]
-    exporter = one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]
+    operator, exporter = (
+        one(manifests, "PodMonitor", f"-{name}")["spec"]["podMetricsEndpoints"][0] for name in ("operator", "exporter")
+    )
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [
@@ -201,6 +241,13 @@ def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Map
                     for pod, port in ports.items()
                 ],
             },
+            {
+                "job_name": "operator",
+                "honor_labels": operator["honorLabels"],
+                "metric_relabel_configs": as_prometheus(operator["metricRelabelings"]),
+                "static_configs": [{"targets": [kubernetes]}],
+            },
+            {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": [{"targets": [kubernetes]}]},
             {
                 "job_name": "exporter",
                 "honor_labels": exporter["honorLabels"],

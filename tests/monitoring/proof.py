@@ -10,7 +10,7 @@ import yaml
 
 from tests.monitoring import load
 from tests.monitoring.chart import one, rendered
-from tests.monitoring.machines import all_gpus, ray_of, scraping, settle
+from tests.monitoring.machines import all_gpus, kubernetes_metrics, ray_of, scraping, settle
 from tests.monitoring.prometheus import Prometheus, running
 from tests.nvml import GPU_IS_LOST
 
@@ -32,8 +32,8 @@ def recorded(helm: Path, program: Path, folder: Path) -> Iterator[Recorded]:
     rules = folder / "rules.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     rules.write_text(yaml.safe_dump(one(manifests, "PrometheusRule")["spec"]))
-    with all_gpus(folder / "gpus") as gpus, ray_of() as ports:
-        config = {**scraping(manifests, ports, gpus), "rule_files": [str(rules)]}
+    with all_gpus(folder / "gpus") as gpus, ray_of() as ports, kubernetes_metrics() as kubernetes:
+        config = {**scraping(manifests, ports, gpus, kubernetes), "rule_files": [str(rules)]}
         with running(program, folder / "prometheus", config) as prometheus:
             start = time.time()
             with load.meanwhile(lambda: settle(prometheus, gpus)):

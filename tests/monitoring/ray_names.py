@@ -9,6 +9,13 @@ _NODE = frozenset({"ip", "SessionName", "IsHeadNode", "RayNodeType"})
 _PROCESS = frozenset({"Component", "NodeAddress", "SessionName"})
 _OPERATOR = _PROCESS | {"dataset", "operator"}
 
+KUBERNETES: Mapping[str, frozenset[str]] = {
+    "kuberay_job_deployment_status": frozenset({"name", "uid", "deployment_status"}),
+    "kube_pod_status_phase": frozenset({"uid", "phase"}),
+    "kube_pod_container_resource_requests": frozenset({"uid", "resource", "unit"}),
+}
+"""Metrics of KubeRay 1.7's operator, by its sources, and of kube-state-metrics."""
+
 RAY: Mapping[str, frozenset[str]] = {
     "ray_node_cpu_count": _NODE,
     "ray_node_cpu_utilization": _NODE,
