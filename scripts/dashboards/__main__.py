@@ -6,12 +6,12 @@ With --check, change nothing, list the files that are out of date, and fail if t
 import sys
 from pathlib import Path
 
-from scripts.dashboards import gpu_health, gram, pipeline, run, throughput
+from scripts.dashboards import gpu_health, gram, home, pipeline, run, throughput
 from scripts.dashboards.grafana import render
 from scripts.dashboards.panels import Dashboard
 
 FOLDER = Path(__file__).resolve().parents[2] / "charts" / "sdp-monitoring" / "dashboards"
-ALL: tuple[Dashboard, ...] = tuple(module.DASHBOARD for module in (throughput, gram, gpu_health, pipeline, run))
+ALL: tuple[Dashboard, ...] = tuple(module.DASHBOARD for module in (home, throughput, gram, gpu_health, pipeline, run))
 
 
 def files() -> dict[str, str]:

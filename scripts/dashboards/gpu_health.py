@@ -4,8 +4,8 @@ from scripts.dashboards.panels import (
     BYTES_PER_SECOND,
     CELSIUS,
     COUNT,
+    ERRORS_PER_SECOND,
     HERTZ,
-    PER_SECOND,
     RATIO,
     SECONDS,
     WATTS,
@@ -162,7 +162,7 @@ _LINKS = Row(
             "Per second: PCIe retransmissions, and NVLink errors.",
             Query(f"sum({rate_of_gpu('sdp_gpu_pcie_replays_total')})", "PCIe replays"),
             Query(f"sum by (kind) ({rate_of_gpu('sdp_gpu_nvlink_errors_total')})", "NVLink {{kind}}"),
-            unit=PER_SECOND,
+            unit=ERRORS_PER_SECOND,
         ),
         lines(
             "Energy per image",
@@ -225,7 +225,7 @@ _EXPORTER = Row(
             "Failed calls",
             "Per second, by call and error.",
             Query(f"sum by (call, error) ({rate('sdp_exporter_errors_total', NODE)})", "{{call}} {{error}}"),
-            unit=PER_SECOND,
+            unit=ERRORS_PER_SECOND,
         ),
         lines(
             "Processes on GPUs",

@@ -10,7 +10,7 @@ from grafana_foundation_sdk.models import common as words
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from scripts.dashboards.panels import Dashboard, Panel
+from scripts.dashboards.panels import AMOUNT, COUNT, TIMES, Dashboard, Panel
 from scripts.dashboards.selecting import CLUSTER
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -68,10 +68,17 @@ def render(source: Dashboard) -> str:
     number = 0
     for row in source.rows:
         number += 1
-        built.with_row(dashboard.Row(row.title).id(number))
-        for panel in row.panels:
-            number += 1
-            built.with_panel(_panel(panel).id(number))
+        heading = dashboard.Row(row.title).id(number)
+        panels = [_panel(panel).id(number + place) for place, panel in enumerate(row.panels, 1)]
+        number += len(panels)
+        if row is source.rows[0]:
+            built.with_row(heading)
+            for panel in panels:
+                built.with_panel(panel)
+        else:  # with panels of its own, a row is collapsed
+            for panel in panels:
+                heading.with_panel(panel)
+            built.with_row(heading)
     return json.dumps(built.build(), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -94,6 +101,8 @@ def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
 def _panel(source: Panel) -> Builder:
     panel = _KINDS[source.kind](source)
     panel.title(source.title).datasource(SOURCE).unit(_unit(source.unit)).height(source.height).span(source.width)
+    if source.unit == COUNT:
+        panel.decimals(0)
     if source.about:
         panel.description(source.about)
     for letter, query in zip("ABCDEFGH", source.queries, strict=False):
@@ -113,7 +122,7 @@ def _panel(source: Panel) -> Builder:
 
 def _unit(unit: str) -> str:
     """Return the unit for Grafana; one that it does not know becomes a suffix."""
-    return f"suffix: {unit}" if unit in ("img/s", "×") else unit
+    return f"suffix: {unit}" if unit.endswith("/s") or unit == TIMES else AMOUNT if unit == COUNT else unit
 
 
 def _number(source: Panel) -> Builder:

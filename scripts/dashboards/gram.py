@@ -20,6 +20,11 @@ HELD = select("sdp:gpu_process_memory:bytes", RANK)
 TRAINERS_HOLD = select("sdp:gpu_process_memory:bytes", RANK, 'role="trainer"')
 USED, TOTAL = gpu("sdp_gpu_memory_used_bytes"), gpu("sdp_gpu_memory_total_bytes")
 FULL, FREE = slices("sdp:gpu_memory:ratio"), slices("sdp:gpu_memory_free:bytes")
+FULLEST = (
+    f"topk(1, label_replace({select('sdp:gpu:owner', RANK)} * on (node, uuid, mig_uuid) group_left () "
+    f"{select('sdp:gpu_memory:ratio', NODE)}, 'run', 'no sdp process', 'run', ''))"
+)
+"""The fullest GPU, with the run that has it."""
 OF_SLICE = "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}"
 
 
@@ -36,7 +41,7 @@ _FIRST = Row(
             "Fullest GPU",
             "Used share of the memory that processes can have, on a GPU or MIG slice, as the driver counts. Trainers "
             "keep what they once reserved: for them, see their peak.",
-            Query(f"max({FULL})"),
+            Query(FULLEST, "{{node}}/{{gpu}} {{run}}"),
             unit=RATIO,
             limits=Limits(0.9, 0.97),
         ),
@@ -53,7 +58,7 @@ _FIRST = Row(
             "Batch could grow to",
             "How many times the present batch would fit on the fullest trainer's GPU, with 5 % to spare. Assumes that "
             "all memory except what is held between steps grows with the batch. Try it before you rely on it.",
-            Query(f"min({select('sdp:train_batch_room:ratio', RUN)})"),
+            Query(f"bottomk(1, {select('sdp:train_batch_room:ratio', RUN)})", "{{run}} {{rank}}"),
             unit=TIMES,
         ),
         number(

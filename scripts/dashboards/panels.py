@@ -6,11 +6,15 @@ from typing import Literal
 
 Kind = Literal["number", "lines", "stacked", "bars", "table"]
 
-PER_SECOND, IMAGES_PER_SECOND, BYTES, BYTES_PER_SECOND = "cps", "img/s", "bytes", "Bps"
-RATIO, SECONDS, COUNT, CELSIUS, WATTS, HERTZ, TIMES, PLAIN = (
-    "percentunit", "s", "short", "celsius", "watt", "hertz", "×", "none",
+IMAGES_PER_SECOND, STEPS_PER_SECOND, ROWS_PER_SECOND, TOKENS_PER_SECOND, ERRORS_PER_SECOND = (
+    "img/s", "steps/s", "rows/s", "tokens/s", "errors/s",
+)  # fmt: skip
+BYTES, BYTES_PER_SECOND, RATIO, SECONDS, AMOUNT, CELSIUS, WATTS, HERTZ, TIMES, PLAIN = (
+    "bytes", "Bps", "percentunit", "s", "short", "celsius", "watt", "hertz", "×", "none",
 )  # fmt: skip
 """Grafana's units; one that Grafana does not know is shown as a suffix."""
+COUNT = "count"
+"""An amount that is a whole number, on an axis with whole ticks."""
 
 GREEN, YELLOW, RED = "green", "yellow", "red"
 FULL = 24

@@ -4,8 +4,8 @@ from scripts.dashboards.panels import (
     BYTES,
     BYTES_PER_SECOND,
     COUNT,
-    PER_SECOND,
     RATIO,
+    ROWS_PER_SECOND,
     SECONDS,
     Dashboard,
     Limits,
@@ -104,7 +104,7 @@ _DATA = Row(
             "Rows per second",
             "Output of each operator.",
             Query(rate_by_operator("ray_data_output_rows"), "{{operator}}"),
-            unit=PER_SECOND,
+            unit=ROWS_PER_SECOND,
         ),
         lines("Tasks running", "", Query(by_operator("ray_data_num_tasks_running"), "{{operator}}")),
         lines(

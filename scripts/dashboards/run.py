@@ -1,11 +1,12 @@
 """The dashboard Run: does the run learn, and is it safe?"""
 
 from scripts.dashboards.panels import (
+    AMOUNT,
     COUNT,
-    PER_SECOND,
     PLAIN,
     RATIO,
     SECONDS,
+    STEPS_PER_SECOND,
     Dashboard,
     Limits,
     Query,
@@ -16,6 +17,7 @@ from scripts.dashboards.panels import (
     table,
 )
 from scripts.dashboards.selecting import APART, RANK, RUN, per_run, rate, select
+from scripts.dashboards.throughput import CURRENCY
 
 LOSS = per_run(select("sdp_train_loss_smoothed", RUN))
 STEP = per_run(select("sdp_train_step", RUN))
@@ -26,6 +28,8 @@ ALONE, TOGETHER = 'part=~"copy|forward|optimizer"', 'part="backward"'
 NOT_WRITTEN = 'outcome!="written"'
 OWN_WORK = f"sum by ({APART}, run, rank) ({rate('sdp_train_rank_seconds_total', RANK, ALONE)})"
 IN_BACKWARD = f"sum by ({APART}, run, rank) ({rate('sdp_train_rank_seconds_total', RANK, TOGETHER)})"
+
+LEDGER = f"max(abs({select('sdp_train_ledger_difference', RUN)}))"
 
 _FIRST = Row(
     "Does the run learn, and is it safe?",
@@ -49,7 +53,7 @@ _FIRST = Row(
         number(
             "Ledger difference",
             "Samples counted by the newest checkpoint, less the rows in its ledger. Anything but 0 is an error.",
-            Query(f"max(abs({select('sdp_train_ledger_difference', RUN)}))"),
+            Query(LEDGER),
             limits=Limits(1, 1),
         ),
         lines(
@@ -119,7 +123,7 @@ _RANKS = Row(
             ),
             unit=PLAIN,
         ),
-        lines("Steps per second", "", Query(f"sum by ({APART}, run) ({STEPS})", "{{run}}"), unit=PER_SECOND),
+        lines("Steps per second", "", Query(f"sum by ({APART}, run) ({STEPS})", "{{run}}"), unit=STEPS_PER_SECOND),
         lines(
             "Skipped steps and bad rows",
             "Steps skipped because they were not finite or spiked; rows that proved bad.",
@@ -152,7 +156,7 @@ _SAFETY = Row(
         ),
         lines(
             "Cost",
-            "So far, by the configured prices.",
+            f"So far, {CURRENCY}.",
             Query(per_run(select("sdp_train_cost", RUN)), "{{run}}"),
             unit=PLAIN,
         ),
@@ -167,6 +171,7 @@ _SAFETY = Row(
             "GPU-hours",
             "Of trainers and encoders.",
             Query(per_run(select("sdp_train_gpu_hours", RUN)), "{{run}}"),
+            unit=AMOUNT,
             width=12,
         ),
     ),
@@ -191,6 +196,7 @@ _ACCOUNT = Row(
             "Of downloads and process jobs, since they started.",
             Query(f"sum by (outcome) ({select('sdp_download_rows_total', RUN)})", "download: {{outcome}}"),
             Query(f"sum by (outcome) ({select('sdp_process_rows_total', RUN)})", "process: {{outcome}}"),
+            unit=AMOUNT,
         ),
         table(
             "Not written, by reason",

@@ -1,13 +1,14 @@
 """The dashboard Throughput: is it fast, what holds it back, and what does it cost?"""
 
 from scripts.dashboards.panels import (
+    AMOUNT,
     BYTES_PER_SECOND,
-    COUNT,
     IMAGES_PER_SECOND,
-    PER_SECOND,
     PLAIN,
     RATIO,
+    ROWS_PER_SECOND,
     SECONDS,
+    TOKENS_PER_SECOND,
     Dashboard,
     Limits,
     Query,
@@ -28,6 +29,7 @@ IDLE = f"(sum({rate('sdp_process_encoder_waiting_seconds_total', RUN)}) or 0 * {
 """A counter that has never counted has no series, so it counts as 0."""
 COST = per_run(select("sdp_train_cost", RUN))
 SAMPLES = per_run(select("sdp_train_samples_seen", RUN))
+CURRENCY = "in the currency of prices.trainer_hour (USD if that names an instance type)"
 TOKENS = 77
 """Length of a caption, as the text encoder reads it."""
 
@@ -73,7 +75,7 @@ _FIRST = Row(
         ),
         number(
             "Cost per million images",
-            "Cost of the chosen runs so far, by their configured prices, per million images trained on.",
+            f"Cost of the chosen runs so far, per million images trained on, {CURRENCY}.",
             Query(f"1e6 * sum({COST}) / {nonzero(f'sum({SAMPLES})')}"),
             unit=PLAIN,
         ),
@@ -135,19 +137,19 @@ _TRAINERS = Row(
             "Epochs",
             "Passes over the data.",
             Query(per_run(select("sdp_train_epoch", RUN)), "{{run}}"),
-            unit=COUNT,
+            unit=AMOUNT,
         ),
         lines(
             "Text tokens per second",
             "Every caption is 77 tokens long.",
             Query(f"{TOKENS} * {TRAINED_PER_RUN}", "{{run}}"),
-            unit=PER_SECOND,
+            unit=TOKENS_PER_SECOND,
         ),
         lines(
             "Samples trained on",
             "Samples lost in a failure and trained on again count once.",
             Query(SAMPLES, "{{run}}"),
-            unit=COUNT,
+            unit=AMOUNT,
         ),
     ),
 )
@@ -221,13 +223,13 @@ _DOWNLOAD = Row(
             "Rows per second, by outcome",
             "Written, filtered by a rule, or failed.",
             Query(f"sum by (outcome) ({rate('sdp_download_rows_total', RUN)})", "{{outcome}}"),
-            unit=PER_SECOND,
+            unit=ROWS_PER_SECOND,
         ),
         stacked(
             "Not written, by reason",
             "Investigate a reason that grows; docs/download.md explains each.",
             Query(f"sum by (reason) ({rate('sdp_download_rows_total', RUN, NOT_WRITTEN)})", "{{reason}}"),
-            unit=PER_SECOND,
+            unit=ROWS_PER_SECOND,
         ),
         lines(
             "Bytes per second",
@@ -252,6 +254,7 @@ _DOWNLOAD = Row(
             "Requests per row",
             "Includes retries and redirects. About 1 is usual; more means that hosts fail.",
             Query(f"sum({rate('sdp_download_requests_total', RUN)}) / sum({rate('sdp_download_rows_total', RUN)})"),
+            unit=AMOUNT,
         ),
         lines(
             "Mean size of received images",
@@ -267,7 +270,12 @@ _DOWNLOAD = Row(
 _COST = Row(
     "Cost",
     (
-        lines("Cost so far", "By the configured prices.", Query(COST, "{{run}}"), unit=PLAIN),
+        lines(
+            "Cost so far",
+            f"So far, {CURRENCY}.",
+            Query(COST, "{{run}}"),
+            unit=PLAIN,
+        ),
         lines(
             "Cost per hour",
             "At the current rate.",

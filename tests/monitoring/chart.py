@@ -75,6 +75,13 @@ def dashboards() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "dashboards").glob("*.json"))}
 
 
+def laid_out(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield rows and panels in their order, as if all rows were open."""
+    for panel in dashboard["panels"]:
+        yield panel
+        yield from panel.get("panels", [])
+
+
 def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the panels that have queries, those inside rows too."""
     for panel in dashboard["panels"]:
