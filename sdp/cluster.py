@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -37,13 +36,11 @@ _KILLED = "ray.kill"
 _AGAIN = "run the same command again"
 _HEAD = "node:__internal_head__"
 """The resource by which Ray places actors on the head's node."""
-ACCELERATOR_LABEL = "ray.io/accelerator-type"
+ACCELERATOR_LABEL, NODE_LABEL = "ray.io/accelerator-type", "ray.io/node-id"
 _GPU = re.compile(r"GPU(_group_[0-9a-f]+)?")
 """Ray's name of the resource; the longer one is that of an actor in a placement group."""
-TASK_RETRIES = 30
-"""Limit on Ray's retries of a call, and on restarts of the hub and of a pool's actors, so that one that always fails
-ends. It is high because Ray notices a lost node only after a few seconds, and each attempt to reach its actors
-meanwhile counts; and higher than the desk's, for workers that die before they reach it."""
+STARTS = 10
+"""Starts in a row of the same work, or of the same worker, after which a job gives up."""
 _SETTINGS = {
     # Train allows one minute, which is too short for a cluster that adds nodes.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
@@ -237,14 +234,10 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
 @contextlib.contextmanager
 def data_settings(**settings: Any) -> Iterator[None]:
     """Apply settings of Ray Data to the datasets built inside the block, and to no others in this process."""
-    from ray.util.annotations import RayDeprecationWarning
-
     # Ray Data also raises its errors, which sdp reports in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     settings = {"enable_progress_bars": False, "raise_original_map_exception": True, **settings}
-    with ray_private.data_context(settings, on_cluster=joined), warnings.catch_warnings():
-        # Ray warns that 2.64 removes arguments such as max_task_retries; without that one it retries for ever.
-        warnings.simplefilter("ignore", RayDeprecationWarning)
+    with ray_private.data_context(settings, on_cluster=joined):
         yield
 
 
@@ -322,6 +315,39 @@ def this_node() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+class Starts:
+    """An actor beside the driver that counts what begins and does not end: Ray Data repeats for ever what dies."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._counts = most, Counter[str]()
+
+    def begin(self, key: str) -> int | None:
+        """Count a start; return the number of those before it if they are too many."""
+        self._counts[key] += 1
+        return self._most if self._counts[key] > self._most else None
+
+    def end(self, key: str) -> None:
+        """Forget the starts of what has ended well."""
+        self._counts.pop(key, None)
+
+
+def count_worker(starts: Any, role: str) -> str:
+    """Count a start of this actor, which Ray restarts; return its name."""
+    import ray
+
+    name = f"{role} {ray.get_runtime_context().get_actor_id()}"
+    count_start(starts, name)
+    return name
+
+
+def count_start(starts: Any, key: str) -> None:
+    """Count a start of what may kill its process; raise the error that ends the job after too many in a row."""
+    import ray
+
+    if deaths := ray.get(starts.begin.remote(key)):
+        raise SdpError(f"{key}: its process died {deaths} times in a row; see the workers' logs with `ray logs`")
 
 
 def start_beside_driver(kind: type, *arguments: Any, watched: bool = True, **options: Any) -> Any:

@@ -149,7 +149,7 @@ class WorkerPool:
 
         from sdp.waiting import Stall, watched
 
-        made = 0
+        made, starts = 0, cluster.start_beside_driver(cluster.Starts, cluster.STARTS)
 
         def progress() -> int:
             on_rows(0)
@@ -157,7 +157,7 @@ class WorkerPool:
 
         try:
             with watched(Stall(self.job, [self._place()], self.scaling.wait_s), progress):
-                for row in self._dataset(make_worker, tasks).iter_rows():
+                for row in self._dataset(make_worker, tasks, starts).iter_rows():
                     result: Made | SdpError
                     result = pickle.loads(row["made"])
                     made += 1
@@ -167,26 +167,24 @@ class WorkerPool:
         except RayError as error:
             raise self._explain(error) from error
 
-    def _dataset(self, make_worker: Callable[[], PoolWorker[Task, Made]], tasks: Sequence[Task]) -> Any:
+    def _dataset(self, make_worker: Callable[[], PoolWorker[Task, Made]], tasks: Sequence[Task], starts: Any) -> Any:
         import ray
         from ray.data import ActorPoolStrategy
 
         gpus = float(cluster.on_gpus("scaling", self.scaling))
-        items = [{"task": pickle.dumps(task)} for task in tasks]
+        items = [{"task": pickle.dumps(task), "name": f"task {number}"} for number, task in enumerate(tasks)]
         role = self.workers.removesuffix("s")
         actor: Any = type(role.capitalize(), (_PoolActor,), {})  # Ray's dashboard shows this name
         with cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s)):
             return ray.data.from_items(items, override_num_blocks=len(items)).map(
                 actor,
-                fn_constructor_args=(pickle.dumps(make_worker), role, self.output),
+                fn_constructor_args=(pickle.dumps(make_worker), role, self.output, starts),
                 num_cpus=None if gpus else 1,  # Ray Data warns if both are set
                 compute=ActorPoolStrategy(
                     min_size=min(self.scaling.least, len(items)),
                     max_size=min(self.scaling.most, len(items)),
                     max_tasks_in_flight_per_actor=2,
                 ),
-                max_restarts=cluster.TASK_RETRIES,
-                max_task_retries=cluster.TASK_RETRIES,
                 **cluster.resource_options(self.scaling.gpu_type, gpus),
             )
 
@@ -206,15 +204,20 @@ class WorkerPool:
 class _PoolActor:
     """An actor of the pool."""
 
-    def __init__(self, make_worker: bytes, role: str, output: str) -> None:
+    def __init__(self, make_worker: bytes, role: str, output: str, starts: Any) -> None:
         cluster.hide_gpus_unless_granted()
+        name = cluster.count_worker(starts, role)
         self._worker: PoolWorker[Any, Any] = pickle.loads(make_worker)()
+        starts.end.remote(name)
+        self._starts = starts
         telemetry.begin(output).process(role)
 
-    def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
+    def __call__(self, row: dict[str, Any]) -> dict[str, bytes]:
         """Do a task; return an SdpError as a value, since Ray Data would turn a raised one into text."""
         try:
+            cluster.count_start(self._starts, row["name"])
             result: Any = self._worker.make(pickle.loads(row["task"]), lambda _: None)
+            self._starts.end.remote(row["name"])
         except SdpError as error:
             result = error
         return {"made": pickle.dumps(result)}

@@ -37,6 +37,7 @@ from sdp.storage import Storage, StorageOptions
 from sdp.waiting import Place, Stall
 
 _REPORT_S = 1.0
+_HUB_RESTARTS = 30
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ def write_parts(
     lease: Lease,
 ) -> tuple[list[PartInfo], DownloadFigures]:
     """Write all pending parts, of `rows` rows in total; return their footers and the run's figures."""
-    hub = cluster.start_beside_driver(
-        Hub, settings.config.hosts, max_restarts=cluster.TASK_RETRIES, max_task_retries=-1
-    )
+    hub = cluster.start_beside_driver(Hub, settings.config.hosts, max_restarts=_HUB_RESTARTS, max_task_retries=-1)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
         parts = _dataset(settings, output, pending, shape, hub)
     infos: list[PartInfo] = []
@@ -110,8 +109,6 @@ def _dataset(
             max_concurrent_calls_per_actor=UNITS_AT_ONCE,
             enable_true_multi_threading=True,
         ),
-        max_restarts=-1,
-        max_task_retries=cluster.TASK_RETRIES,
         **ray_options,
     )
 
@@ -131,21 +128,29 @@ class Download:
     """An actor of the pool, with one download worker."""
 
     def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
+        actor = cluster.count_worker(hub, "download worker")
         self._name, self._hub = uuid4().hex, hub
         ahead = 2 * settings.config.fetch.connections
         pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
         gate = SharedGate(self._name, ahead, lambda ask: hub.exchange.remote(ask).future(), pause_s)
         self._worker = DownloadWorker(settings, gate if workers > 1 else None)
+        hub.end.remote(actor)
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
         task: UnitTask | SdpError = pickle.loads(row["task"])
         try:
-            result = task if isinstance(task, SdpError) else self._worker.make(task)
+            result = task if isinstance(task, SdpError) else self._make(task)
         except SdpError as error:  # passed on as a value, as above
             result = error
         ray.get(self._hub.report.remote(self._name, self._worker.figures()))
         return {"info": pickle.dumps(result)}
+
+    def _make(self, task: UnitTask) -> PartInfo:
+        cluster.count_start(self._hub, task.work.name)
+        info = self._worker.make(task)
+        self._hub.end.remote(task.work.name)
+        return info
 
     def _report(self) -> None:
         pause = threading.Event()
@@ -153,10 +158,11 @@ class Download:
             self._hub.report.remote(self._name, self._worker.figures())
 
 
-class Hub:
-    """The workers' shared state: the budgets of hosts, and the figures."""
+class Hub(cluster.Starts):
+    """The workers' shared state: the budgets of hosts, the figures, and how often each part was begun."""
 
     def __init__(self, limits: HostsConfig) -> None:
+        super().__init__(cluster.STARTS)
         self._budgets = SharedBudgets(limits)
         self._figures: dict[str, DownloadFigures] = {}
 

@@ -1,6 +1,7 @@
 """The pipeline's bookkeeping: which worker holds which piece, which piece killed its worker, and when to give up.
 
-Ray is told to restart whatever dies, so the limits are here.
+Ray Data restarts whatever dies, for ever, so the limits are here. A process that dies before it reaches the desk leaves
+no event, which ends the run in time.
 """
 
 import asyncio
@@ -99,7 +100,7 @@ class Desk:
         """
         while number not in self._pieces and number >= self._handed_out:
             await self._more.wait()
-        self._state.events += 1
+        self._state.events += number >= self._handed_out
         self._handed_out = max(self._handed_out, number + 1)
         return self._pieces[number] if number in self._pieces else pack(number, None)
 
@@ -233,5 +234,5 @@ def check_state(state: State, placement: Placement, transforms: int, waited_s: f
     if not (state.started or state.loading or state.deaths["encode"]) and waited_s > wait_s:
         raise no_place("encode", placement.encoders.progress(placement.least), wait_s)
     if fed and not (state.transformed or transforms) and waited_s > max(_SLOWEST_S, wait_s):
-        place = f"{placement.transforms.progress(1)} for a transform"
+        place = f"{placement.transforms.progress(1)} for a transform that lives (see `ray logs`)"
         raise no_place("encode", place, max(_SLOWEST_S, wait_s), key="transform.node_labels")

@@ -180,8 +180,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 batch_format="pyarrow",
                 compute=TaskPoolStrategy(size=1),
                 num_cpus=0,
-                max_retries=cluster.TASK_RETRIES,
-                scheduling_strategy=cluster.this_node(),
+                label_selector={cluster.NODE_LABEL: ray.get_runtime_context().get_node_id()},
             )
             .map_batches(
                 transform,
@@ -190,7 +189,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 batch_format="pyarrow",
                 compute=TaskPoolStrategy(size=placement.concurrency),
                 num_cpus=placement.transform_cpus,
-                max_retries=cluster.TASK_RETRIES,
+                max_calls=0,  # no limit, as by default; with the options of encoders, it would run inside them
                 label_selector=dict(placement.labels) or None,
             )
             .map_batches(
@@ -207,8 +206,6 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                     enable_true_multi_threading=True,
                 ),
                 num_cpus=placement.encoder_cpus,
-                max_restarts=-1,
-                max_task_retries=cluster.TASK_RETRIES,
                 **cluster.resource_options(placement.accelerator, placement.gpus),
             )
         )

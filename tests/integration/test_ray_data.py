@@ -6,7 +6,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import ray
 from ray.data.block import BlockStats
 
 from sdp.config import WorkersConfig
+from sdp.encode import desk
 from sdp.encode import pipeline as pipeline_module
 from sdp.encode.blocks import Note, unpack
 from sdp.encode.chunk import TransformStats
@@ -112,6 +114,21 @@ def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.M
     assert died.exists()
 
 
+def test_transforms_that_die_before_they_reach_the_desk_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would start them for ever."""
+
+    def dying(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(pipeline_module, "transform", dying)
+    monkeypatch.setattr(desk, "_SLOWEST_S", 0.0)
+    with Pipeline(Toy(), replace(placement(), start_timeout_s=8.0), 1) as pipeline:
+        pipeline.feed("key", 0)
+        until(lambda: pipeline.state().started, "the encoder has started")
+        with pytest.raises(UserError, match=r"^transform.node_labels: no node offered 1 CPU .* that lives \(see `ray"):
+            collect(pipeline, 1)
+
+
 @dataclass(frozen=True)
 class Held(Toy):
     """Stages that wait in `encode` and, in a second encoder, in `load`, until a file is there."""
@@ -184,6 +201,18 @@ def test_an_error_of_ours_is_raised_as_it_is() -> None:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
+class Deadly:
+    """A worker whose process dies: as it starts, or at each task."""
+
+    def __init__(self, start: bool) -> None:
+        if start:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def make(self, task: int, _: Callable[[int], None]) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+
 class Halves:
     """A worker that halves even numbers."""
 
@@ -216,3 +245,16 @@ def test_an_error_in_a_worker_ends_the_job_in_one_line(task: int, error: type[Sd
     with pytest.raises(error, match=line):
         halves(2, task)
     assert ray.is_initialized()
+
+
+@pytest.mark.parametrize(("start", "what"), [(True, "generator [0-9a-f]+"), (False, "task 0")])
+def test_a_worker_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch, start: bool, what: str) -> None:
+    """Ray itself would restart it for ever."""
+    gc.collect()  # the error of the test before holds a pool's actors, and they a place
+    monkeypatch.setattr("sdp.cluster.STARTS", 2)
+    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=1, accelerator="cpu"))
+    monkeypatch.setattr(WorkerPool, "is_local", False)
+    pool.join()
+    with pytest.raises(SdpError, match=f"{what}: its process died 2 times in a row; see the workers' logs") as error:
+        list(pool.run(partial(Deadly, start), [2]))
+    assert "\n" not in str(error.value)
