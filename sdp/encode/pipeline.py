@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -34,6 +34,9 @@ from sdp.waiting import Stall
 
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0
+_AHEAD_S = 60.0
+_AT_ENCODER = 4
+"""Pieces for each encoder: two at it, one ready, and one under way to it."""
 
 
 PieceResult = tuple[Any, Note, "ObjectRef[pa.Table]"]
@@ -62,7 +65,8 @@ class Pipeline:
         self._numbers = itertools.count()
         self._sent: dict[int, _Sent] = {}
         """The pieces without a result, by number; one that was sent again has several."""
-        self._room = self._most_transforms = 0
+        self._room = self._most_transforms = self._encoded = 0
+        self._busy_s = 0.0
         self._stall = Stall("encode", placement.places, notify=notify)
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
@@ -107,6 +111,8 @@ class Pipeline:
                         sent = self._sent[note.number]
                         for number in sent.numbers:
                             del self._sent[number]
+                        self._encoded += note.busy_s > 0
+                        self._busy_s += note.busy_s
                         yield sent.key, note, rows
                 result = self._results.get_nowait()
 
@@ -145,11 +151,8 @@ class Pipeline:
         if time.monotonic() - self._checked_nodes < _CHECK_NODES_S:
             return
         self._checked_nodes = time.monotonic()
-        resources = ray_private.resources()
-        # Half of the object stores, but at least enough to keep every encoder busy.
-        fits = int(0.5 * resources.get("object_store_memory", 0) / self._piece_bytes)
-        useful = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
-        self._room = max(min(fits, useful), 2 * self._placement.most + 1)
+        piece_s = self._busy_s / self._encoded if self._encoded else math.inf
+        self._room = room(ray_private.resources(), self._piece_bytes, self._placement.most, piece_s)
         for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
             if number in self._sent:
                 self._send(self._sent[number])
@@ -161,6 +164,18 @@ class Pipeline:
             self._results.put(None)
         except BaseException as error:  # noqa: BLE001 (raised in the driver's thread)
             self._results.put(error)
+
+
+def room(resources: Mapping[str, float], piece_bytes: int, encoders: int, piece_s: float) -> int:
+    """Return the number of pieces that may be under way on a cluster whose encoders take `piece_s` for each.
+
+    More than encoders consume in a minute, which is longer than a transform takes, would only fill memory. Two for each
+    encoder are always allowed, to keep it busy.
+    """
+    consumed = encoders * max(_AT_ENCODER, math.ceil(_AHEAD_S / piece_s))
+    transformed = 2 * int(resources.get("CPU", 0)) + encoders * _AT_ENCODER
+    fits = int(0.5 * resources.get("object_store_memory", 0) / piece_bytes)
+    return max(min(consumed, transformed, fits), 2 * encoders + 1)
 
 
 def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:

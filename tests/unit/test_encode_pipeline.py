@@ -1,6 +1,7 @@
 """The desk of the pipeline: whom it blames, whom it gives no piece any more, and what ends a run. And the blocks."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from sdp import cluster
 from sdp.encode.blocks import pack, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import Desk, State, WorkerId, check_state
+from sdp.encode.pipeline import room
 from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
 
@@ -155,6 +157,31 @@ def test_an_encoder_that_died_without_a_piece_is_noticed_when_its_actor_restarts
 
     state = at_desk(script)
     assert (state.encoders, state.deaths["encode"], state.last["encode"]) == (1, 1, "its process ended")
+
+
+# --- how much is under way --------------------------------------------------------------------------------------------
+
+CLUSTER = {"CPU": 1024, "object_store_memory": 64 * 30e9}
+"""64 nodes, each with 16 CPUs and 30 GB of object store."""
+
+
+@pytest.mark.parametrize(
+    ("resources", "encoders", "piece_s", "pieces"),
+    [
+        (CLUSTER, 40, math.inf, 160),  # nothing is measured yet
+        (CLUSTER, 40, 10.0, 240),  # 6 each: 48 GB, where all CPUs ahead would be 2,208 pieces and 444 GB
+        (CLUSTER, 40, 20.0, 160),
+        (CLUSTER, 40, 0.5, 2208),  # two for each CPU
+        (CLUSTER, 400, 1.0, 3648),
+        ({"CPU": 1024, "object_store_memory": 100e9}, 40, 1.0, 248),  # half of the stores
+        ({"CPU": 2, "object_store_memory": 2e9}, 1, 1.0, 4),
+        ({"CPU": 2, "object_store_memory": 1e8}, 1, 1.0, 3),  # what one encoder needs
+    ],
+)
+def test_pieces_wait_for_a_minute_of_encoding_in_half_of_the_stores(
+    resources: dict[str, float], encoders: int, piece_s: float, pieces: int
+) -> None:
+    assert room(resources, 201_326_592, encoders, piece_s) == pieces
 
 
 # --- what ends a run --------------------------------------------------------------------------------------------------
