@@ -22,7 +22,7 @@ _FORGET_S = 120.0
 """A host without requests or complaints for this long is forgotten."""
 _FORGET_WORKER_S = 30.0
 _SWEPT_AT_ONCE = 4
-"""Hosts that each request checks: more than one, so that hosts are forgotten faster than they are added."""
+"""Hosts that each request may forget: more than one, so that they are forgotten faster than they are added."""
 
 
 @dataclass(slots=True)
@@ -50,13 +50,12 @@ class HostBudgets:
     def __init__(self, limits: HostsConfig) -> None:
         self._limits = limits
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
-        """In the order in which they are checked for being idle."""
+        """The longest unused first."""
 
     def acquire(self, host: str, now: float) -> float:
         """Return 0 if a request may begin; otherwise the seconds until the next try, or WAIT_FOR_RELEASE."""
         self._sweep(now)
         budget = self._budget(host, now)
-        budget.used_at = now
         if budget.blocked_until > now:
             return budget.blocked_until - now
         self._recover(budget, now)
@@ -94,7 +93,6 @@ class HostBudgets:
     def throttle(self, host: str, now: float, retry_after: float | None = None) -> None:
         """Pause and slow down a host that has answered 429 or 503."""
         budget = self._budget(host, now)
-        budget.used_at = now
         if budget.blocked_until > now and retry_after is None:
             return  # one of several responses to the same burst
         pause_s = 0.0
@@ -106,9 +104,12 @@ class HostBudgets:
         budget.blocked_until = max(budget.blocked_until, now + max(pause_s, retry_after or 0.0))
 
     def _budget(self, host: str, now: float) -> _Host:
-        if host not in self._hosts:
-            self._hosts[host] = _Host(tokens=self._limits.burst, counted_at=now, used_at=now)
-        return self._hosts[host]
+        if (budget := self._hosts.get(host)) is None:
+            budget = self._hosts[host] = _Host(tokens=self._limits.burst, counted_at=now)
+        else:
+            self._hosts.move_to_end(host)
+        budget.used_at = now
+        return budget
 
     def _recover(self, budget: _Host, now: float) -> None:
         since = max(budget.complained_at, budget.blocked_until)
@@ -119,11 +120,14 @@ class HostBudgets:
     def _sweep(self, now: float) -> None:
         """Forget idle hosts, a few at a time: all of millions at once would hold up every worker."""
         for _ in range(min(_SWEPT_AT_ONCE, len(self._hosts))):
-            host, budget = self._hosts.popitem(last=False)
+            host, budget = next(iter(self._hosts.items()))
+            if now - budget.used_at <= _FORGET_S:
+                return
             self._recover(budget, now)
-            idle = now - max(budget.used_at, budget.blocked_until) > _FORGET_S
-            if not idle or budget.in_use or budget.complaints:
-                self._hosts[host] = budget
+            if budget.in_use or budget.complaints or now - budget.blocked_until <= _FORGET_S:
+                self._hosts.move_to_end(host)
+            else:
+                del self._hosts[host]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +136,15 @@ class Ask:
 
     worker: str
     holding: Mapping[str, int]
-    """Its requests under way and unused permits by host: all of them, so that no error accumulates."""
+    """Its requests under way and unused permits by host: all, or those that differ from what the budgets know."""
     wants: Mapping[str, int]
     """The permits that it asks for, by host."""
     throttled: Mapping[str, float | None]
     """Hosts that have answered 429 or 503 since the last message, with their Retry-After."""
     served: Mapping[str, int] = field(default_factory=dict)
     """Other responses since the last message, by host."""
+    whole: bool = True
+    """True if `holding` names all, as it does now and then, so that no error lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,8 @@ class Answer:
     permits: Mapping[str, int]
     waits: Mapping[str, float]
     """Seconds that blocked hosts stay blocked."""
+    known: bool = True
+    """False if the budgets have restarted or forgotten the worker, and need the whole."""
 
 
 class SharedBudgets:
@@ -156,24 +164,23 @@ class SharedBudgets:
     def __init__(self, limits: HostsConfig) -> None:
         self._budgets = HostBudgets(limits)
         self._workers: dict[str, tuple[float, dict[str, int]]] = {}
-        """By worker: the time of its last message, and what it holds."""
+        """By worker: the time of its last message, and what it holds; the longest silent first."""
 
     def exchange(self, ask: Ask, now: float) -> Answer:
         """Record what a worker holds, and grant what the budgets allow."""
         self._forget(now)
-        _, held = self._workers.get(ask.worker, (now, {}))
-        for host in held.keys() | ask.holding.keys():
-            change = ask.holding.get(host, 0) - held.get(host, 0)
-            if change > 0:
-                self._budgets.hold(host, change, now)
-            elif change < 0:
-                self._budgets.release(host, -change)
-        held = dict(ask.holding)
-        self._workers[ask.worker] = now, held
+        known = ask.whole or ask.worker in self._workers
+        if known:
+            _, held = self._workers.pop(ask.worker, (now, {}))
+            self._workers[ask.worker] = now, held
+            for host in [*held.keys() | ask.holding.keys()] if ask.whole else ask.holding:
+                self._hold(host, held, ask.holding.get(host, 0), now)
         for host, count in ask.served.items():
             self._budgets.served(host, count)
         for host, retry_after in ask.throttled.items():
             self._budgets.throttle(host, now, retry_after)
+        if not known:
+            return Answer({}, {}, known=False)
         permits, waits = {}, {}
         for host, count in ask.wants.items():
             granted = 0
@@ -186,10 +193,22 @@ class SharedBudgets:
                 held[host] = held.get(host, 0) + granted
         return Answer(permits, waits)
 
+    def _hold(self, host: str, held: dict[str, int], count: int, now: float) -> None:
+        """Record what a worker holds of a host."""
+        change = count - held.pop(host, 0)
+        if change > 0:
+            self._budgets.hold(host, change, now)
+        elif change < 0:
+            self._budgets.release(host, -change)
+        if count:
+            held[host] = count
+
     def _forget(self, now: float) -> None:
         """Release all that silent workers held."""
-        for worker, (heard_at, held) in list(self._workers.items()):
-            if now - heard_at > _FORGET_WORKER_S:
-                del self._workers[worker]
-                for host, count in held.items():
-                    self._budgets.release(host, count)
+        while self._workers:
+            worker, (heard_at, held) = next(iter(self._workers.items()))
+            if now - heard_at <= _FORGET_WORKER_S:
+                return
+            del self._workers[worker]
+            for host, count in held.items():
+                self._budgets.release(host, count)

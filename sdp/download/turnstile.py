@@ -16,6 +16,8 @@ from sdp.download.budgets import WAIT_FOR_RELEASE, Answer, Ask, HostBudgets
 Job = TypeVar("Job")
 _HEARTBEAT_S = 5.0
 """The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
+_WHOLE_EVERY = 64
+"""Messages of which one names all that a worker holds."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,10 @@ class SharedGate:
     _wants: dict[str, None] = field(default_factory=dict)
     _throttled: dict[str, float | None] = field(default_factory=dict)
     _served: Counter[str] = field(default_factory=Counter)
+    _known: Counter[str] = field(default_factory=Counter)
+    """The holdings of this worker that the shared budgets know."""
+    _until_whole: int = 0
+    """Messages before the next one that names all."""
     _has_news: bool = False
     """True if there is a message to send."""
 
@@ -82,13 +88,19 @@ class SharedGate:
         self._permits &= Counter(queued)
         share = max(1, self.ahead // max(1, len(self._wants)))
         wants = Counter({host: min(queued.get(host, 0) - self._permits[host], share) for host in self._wants})
-        ask = Ask(self.worker, self._in_flight + self._permits, +wants, self._throttled, self._served)
+        holding, whole = self._in_flight + self._permits, not self._until_whole
+        hosts = holding if whole else [h for h in holding.keys() | self._known.keys() if holding[h] != self._known[h]]
+        changed = {host: holding[host] for host in hosts}
+        ask = Ask(self.worker, changed, +wants, self._throttled, self._served, whole)
+        self._known, self._until_whole = holding, (self._until_whole or _WHOLE_EVERY) - 1
         self._throttled, self._served, self._has_news = {}, Counter(), False
         return ask
 
     def take(self, asked: Ask, answer: Answer) -> Mapping[str, float]:
         """Record a reply; return the hosts to try again, and after how many seconds."""
         self._permits.update(answer.permits)
+        self._known.update(answer.permits)
+        self._until_whole *= answer.known
         retries = dict.fromkeys(answer.permits, 0.0)
         for host in list(self._wants):
             if host in answer.waits or host in answer.permits or host not in asked.wants:

@@ -257,6 +257,28 @@ def test_restarted_budgets_learn_the_requests_in_flight_from_the_next_message() 
     assert budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.3).permits == {"a": 1}
 
 
+def test_restarted_budgets_grant_nothing_until_they_know_all_that_a_worker_holds() -> None:
+    limits, gate = HostsConfig(at_once=2, per_second=None), gate_of("one", 8)
+
+    def exchange(budgets: SharedBudgets, queued: dict[str, int]) -> Ask:
+        ask = gate.ask(queued)
+        gate.take(ask, budgets.exchange(ask, 0.0))
+        return ask
+
+    budgets = SharedBudgets(limits)
+    gate.acquire("a", 0.0)
+    exchange(budgets, {"a": 2})
+    assert [gate.acquire("a", 0.0) for _ in range(2)] == [0.0, 0.0]
+    gate.acquire("a", 0.0)
+    restarted = SharedBudgets(limits)
+    assert exchange(budgets, {"a": 1}).holding == {}, "they know"
+    assert exchange(restarted, {"a": 1}).holding == {}
+    assert exchange(restarted, {"a": 1}).holding == {"a": 2}
+    gate.release("a")
+    exchange(restarted, {"a": 1})
+    assert gate.acquire("a", 0.0) == 0.0
+
+
 def test_a_complaint_to_one_worker_keeps_the_others_back() -> None:
     budgets = SharedBudgets(HostsConfig(at_once=8, per_second=None))
     budgets.exchange(Ask("one", {}, {}, {"a": 10.0}), 0.0)
@@ -272,7 +294,7 @@ def test_unused_permits_are_returned() -> None:
     gate.take(ask, budgets.exchange(ask, 0.0))
     assert not budgets.exchange(Ask("two", {}, {"a": 1}, {}), 0.0).permits
     ask = gate.ask({})
-    assert ask.holding == {}
+    assert ask.holding == {"a": 0}
     budgets.exchange(ask, 0.1)
     assert budgets.exchange(Ask("two", {}, {"a": 1}, {}), 0.2).permits == {"a": 1}
 
