@@ -31,7 +31,7 @@ from sdp.download.budgets import HostBudgets
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Buffer, Networks, Slot
 from sdp.download.transfer import Failure
-from sdp.download.turnstile import SharedGate, Turnstile
+from sdp.download.turnstile import SharedGates, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
@@ -102,7 +102,7 @@ class Fetcher(Generic[Token]):
         hosts: HostsConfig,
         buffer: Buffer,
         deliver: Callable[[Request[Token]], None],
-        gate: SharedGate | None = None,
+        gate: SharedGates | None = None,
         block_reason: Callable[[Url], str | None] = lambda _: None,
     ) -> None:
         """Start the thread; without a shared gate, the hosts' budgets are this fetcher's own.

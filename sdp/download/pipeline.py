@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from sdp.download.budgets import Answer, Ask, SharedBudgets
 from sdp.download.figures import DownloadFigures
 from sdp.download.local import UNITS_AT_ONCE, shown
 from sdp.download.spans import read_span, spans
-from sdp.download.turnstile import SharedGate
+from sdp.download.turnstile import SharedGate, SharedGates
 from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
@@ -38,6 +39,8 @@ from sdp.waiting import Place, Stall
 
 _REPORT_S = 1.0
 _HUB_RESTARTS = 30
+_CPUS_A_HUB, _MOST_HUBS = 400, 8
+"""CPUs of workers for which there is another hub: about half of what fills one's core."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class PoolShape:
     cpus: int
     """CPUs of one worker."""
     workers: int
+
+    @property
+    def hubs(self) -> int:
+        """The number of actors that share the budgets of the hosts."""
+        return min(_MOST_HUBS, -(-self.cpus * self.workers // _CPUS_A_HUB))
 
     @staticmethod
     def of(config: DownloadConfig, pending: int) -> "PoolShape":
@@ -66,20 +74,23 @@ def write_parts(
     lease: Lease,
 ) -> tuple[list[PartInfo], DownloadFigures]:
     """Write all pending parts, of `rows` rows in total; return their footers and the run's figures."""
-    hub = cluster.start_beside_driver(Hub, settings.config.hosts, max_restarts=_HUB_RESTARTS, max_task_retries=-1)
+    hubs = [
+        cluster.start_beside_driver(Hub, settings.config.hosts, max_restarts=_HUB_RESTARTS, max_task_retries=-1)
+        for _ in range(shape.hubs)
+    ]
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
-        parts = _dataset(settings, output, pending, shape, hub)
+        parts = _dataset(settings, output, pending, shape, hubs)
     infos: list[PartInfo] = []
     emit = telemetry.begin(settings.config.output.uri)
     stall = Stall("download", [Place("workers", {"CPU": shape.cpus}, 1, 1, dict(settings.config.workers.node_labels))])
-    with shown(partial(_total, hub, stall), rows, emit):
+    with shown(partial(_total, hubs[0], stall), rows, emit):
         for row in parts.iter_rows():
             lease.check()
             result: PartInfo | SdpError = pickle.loads(row["info"])
             if isinstance(result, SdpError):
                 raise result
             infos.append(result)
-    figures: DownloadFigures = ray.get(hub.total.remote())
+    figures: DownloadFigures = ray.get(hubs[0].total.remote())
     figures.workers = shape.workers
     figures.count_parts(info.counts for info in infos)
     messages.emit(emit, figures, rows)
@@ -87,7 +98,7 @@ def write_parts(
 
 
 def _dataset(
-    settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hub: Any
+    settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hubs: list[Any]
 ) -> ray.data.Dataset:
     config = settings.config
     ray_options: dict[str, Any] = {"label_selector": dict(config.workers.node_labels) or None}
@@ -101,7 +112,7 @@ def _dataset(
 
     return units.map(
         Download,  # type: ignore[arg-type]  # Ray's signature leaves out classes
-        fn_constructor_args=(settings, hub, shape.workers),
+        fn_constructor_args=(settings, hubs, shape.workers),
         num_cpus=shape.cpus,
         compute=ActorPoolStrategy(
             size=shape.workers,
@@ -127,14 +138,15 @@ def read_units(
 class Download:
     """An actor of the pool, with one download worker."""
 
-    def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
-        actor = cluster.count_worker(hub, "download worker")
-        self._name, self._hub = uuid4().hex, hub
-        ahead = 2 * settings.config.fetch.connections
+    def __init__(self, settings: WorkerSettings, hubs: list[Any], workers: int) -> None:
+        """The first hub also gets the figures."""
+        self._name, self._hub = uuid4().hex, hubs[0]
+        actor = cluster.count_worker(self._hub, "download worker")
+        ahead = -(-2 * settings.config.fetch.connections // len(hubs))
         pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
-        gate = SharedGate(self._name, ahead, lambda ask: hub.exchange.remote(ask).future(), pause_s)
-        self._worker = DownloadWorker(settings, gate if workers > 1 else None)
-        hub.end.remote(actor)
+        gates = [SharedGate(self._name, ahead, partial(_exchange, hub), pause_s) for hub in hubs]
+        self._worker = DownloadWorker(settings, SharedGates(gates) if workers > 1 else None)
+        self._hub.end.remote(actor)
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
     def __call__(self, row: dict[str, bytes]) -> dict[str, bytes]:
@@ -158,8 +170,16 @@ class Download:
             self._hub.report.remote(self._name, self._worker.figures())
 
 
+def _exchange(hub: Any, ask: Ask) -> "Future[Answer]":
+    answer: Future[Answer] = hub.exchange.remote(ask).future()
+    return answer
+
+
 class Hub(cluster.Starts):
-    """The workers' shared state: the budgets of hosts, the figures, and how often each part was begun."""
+    """The workers' shared state: the budgets of hosts, the figures, and how often each part was begun.
+
+    Of several hubs each has the budgets of its share of the hosts, and the first has the rest.
+    """
 
     def __init__(self, limits: HostsConfig) -> None:
         super().__init__(cluster.STARTS)

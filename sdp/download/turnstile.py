@@ -5,8 +5,9 @@ The turnstile lets requests through as its gate allows, and the hosts take turns
 
 import heapq
 import math
+import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -109,7 +110,33 @@ class SharedGate:
         return retries
 
 
-Gate = HostBudgets | SharedGate
+class SharedGates:
+    """The gate of one worker to several shared budgets, each of which has its share of the hosts."""
+
+    def __init__(self, gates: Sequence[SharedGate]) -> None:
+        self._gates = gates
+
+    def step(self, turnstile: "Turnstile[Any]", now: float, on_reply: Callable[[], None]) -> None:
+        for gate in self._gates:
+            gate.step(turnstile, now, on_reply)
+
+    def acquire(self, host: str, now: float) -> float | None:
+        return self._gate(host).acquire(host, now)
+
+    def release(self, host: str) -> None:
+        self._gate(host).release(host)
+
+    def served(self, host: str) -> None:
+        self._gate(host).served(host)
+
+    def throttle(self, host: str, now: float, retry_after: float | None) -> None:
+        self._gate(host).throttle(host, now, retry_after)
+
+    def _gate(self, host: str) -> SharedGate:
+        return self._gates[zlib.crc32(host.encode()) % len(self._gates)]
+
+
+Gate = HostBudgets | SharedGate | SharedGates
 """A worker's access to the hosts' budgets: permission for each request to a host."""
 
 

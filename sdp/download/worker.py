@@ -19,7 +19,7 @@ from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
-from sdp.download.turnstile import SharedGate
+from sdp.download.turnstile import SharedGates
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
@@ -53,7 +53,7 @@ class DownloadWorker:
     """A writer of parts; `make` may be called from several threads at once."""
 
     def __init__(
-        self, settings: WorkerSettings, gate: SharedGate | None = None, check: Callable[[], None] = lambda: None
+        self, settings: WorkerSettings, gate: SharedGates | None = None, check: Callable[[], None] = lambda: None
     ) -> None:
         """Start the threads and decoders; `gate` leads to the budgets of hosts that several workers share.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sdp.config.download import HostsConfig
 from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, SharedBudgets
-from sdp.download.turnstile import SharedGate, Turnstile
+from sdp.download.turnstile import SharedGate, SharedGates, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:
@@ -117,7 +117,7 @@ def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_
 def test_responses_to_one_worker_count_for_all() -> None:
     cluster = Cluster(3, HostsConfig(at_once=8, per_second=None))
     for now in (0.0, 2.0, 5.0):
-        cluster.budgets.exchange(Ask("w0", {}, {}, {"a": None}), now)
+        cluster.budgets[0].exchange(Ask("w0", {}, {}, {"a": None}), now)
     cluster.now = 10.0
     for number in range(120):
         cluster.turnstiles[number % 3].push("a", str(number))
@@ -181,10 +181,10 @@ def gate_of(worker: str, ahead: int) -> SharedGate:
 class Cluster:
     """Several workers and the budgets that they share, in simulated time."""
 
-    def __init__(self, workers: int, limits: HostsConfig, ahead: int = 4) -> None:
-        self.budgets = SharedBudgets(limits)
-        self.gates = [gate_of(f"w{number}", ahead) for number in range(workers)]
-        self.turnstiles: list[Turnstile[str]] = [Turnstile(gate) for gate in self.gates]
+    def __init__(self, workers: int, limits: HostsConfig, ahead: int = 4, shards: int = 1) -> None:
+        self.budgets = [SharedBudgets(limits) for _ in range(shards)]
+        self.gates = [[gate_of(f"w{number}", ahead) for _ in self.budgets] for number in range(workers)]
+        self.turnstiles: list[Turnstile[str]] = [Turnstile(SharedGates(gates)) for gates in self.gates]
         self.under_way: list[list[tuple[float, str]]] = [[] for _ in range(workers)]
         self.begun: list[tuple[float, str, str]] = []
         self.at_once: Counter[str] = Counter()
@@ -193,7 +193,7 @@ class Cluster:
 
     def step(self, dead: int | None = None, every_s: float = 0.05, connections: int = 3) -> None:
         self.now += every_s
-        for number, (gate, turnstile) in enumerate(zip(self.gates, self.turnstiles, strict=True)):
+        for number, (gates, turnstile) in enumerate(zip(self.gates, self.turnstiles, strict=True)):
             if number == dead:
                 continue
             under_way = self.under_way[number]
@@ -201,8 +201,9 @@ class Cluster:
                 host = heapq.heappop(under_way)[1]
                 turnstile.done(host, served=True)
                 self.at_once[host] -= 1
-            ask = gate.ask(turnstile.queued())
-            turnstile.unpark_later(gate.take(ask, self.budgets.exchange(ask, self.now)), self.now)
+            for gate, budgets in zip(gates, self.budgets, strict=True):
+                ask = gate.ask(turnstile.queued())
+                turnstile.unpark_later(gate.take(ask, budgets.exchange(ask, self.now)), self.now)
             while len(under_way) < connections and (taken := turnstile.take(self.now)) is not None:
                 self.begun.append((self.now, *taken))
                 self.at_once[taken[0]] += 1
@@ -216,11 +217,16 @@ class Cluster:
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 4), st.lists(st.sampled_from("aaabc"), max_size=60), st.sampled_from([None, 2.0, 10.0]))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.lists(st.sampled_from("aaabc"), max_size=60),
+    st.sampled_from([None, 2.0, 10.0]),
+)
 def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
-    workers: int, hosts: list[str], rate: float | None
+    workers: int, shards: int, hosts: list[str], rate: float | None
 ) -> None:
-    cluster = Cluster(workers, HostsConfig(at_once=2, per_second=rate))
+    cluster = Cluster(workers, HostsConfig(at_once=2, per_second=rate), shards=shards)
     for number, host in enumerate(hosts):
         cluster.turnstiles[number % workers].push(host, str(number))
     cluster.run(len(hosts))
