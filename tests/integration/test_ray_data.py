@@ -27,6 +27,8 @@ from sdp.pool import WorkerPool
 from tests.local_ray import one_node
 from tests.waiting import until
 
+pytestmark = pytest.mark.filterwarnings("error::ray.util.annotations.RayDeprecationWarning")
+"""The stages are built without the options that Ray 2.64 removes."""
 PIECES = 24
 
 
