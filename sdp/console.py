@@ -5,6 +5,7 @@ how much is shown, and whether as text or as a JSON object per line.
 """
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -176,3 +177,9 @@ def size(count: float) -> str:
 
 def _is_number(cell: str) -> bool:
     return cell.lstrip("<").replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()
+
+
+def rerun(job: str, *more: str) -> str:
+    """Return the command line that this process runs, with more options."""
+    words = sys.argv[1:] if sys.argv[1:2] == [job] else [job]
+    return shlex.join(["sdp", *words, *(word for word in more if word not in words)])

@@ -1,8 +1,9 @@
 """The lines that a download prints before, during and after its work, and its metrics."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
-from sdp.console import counted, duration, size, table
+from sdp.console import counted, duration, rerun, size, table
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN, rule_of
 from sdp.datasets.output import Output
@@ -74,4 +75,5 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
             f"written, {counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
     if counts.failed:
-        yield f"to retry failures: sdp download … --only-failed; to see them: sdp inspect {dataset.storage.uri}"
+        see = shlex.join(["sdp", "inspect", dataset.storage.uri, "--account", "account.parquet"])
+        yield f"to retry failures: {rerun('download', '--only-failed')}; to see them, each with its URL: {see}"

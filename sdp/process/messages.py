@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sdp.config import ProcessConfig, ScoreConfig
-from sdp.console import counted, duration, size, spent
+from sdp.console import counted, duration, rerun, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
@@ -170,7 +170,7 @@ def summary(
     else:
         lines.append(("this run", "nothing to do: all parts existed"))
     if counts.failed:
-        lines.append(("next", f"sdp {figures.job} --only-failed retries the failed rows"))
+        lines.append(("next", f"{rerun(figures.job, '--only-failed')} retries the failed rows"))
     return lines
 
 

@@ -1,10 +1,11 @@
 """A run's progress line, and its summary when training ends."""
 
+import shlex
 from typing import Any
 
 from sdp.config.train import PricesConfig
 from sdp.console import clock, counted, duration, size, spent
-from sdp.model.checkpoints import TrainState
+from sdp.model.checkpoints import TrainState, run_of
 
 
 def progress_line(line: dict[str, Any], last: int | None) -> str:
@@ -56,5 +57,6 @@ def summary_lines(
     if checkpoint:
         lines.append(f"train: checkpoint {checkpoint}")
     if checkpoint and state.step:
-        lines.append(f"next: sdp export {checkpoint} OUT, or sdp generate with it")
+        run = shlex.quote(run_of(checkpoint))
+        lines.append(f"next: sdp generate {run} 'a prompt', or sdp export {run} FOLDER")
     return lines
