@@ -164,8 +164,11 @@ def inspect(args: Arguments) -> int:
 @one_of(
     argument("--row N", "the image at this address", type=int),
     argument("--url URL", "the image that came from this URL"),
+    argument("--file NAME", "the image file with this name, or the end of it, in the source of the first URI"),
     argument("--sha256 HASH", "the image with this content"),
-    argument("--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`"),
+    argument(
+        "--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`, `file NAME`"
+    ),
     required=True,
 )
 @argument("--rewrite", "with --takedown: write the parts again without the content of all rows that are taken down")
@@ -183,7 +186,13 @@ def audit(args: Arguments) -> None:
 
     names = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
     value = next((Takedown(kind, value) for kind, value in names if value is not None), None)
-    traces = audit(args.uri, row=args.row, value=value)
+    row = args.row
+    if args.file is not None:
+        from sdp.datasets.names import row_of_file
+        from sdp.storage import open_storage
+
+        row = row_of_file(open_storage(args.uri[0]), args.file)
+    traces = audit(args.uri, row=row, value=value)
     plain = [asdict(trace) for trace in traces]
     print(json.dumps(plain, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
 
@@ -191,6 +200,7 @@ def audit(args: Arguments) -> None:
 def _take_down(args: Arguments) -> None:
 
     from sdp.datasets import tombstones
+    from sdp.datasets.names import row_of_file
     from sdp.storage import open_storage
 
     if len(args.uri) != 1:
@@ -203,6 +213,10 @@ def _take_down(args: Arguments) -> None:
     if not takedowns:
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
     storage = open_storage(args.uri[0])
+    takedowns = [
+        tombstones.Takedown("row", str(row_of_file(storage, each.value))) if each.kind == "file" else each
+        for each in takedowns
+    ]
     added = tombstones.add(storage, takedowns)
     if args.rewrite:
         from sdp.datasets.blanking import blank

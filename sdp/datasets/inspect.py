@@ -15,6 +15,7 @@ from sdp.console import counted
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, refuse_foreign, repeated_rows, total
+from sdp.datasets.names import names_of
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, REPEATED, TAKEN_DOWN, Counts, relabelled
 from sdp.datasets.output import Output, read_output
 from sdp.datasets.parts import PartInfo, read_footer, read_info, resolve, verify_part
@@ -137,18 +138,19 @@ def accounts(storage: Storage, problems: list[str], unit: int | None = None) -> 
 
 
 def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
-    """Write every address with its outcome, reason, detail and number of attempts.
+    """Write every address with its outcome, reason, detail, number of attempts, and its name in the source.
 
     Return their number, and a line for each part whose addresses are missing.
     """
-    rows, problems = 0, list[str]()
+    rows, problems, names = 0, list[str](), names_of(storage)
     with (
         written_for("inspect: --account", file) as sink,
-        pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd") as writer,
+        pq.ParquetWriter(sink, ACCOUNT_SCHEMA.append(pa.field("name", pa.string())), compression="zstd") as writer,
     ):
         for account in accounts(storage, problems):
             if account.num_rows:
-                writer.write_table(account)
+                named = pa.array([name or None for name in names(account["row"].to_numpy())], pa.string())
+                writer.write_table(account.append_column("name", named))
             rows += account.num_rows
     return rows, problems
 

@@ -43,7 +43,7 @@ FAILURE_REASONS: Mapping[str, str] = {
     "bad_row": "the source row itself is unusable",
     "bad_url": "not a URL that can be fetched",
     "no_caption": "the caption is empty or not text",
-    "private_address": "the URL leads to a private, loopback or link-local address",
+    "private_address": "the URL leads to a private, loopback or link-local address; fetch.allow_networks allows some",
     "dns": "the host has no address",
     "connect": "no connection to the host",
     "tls": "the certificate or the TLS handshake is bad",

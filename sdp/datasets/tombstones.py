@@ -103,13 +103,16 @@ class Added:
 
 
 def parse_list(text: str, where: str) -> list[Takedown]:
-    """Parse a list: one `row 123`, `url https://…` or `sha256 ab12…` a line; # after a blank begins a comment."""
+    """Parse a list: `row 123`, `url https://…`, `sha256 ab12…` or `file a.jpg` a line; # after a blank is a comment."""
     takedowns = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         entry = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
         if not entry:
             continue
         kind, *rest = entry.split(None, 1)
+        if kind.lower() == "file" and rest:  # a name in the source, which stands for an address
+            takedowns.append(Takedown("file", rest[0]))
+            continue
         takedowns.append(takedown(kind.lower(), rest[0] if rest else "", f"{where}:{number}", "correct the line"))
     return takedowns
 

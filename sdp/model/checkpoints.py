@@ -22,7 +22,7 @@ from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
-from sdp.errors import ConfigError, DatasetError, NotFound, UserError
+from sdp.errors import ConfigError, DatasetError, NotFound, SdpError, UserError
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -37,6 +37,8 @@ MODEL, EMA = "model.", "ema."
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
 NEWEST, NAMED = re.compile(r"/checkpoints(/latest)?$"), re.compile(r"/checkpoints/step-\d+$")
 """The ends of URIs that mean a run's newest checkpoint, and one by its name."""
+STEP = "{step}"
+"""Stands in the URI of an output for the step of the checkpoint that it is made with."""
 
 
 DatasetPosition = tuple[Whole, Whole, Whole]
@@ -192,6 +194,21 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
     raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the URI")
+
+
+def newer_than(uri: str, options: StorageOptions | None = None) -> str:
+    """Return the name of a run's newest checkpoint if it is newer than this one; "" if not, or if it cannot be read."""
+    try:
+        newest = find_checkpoint(run_of(uri), options).uri.rpartition("/")[2] if run_of(uri) != uri else ""
+    except SdpError:
+        return ""
+    return newest if newest > uri.rpartition("/")[2] else ""
+
+
+def with_step(uri: str, checkpoint: str) -> str:
+    """Return the URI of an output with the step of a checkpoint in place of {step}."""
+    name = checkpoint.rpartition("/")[2]
+    return uri.replace(STEP, name.removeprefix("step-").lstrip("0") or name)
 
 
 def read_marker(folder: Storage) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from sdp.console import counted, size
 from sdp.datasets.inspect import Description, describe
+from sdp.datasets.names import names_of
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
 from sdp.datasets.parts import PartInfo, iter_rows, read_account, resolve
 from sdp.errors import DatasetError
+from sdp.model.checkpoints import newer_than
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
 
@@ -48,7 +51,7 @@ def dataset_section(
         _reasons(dataset, parts),
         *gallery,
         Table("The first missing parts", ("part", "from row", "to"), missing),
-        listing("Notes", dataset.notes),
+        listing("Notes", [*dataset.notes, *_drawn_with(dataset)]),
         listing("Made from", dataset.lineage, "source"),
         Table("Columns", ("column", "type"), [*columns.items()]),
         Folded("Configuration", json.dumps(facts["config"], indent=1)),
@@ -75,19 +78,31 @@ def dataset_section(
     return PageSection(_TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, problems, facts)
 
 
+def _drawn_with(dataset: Description) -> Iterator[str]:
+    """Yield which checkpoint drew the pictures, and whether its run has a newer one."""
+    if dataset.dataset is not None and (model := dataset.dataset.manifest.models.get("checkpoint")):
+        uri = model.rpartition(" sha256:")[0]
+        newer = newer_than(uri, dataset.output.storage.options)
+        yield f"drawn with {uri}{f'; {newer} is newer' if newer else ''}"
+
+
 def _reasons(dataset: Description, parts: Iterable[PartInfo]) -> Block:
     """Return the number of rows by reason, with a few rows as examples from some of the parts."""
     examples: dict[str, list[str]] = {}
+    names = names_of(dataset.output.storage)
     for unit in dict.fromkeys(part.unit for part in parts):
         attempts = sorted((part.attempt, part.path) for part in dataset.parts if part.unit == unit)
         with suppress(DatasetError):  # a damaged part, which is among the problems
             account = resolve([read_account(dataset.output.storage, path) for _, path in attempts])
             for row in account.filter(pc.is_valid(account["reason"])).slice(0, 1000).to_pylist():
-                examples.setdefault(row["reason"], []).append(f"row {row['row']} {row['detail'] or ''}".strip())
+                if len(shown := examples.setdefault(row["reason"], [])) < _EXAMPLES:
+                    (name,), address = names(np.array([row["row"]])), f"row {row['row']}"
+                    text = f"{name} ({address})" if name else address
+                    shown.append(f"{text} {row['detail'] or ''}".strip())
     counts, meaning = dataset.counts, {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
         (reason, count, f"{count / counts.input:.2%}", meaning.get(rule_of(reason), ""),
-         "; ".join(examples.get(reason, [])[:_EXAMPLES]))
+         "; ".join(examples.get(reason, [])))
         for reason, count in sorted(counts.reasons.items(), key=lambda item: -item[1])
     ]  # fmt: skip
     return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning", "examples"), rows)

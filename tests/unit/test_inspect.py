@@ -69,7 +69,7 @@ def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> N
     account = pq.read_table(file)
     assert account["row"].to_pylist() == list(range(42))
     assert account.filter(pc.field("row") == 3).to_pylist() == [
-        {"row": 3, "outcome": "failed", "reason": "http_status", "detail": "404", "attempts": 1}
+        {"row": 3, "outcome": "failed", "reason": "http_status", "detail": "404", "attempts": 1, "name": None}
     ]
 
 

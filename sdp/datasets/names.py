@@ -1,0 +1,84 @@
+"""Names of a dataset's addresses in its source: an image file, or the URL in a row of Parquet."""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sdp.datasets import tombstones
+from sdp.datasets.columns import open_parquet, read_footer, row_stops
+from sdp.datasets.output import Output, read_output
+from sdp.errors import SdpError, UserError
+from sdp.storage import Storage, open_source
+
+Namer = Callable[[NDArray[np.int64]], list[str]]
+"""Returns the names of sorted addresses that are near each other."""
+_PARQUET = (".parquet", ".pq")
+
+
+def names_of(storage: Storage) -> Namer:
+    """Return a function that names a dataset's addresses; "" where the source has no URL, or is gone."""
+    try:
+        root = _root(storage)
+    except SdpError:
+        return lambda rows: [""] * len(rows)
+    column, options = str(root.head.identity.get("source.url_column", "url")), storage.options
+
+    @lru_cache(maxsize=1)  # units follow one another in a file
+    def urls(path: str, number: int) -> pa.ChunkedArray:
+        file = open_parquet(open_source(path, options), [column], read_footer(path, options))
+        return file.read_row_group(number, columns=[column])[column]
+
+    @lru_cache(maxsize=1)
+    def stops_in(path: str) -> list[int]:
+        """Return where the row groups of a file end; nothing if it has no URLs."""
+        footer = read_footer(path, options)
+        return [0, *row_stops(footer).tolist()] if column in footer.schema.to_arrow_schema().names else []
+
+    def in_parquet(path: str, places: NDArray[np.int64]) -> Iterator[str]:
+        """Yield the URLs at some places of a file, if it has any."""
+        stops = stops_in(path)
+        for number, (start, stop) in enumerate(pairwise(stops)):
+            within = places[(places >= start) & (places < stop)]
+            if len(within):
+                yield from map(str, urls(path, number).take(pa.array(within - start)).to_pylist())
+
+    def names(rows: NDArray[np.int64]) -> list[str]:
+        named: list[str] = []
+        for piece in root.index.slices(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
+            inside = rows[(rows >= piece.first_row) & (rows < piece.first_row + piece.length)]
+            places, of_file = inside - piece.first_row + piece.offset, list[str]()
+            if piece.path.endswith(_PARQUET):
+                try:
+                    of_file = list(in_parquet(piece.path, places))
+                except (SdpError, pa.ArrowException, OSError):
+                    of_file = []
+            elif not piece.path.endswith(".tar"):
+                of_file = [piece.path] * len(places)
+            named += of_file or [""] * len(places)
+        return named
+
+    return names
+
+
+def row_of_file(storage: Storage, name: str) -> int:
+    """Return the address of the image file with this name, or with a name that ends with it."""
+    files, wanted = _root(storage).index.files, f"/{name.removeprefix('./').lstrip('/')}"
+    columns = (files[column].to_pylist() for column in ("path", "first_row"))
+    rows = [row for path, row in zip(*columns, strict=True) if f"/{path}".endswith(wanted)]
+    if len(rows) != 1 or name.endswith((*_PARQUET, ".tar")):
+        hint = "give more of the path" if rows else "check the name"
+        raise UserError(f"{storage.uri}: expected the name of one image file, got {name}, of {len(rows)}; {hint}")
+    return int(rows[0])
+
+
+def _root(storage: Storage) -> Output:
+    """Return the dataset of a lineage whose source are plain files."""
+    *_, oldest = tombstones.lineage(storage)
+    output = read_output(oldest)
+    if output.head.derived:
+        raise UserError(f"{oldest.uri}: the dataset that it was made from is gone, and with it the names of its rows")
+    return output

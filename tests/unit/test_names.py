@@ -1,0 +1,42 @@
+"""Names of addresses in their source: image files and URLs."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.datasets.names import names_of, row_of_file
+from sdp.datasets.output import Head, Output, open_output
+from sdp.datasets.source import freeze_files, freeze_source
+from sdp.errors import UserError
+from sdp.storage import list_source, open_storage
+
+
+def output(folder: Path, **identity: str) -> Output:
+    return open_output(open_storage(str(folder)), Head("images", 4, False, identity))
+
+
+def test_a_row_of_a_table_is_named_by_its_url(tmp_path: Path) -> None:
+    for name, numbers in (("a", range(7)), ("b", range(7, 9))):
+        table = pa.table({"URL": [f"https://a.example/{n}" for n in numbers], "n": list(numbers)})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=3)
+    freeze_source(output(tmp_path / "out", **{"source.url_column": "URL"}), list_source(str(tmp_path)), ["URL"])
+    names = names_of(open_storage(str(tmp_path / "out")))
+    assert names(np.array([1, 2, 3, 6, 7])) == [f"https://a.example/{n}" for n in (1, 2, 3, 6, 7)]
+    (tmp_path / "b.parquet").unlink()
+    assert names_of(open_storage(str(tmp_path / "out")))(np.array([8])) == [""], "its source is gone"
+
+
+def test_an_image_file_is_named_and_traced_by_its_name(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    freeze_files(output(tmp_path / "out"), list_source(str(tmp_path), suffixes=(".jpg",)))
+    out = open_storage(str(tmp_path / "out"))
+    assert names_of(out)(np.array([0, 2])) == [str(tmp_path / "a/1.jpg"), str(tmp_path / "b/2.jpg")]
+    assert (row_of_file(out, "2.jpg"), row_of_file(out, "./b/1.jpg")) == (2, 1)
+    for name, hint in (("1.jpg", "of 2; give more of the path"), ("3.jpg", "of 0; check the name")):
+        with pytest.raises(UserError, match=hint):
+            row_of_file(out, name)
