@@ -257,7 +257,7 @@ def report(args: Arguments) -> None:
 
 @command(PIPELINE, "export s3://bucket/run ./sd2-mine")
 @argument("CHECKPOINT", "a checkpoint, or a run, whose newest one is taken")
-@argument("OUT", "the folder to write, new or empty: local, s3:// or gs://; a file for --single-file")
+@argument("OUT", "the folder to write, new or empty, or the file; {step} in it is the step")
 @one_of(
     argument("--single-file", "write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read"),
     argument("--lora", "write only a run's LoRA to OUT, which diffusers' load_lora_weights reads"),
@@ -275,4 +275,6 @@ def export(args: Arguments) -> None:
     exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
+    if exported.newer:
+        say(f"{exported.newer} of that run is newer")
     say(exported.hint)

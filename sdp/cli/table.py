@@ -2,9 +2,10 @@
 
 import importlib
 import signal
+from dataclasses import replace
 
 from sdp.cli import cluster, completion, look, plan
-from sdp.cli.command import PIPELINE, SETTINGS, Arguments, Command, all_of, argument
+from sdp.cli.command import PIPELINE, SETTINGS, Arguments, Command, UsageError, all_of, argument
 
 
 def job_command(name: str, summary: str, **flags: str) -> Command:
@@ -30,6 +31,34 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
     return Command(name, PIPELINE, summary, arguments.add, run, f"{name} --config {name}.yaml --set limit=1000")
 
 
+def generate_command() -> Command:
+    """Return the command that generates by a configuration, or draws a prompt at once."""
+    job = job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model.")
+    prompts = all_of(
+        argument("RUN", "draw now, with a run, checkpoint or model; --config and --set may change how", nargs="?"),
+        argument("PROMPT", "what to draw with RUN", nargs="*"),
+        argument("-n N", "pictures of each PROMPT (default: 1)", type=int, default=1),
+    )
+
+    def run(args: Arguments) -> int | None:
+        if args.run is None:
+            return job.run(args)
+        if not args.prompt or args.n < 1:
+            got = "none" if not args.prompt else f"-n {args.n}"
+            raise UsageError(
+                f"generate: expected prompts, and 1 or more pictures of each, got {got}; write RUN 'a cat'"
+            )
+        from sdp.config.load import read
+        from sdp.generate.draw import draw
+
+        for uri in draw(args.run, args.prompt, args.n, read(args.config, args.set)):
+            print(uri, flush=True)
+        return None
+
+    example = 'generate my/run "a cat on the moon" -n 4'
+    return replace(job, arguments=lambda parser: (job.arguments(parser), prompts.add(parser)), run=run, example=example)
+
+
 COMMANDS: tuple[Command, ...] = (
     job_command(
         "download",
@@ -47,7 +76,7 @@ COMMANDS: tuple[Command, ...] = (
         only_failed="retry the rows that failed",
     ),
     job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
-    job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
+    generate_command(),
     job_command("evaluate", "Judge pictures by CLIP score, FID and KID, and a checkpoint by its held-out loss."),
     job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),
     look.export,

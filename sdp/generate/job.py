@@ -14,14 +14,17 @@ from sdp.generate.layout import IMAGES, KIND
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
 from sdp.lease import Lease
+from sdp.model.checkpoints import STEP, newer_than, with_step
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
 
 
 def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
     """Draw the missing pictures; return the dataset, or None after a dry run."""
-    storage = open_storage(config.output.uri, config.storage.options())
     prompts = read_prompts(config)
+    if STEP in config.output.uri:
+        config = config.replaced(output=config.output.replaced(uri=with_step(config.output.uri, choose(config).uri)))
+    storage = open_storage(config.output.uri, config.storage.options())
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     model = choose(config, begun)
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, model))
@@ -47,6 +50,9 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
     say(table(_closing(dataset, figures, config.output.image_files)))
+    if newer := newer_than(model.uri, config.storage.options()):
+        uri = f"{config.output.uri.rstrip('/')}-{{step}}"
+        say(f"generate: {newer} is newer than {model.uri}; draw with it by --set 'output.uri={uri}'")
     return dataset
 
 
@@ -71,6 +77,7 @@ def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prom
 def _closing(dataset: Dataset, figures: PoolFigures, image_files: bool) -> Iterator[tuple[str, str]]:
     """Yield the closing table: the dataset's counts, this run's figures, where to look."""
     counts = dataset.manifest.counts
+    yield "drawn with", dataset.manifest.models["checkpoint"].rpartition(" sha256:")[0]
     yield "written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"
     yield from ((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items())
     yield "this run", figures.summary if figures.total else "nothing to do: all parts existed"

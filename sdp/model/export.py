@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
 from sdp.model import layout, load, sources
-from sdp.model.checkpoints import find_checkpoint, read_config, read_marker, read_weights, trained_scheduler
+from sdp.model.checkpoints import (
+    find_checkpoint,
+    newer_than,
+    read_config,
+    read_marker,
+    read_weights,
+    trained_scheduler,
+    with_step,
+)
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import adapter_config, diffusers_lora, kohya_lora
 from sdp.model.single_file import architecture, single_file
@@ -32,6 +40,8 @@ class Exported:
     uri: str
     checkpoint: str
     step: int
+    newer: str
+    """The run's newest checkpoint, if it is another."""
     ema: bool
     form: Form
 
@@ -60,6 +70,9 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     """
     one_file = form != "folder"
     folder = find_checkpoint(checkpoint)
+    stem, dot, suffix = out.rpartition(".") if one_file else (out.rstrip("/"), "", "")
+    own = f"name it by the step ({stem}-{{step}}{dot}{suffix})"
+    out = with_step(out, folder.uri)
     config, marker = read_config(folder), read_marker(folder)
     step = int(marker["state"]["step"])
     if not step:
@@ -69,21 +82,21 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     if one_file and not file.endswith(".safetensors"):
         raise UserError(f"export: OUT: expected a file name that ends with .safetensors, got {out}")
     if one_file and target.exists(file):
-        raise UserError(f"export: OUT: {target.uri_of(file)}: already exists; choose another name")
+        raise UserError(f"export: OUT: {target.uri_of(file)}: already exists; choose another name, or {own}")
     if not one_file and target.names():
-        raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one")
+        raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
     source = _source(folder, config)
     if form in ("lora", "kohya"):
         target.publish(file, _serialised(_lora(target, folder, ema=ema, kohya=form == "kohya"), dtype))
-        return Exported(target.uri_of(file), folder.uri, step, ema, form)
+        return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
         _write_folder(target, networks, config["objective"], source, dtype)
-        return Exported(target.uri, folder.uri, step, ema, form)
+        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
     spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
     target.publish(file, _serialised(single_file(networks.unet, load.load_vae(source), text_encoder), dtype, spec))
-    return Exported(target.uri_of(file), folder.uri, step, ema, form)
+    return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
 
 
 def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], source: Path, dtype: Dtype) -> None:

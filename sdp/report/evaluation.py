@@ -8,6 +8,7 @@ from sdp.console import counted
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
+from sdp.model.checkpoints import newer_than
 from sdp.report.page import Block, Folded, PageSection, Table, listing
 from sdp.storage import Storage
 
@@ -42,5 +43,7 @@ def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(name, result[name]["model"]) for name in ("clip", "features") if name in result]
     rows += [(name, str(result[name]["uri"])) for name in ("generated", "reference") if name in result]
     if loss := result.get("loss"):
-        rows += [("checkpoint", f"{loss['checkpoint']} ({loss['weights']})"), ("rows", str(loss["dataset"]))]
+        newer = newer_than(loss["checkpoint"])
+        newest = f"; {newer} is newer" if newer else ""
+        rows += [("checkpoint", f"{loss['checkpoint']} ({loss['weights']}){newest}"), ("rows", str(loss["dataset"]))]
     return rows

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from sdp.cli import main
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import Dataset, finish
@@ -17,6 +18,9 @@ from sdp.datasets.parts import write_part
 from sdp.generate import job
 from sdp.generate.painter import Painter, Picture
 from sdp.generate.sample import image_seed
+from sdp.report.data import dataset_section
+from sdp.report.page import text_of
+from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.kit import LAYOUT, account_of, begin_images, rows_of
 
@@ -122,6 +126,42 @@ def test_only_new_prompts_are_drawn_in_an_output_that_is_there(
     draw(out, checkpoint, **how)
     assert parts(out) == after
     assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_prompt_is_drawn_beside_the_run_without_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    for step in (3, 5):
+        make_checkpoint(run, tiny_model(tmp_path / "model"), step)
+    how = ["-n", "2", "--set", "sampler.steps=2", "--set", "resolution=64"]
+    assert main(["generate", str(run), "A cat, on the moon", *how]) == 0
+    out, err = capsys.readouterr()
+    files = [run / f"drawn/a-cat-on-the-moon-step-000000005-{number}.png" for number in (0, 1)]
+    assert out.splitlines() == [str(file) for file in files]
+    assert len({file.read_bytes() for file in files}) == 2
+    assert "is newer" not in err
+    assert main(["generate", f"{run}/checkpoints/step-000000003", "z", *how]) == 0
+    assert "step-000000003, though step-000000005 is newer" in capsys.readouterr().err
+    assert main(["generate", str(run)]) == 2
+    assert "generate: expected prompts" in capsys.readouterr().err
+
+
+def test_a_newer_checkpoint_is_named_and_has_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, model = tmp_path / "run", tiny_model(tmp_path / "model")
+    make_checkpoint(run, model, 3)
+    draw(tmp_path / "out", str(run), PROMPTS[:1])
+    assert "is newer" not in capsys.readouterr().err
+    make_checkpoint(run, model, 5)
+    draw(tmp_path / "out", str(run), PROMPTS[:1])
+    hint = f"--set 'output.uri={tmp_path / 'out'}-{{step}}'"
+    err = capsys.readouterr().err
+    assert "step-000000005 is newer than" in err
+    assert hint in err
+    assert "step-000000005 is newer" in text_of(dataset_section(open_storage(str(tmp_path / "out"))))
+    assert draw(Path(f"{tmp_path}/out-{{step}}"), str(run), PROMPTS[:1]).storage.uri == f"{tmp_path}/out-5"
 
 
 def test_captions_taken_down_or_missing_are_accounted_for_and_not_drawn(checkpoint: str, tmp_path: Path) -> None:

@@ -73,12 +73,12 @@ def test_what_cannot_be_exported_is_told_in_one_line(
     (unlearned / "complete.json").write_text(json.dumps({**marker, "state": {**marker["state"], "step": 0}}))
     train(config(root, "raw", ema__decay=None, max_steps=1))
     for arguments, message in (
-        ([run, full], "the folder is not empty; choose an empty one"),
+        ([run, full], f"choose an empty one, or name it by the step ({full}-{{step}})"),
         ([tmp_path / "nothing", out], "no complete checkpoint there"),
         ([unlearned, out], "step 0, which has learned nothing"),
         ([root / "raw", out], "no moving average in it"),
         ([run, out, "--dtype", "fp8"], "export: --dtype: expected fp32 or fp16, got 'fp8'"),
-        ([run, file, "--single-file"], "already exists; choose another name"),
+        ([run, file, "--single-file"], f"name it by the step ({full}/taken-{{step}}.safetensors)"),
         ([run, out, "--single-file"], "expected a file name that ends with .safetensors"),
     ):
         assert main(["export", *map(str, arguments)]) == 2
