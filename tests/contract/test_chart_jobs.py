@@ -68,6 +68,11 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
             {"scaling.num_workers": {"min": 28, "max": 36}},
         ),
         ("train", STATIC, {"scaling.can_grow": None}),
+        # Encoders take what their accelerator's groups have, up to eight.
+        ("process", "groups.a10g.maxReplicas=3", {"encode.num_workers": 3}),
+        ("process", "jobs.process.encode.num_workers=4", {"encode.num_workers": 4}),
+        ("train-online", "groups.a10g.maxReplicas=3", {"encode.num_workers": 3, "scaling.num_workers.max": 32}),
+        ("score", "jobs.score.limit=9 groups.a10g.maxReplicas=3", {"encode.num_workers": 3}),
         ("train", "jobs.train.scaling.can_grow=false", {"scaling.can_grow": False}),
         # A cluster without pods shows no GPUs: evaluators run where generators do, score's encoders where process's do.
         ("evaluate", "jobs.evaluate.limit=9", {"scaling": {"accelerator": "A10G"}}),

@@ -103,6 +103,13 @@ def test_values_that_cannot_work_are_refused_with_their_path(
 
 
 @NEEDS_HELM
+def test_all_jobs_that_lost_their_group_are_named_at_once(tool: Callable[[str], Path]) -> None:
+    done = helm_template(tool("helm"), "minimal", "groups.a10g=null")
+    jobs = ("generate.scaling", "process.encode", "train-online.encode")
+    assert [f"jobs.{job}.accelerator: expected one that" in done.stderr for job in jobs] == [True] * 3
+
+
+@NEEDS_HELM
 @pytest.mark.parametrize(
     "settings",
     [

@@ -30,17 +30,19 @@
 {{- include "sdp-cluster.check-group" (dict "root" $ "name" $name "group" $group) -}}
 {{- if and $group.accelerator $group.most }}{{ $have = append $have $group.accelerator }}{{ end -}}
 {{- end -}}
+{{- $wrong := list -}}
 {{- range $job, $own := .Values.jobs -}}
 {{- $own = $own | default dict -}}
 {{- $offline := and (hasPrefix "train" $job) (ne (toString ($own.data | default dict).mode) "online") -}}
 {{- range $section := ternary (list "scaling") (list "scaling" "encode") $offline -}}
 {{- with (get $own $section | default dict).accelerator -}}
 {{- if not (has . $have) -}}
-{{- fail (printf "jobs.%s.%s.accelerator: expected one that the groups have (%s), got %s; add a group, or set jobs.%s to null" $job $section (join ", " (slice $have 2 | uniq | sortAlpha) | default "none") . $job) -}}
+{{- $wrong = append $wrong (printf "jobs.%s.%s.accelerator: expected one that the groups have (%s), got %s; add a group, or set jobs.%s to null" $job $section (join ", " (slice $have 2 | uniq | sortAlpha) | default "none") . $job) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with $wrong }}{{ fail (join "\n" .) }}{{ end -}}
 {{- end -}}
 
 {{/* Refuse settings of a pod that are now fields of podSpec or container. Takes path and settings. */}}
