@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.slot import Buffer
 from sdp.urls import parse
+from tests.programs import ended
 
 
 def fetch_apart(
@@ -20,13 +20,8 @@ def fetch_apart(
 ) -> dict[str, Any]:
     """Return the reason of each URL's failure (None for an image), the bytes still held, and the memory taken."""
     arguments = json.dumps([urls, buffer_bytes, options])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fetching", arguments],
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=True,
+    done = ended(
+        [sys.executable, "-m", "tests.fetching", arguments], env={**os.environ, **(env or {})}, timeout=400, check=True
     )
     result: dict[str, Any] = json.loads(done.stdout)
     assert result.pop("error") == "None"

@@ -1,25 +1,20 @@
-"""Other processes: running Python code, finding processes, and ports for servers."""
+"""Other processes: running commands, finding processes, and ports for servers."""
 
 import os
 import socket
 import subprocess
-import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_program(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run Python code from the repository's root, with one OpenMP thread."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
+def ended(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command until it ends, for two minutes at most; return its exit code and what it printed."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, **{"timeout": 120, "check": False, **options})
 
 
 def processes_with(text: str | Path) -> list[int]:

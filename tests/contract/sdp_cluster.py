@@ -16,6 +16,7 @@ import yaml
 from sdp.kube.clusters import rendered_texts
 from sdp.kube.rayjob import as_yaml
 from sdp.kube.submit import Submission, rayjob_of
+from tests.programs import ended
 
 CHART = Path(__file__).parents[2] / "charts" / "sdp-cluster"
 VALUES = {
@@ -48,7 +49,7 @@ def helm_template(
         arguments = ["--set", "image.repository=registry.example.com/sdp/ray", *arguments]
     files = [part for file in (under, VALUES[example]) if file for part in ("-f", str(file))]
     command = [str(helm), "template", "sdp", str(CHART), *files, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ended(command)
 
 
 def parsed(text: str) -> list[Manifest]:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.contract.sdp_cluster import (
     pods,
     rendered,
 )
+from tests.programs import ended
 
 pytestmark = pytest.mark.needs("helm")
 STATIC = ("autoscaling.enabled=false", "groups.cpu.replicas=1", "groups.a10g.replicas=8", "groups.a100.replicas=4")
@@ -68,7 +68,7 @@ def test_an_umbrella_chart_renders_both_charts(tool: Callable[[str], Path], tmp_
     values = {"sdp-cluster": yaml.safe_load(VALUES["minimal"].read_text()), "sdp-monitoring": exporter}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     command = [str(tool("helm")), "template", "umbrella", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(command)
     assert done.returncode == 0, done.stderr
     assert {"RayCluster", "DaemonSet", "PrometheusRule"} <= {manifest["kind"] for manifest in parsed(done.stdout)}
 
@@ -201,7 +201,7 @@ def test_labels_that_go_by_the_chart_s_version_make_no_pod_an_older_one(
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     (newer / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "9.9.9"}))
     command = [str(tool("helm")), "template", "sdp", str(newer), "-f", str(VALUES["minimal"])]
-    manifests = parsed(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    manifests = parsed(ended(command, check=True).stdout)
     assert pods(one(manifests, "RayCluster"))["cpu"]["metadata"]["labels"]["helm.sh/chart"] == "sdp-cluster-9.9.9"
     assert template_digests(manifests) == template_digests(render("minimal"))
 
@@ -238,7 +238,7 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
     def older(*settings: str) -> Any:
         arguments = [argument for setting in settings for argument in ("--set", setting)]
         command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = ended(command, check=True)
         return one(parsed(done.stdout), "Probe")["older"]
 
     assert older() == {"cpu": 1}, "that which says nothing of its template"
@@ -249,14 +249,7 @@ def test_the_notes_say_what_is_not_set_and_how_to_start_the_first_job(
     tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
     command = [tool("helm"), "install", "blue", CHART, "-f", VALUES["minimal"], "-n", "team", "--dry-run=client"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "KUBECONFIG": str(tmp_path / "none")},
-    )
+    done = ended(command, check=True, env={**os.environ, "KUBECONFIG": str(tmp_path / "none")})
     assert "\n  sdp submit download --namespace team --cluster blue\n" in done.stdout
     assert "jobs.download.source.uri is not set" in done.stdout
     assert "model is not set" in done.stdout

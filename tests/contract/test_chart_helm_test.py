@@ -1,7 +1,6 @@
 """The scripts of `helm test` against a server that answers as Ray's head and Prometheus do."""
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import ended
 
 CHARTS = Path(__file__).parents[2] / "charts"
 TOKEN = "of-the-cluster"
@@ -65,7 +66,7 @@ def run(chart: str, *arguments: str, token: str = "") -> tuple[int, str]:
     code = (CHARTS / chart / "files" / "helm_test.py").read_text()
     command = [sys.executable, "-S", "-c", code, *arguments]
     environment = {"RAY_AUTH_TOKEN": token} if token else {}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    done = ended(command, env=environment)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 

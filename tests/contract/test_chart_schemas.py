@@ -6,7 +6,6 @@ of the fields that the chart uses. kubeconform judges by them, without a network
 
 import copy
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from tests.contract.sdp_cluster import VALUES, Manifest, one, parsed, pods
 from tests.monitoring import chart as monitoring
+from tests.programs import ended
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NEEDS_HELM = pytest.mark.needs("helm")
@@ -123,7 +123,7 @@ def judged(tool: Callable[[str], Path], schemas: Path) -> Judge:
     def run(text: str) -> tuple[int, list[str]]:
         where = f"{schemas}/{{{{.ResourceKind}}}}.json"
         command = [str(tool("kubeconform")), "-strict", "-summary", "-output", "json", "-schema-location", where, "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        done = ended(command, input=text)
         report = json.loads(done.stdout)
         against = [f"{resource['kind']}: {resource['msg']}" for resource in report.get("resources") or []]
         assert (done.returncode == 0) == (not against), done.stderr
@@ -146,7 +146,7 @@ def test_strict_readers_take_the_manifests(tool: Callable[[str], Path], judged: 
     """They refuse a key that replaces one of a merged mapping."""
     manifests = [path for path in MANIFESTS.glob("*.yaml") if path.stem != "kustomization"]
     command = [tool("kubeconform"), "-strict", "-ignore-missing-schemas", "-schema-location", tmp_path, *manifests]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(command)
     assert (done.returncode, done.stdout) == (0, "")
     for path in MANIFESTS.glob("*-own-cluster.yaml"):
         job = yaml.safe_load(path.read_text())

@@ -1,7 +1,6 @@
 """The chart refuses values that cannot work: it names the path, in one sentence, before anything is applied."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import getitem
@@ -15,6 +14,7 @@ from scripts import chart_readme, chart_schema
 from sdp.config import JOBS, draft
 from sdp.config.base import keys
 from tests.contract.sdp_cluster import CHART, VALUES, helm_template, parsed
+from tests.programs import ended
 
 NEEDS_HELM = pytest.mark.needs("helm")
 
@@ -153,7 +153,7 @@ def test_each_job_s_defaults_and_examples_are_not_refused(tool: Callable[[str], 
 def test_the_exporters_image_must_be_the_users_own(tool: Callable[[str], Path]) -> None:
     """The project has no image of its own, neither for the exporter nor for the cluster."""
     command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(command)
     assert "): exporter.image.repository: required if exporter.enabled is true" in done.stderr
 
 

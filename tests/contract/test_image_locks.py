@@ -2,13 +2,14 @@
 
 import os
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ("ray", "exporter")
@@ -61,7 +62,7 @@ def test_an_efa_installer_without_its_digest_is_refused_before_anything_is_built
     environment = {**os.environ, "EFA_INSTALLER": "1.43.2"}
     environment.pop("EFA_SHA256", None)
     command = ["sh", "scripts/build_images.sh", "registry.example", "ray"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(command, cwd=ROOT, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("build_images: EFA_SHA256: expected the SHA-256 of AWS's archive, got nothing; ")
 
@@ -77,7 +78,7 @@ def test_the_efa_installer_runs_only_after_its_digest_was_checked() -> None:
     for digest, message in (("", "EFA_SHA256: expected"), ("0" * 64, "")):
         environment = {"PATH": os.defpath, "EFA_INSTALLER": "1", "EFA_SHA256": digest}
         script = f'cd "$(mktemp -d)"; {prefix} echo reached; }}'
-        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+        done = ended(["sh", "-c", script], env=environment)
         assert done.returncode != 0
         assert "reached" not in done.stdout
         assert message in done.stderr

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import import_rules
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -196,7 +196,7 @@ def import_alone(modules: Sequence[str], *extras: str) -> list[str]:
     forbidden = {top for top, owners in owners_of().items() if top != "sdp" and not held & owners}
     code = f"FORBIDDEN = {forbidden!r}\nMODULES = {modules!r}\n{FORBIDDING}"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = ended(command, cwd=ROOT, check=True)
     return done.stdout.splitlines()
 
 
@@ -212,5 +212,5 @@ def test_workers_that_compute_no_tensors_load_neither_torch_nor_diffusers() -> N
     heavy = "{'torch', 'diffusers', 'transformers'}"
     modules = "sdp.download.pipeline, sdp.encode.pipeline, sdp.train.online, sdp.pool"
     script = f"import sys, {modules}; sys.exit(' '.join({heavy} & sys.modules.keys()) or None)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = ended([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr

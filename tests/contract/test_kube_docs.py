@@ -1,12 +1,13 @@
 """The pages' commands for a cluster: their values render, and they agree with the charts."""
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARTS = ROOT / "charts"
@@ -31,7 +32,7 @@ def values_of(name: str) -> str:
 def test_the_values_that_a_page_gives_render(page: str, tmp_path: Path, tool: Callable[[str], Path]) -> None:
     (tmp_path / "values.yaml").write_text(values_of(page))
     command = [tool("helm"), "template", "sdp", CHARTS / "sdp-cluster", "-f", tmp_path / "values.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(command)
     assert done.returncode == 0, done.stderr
     assert "kind: RayCluster" in done.stdout
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from tests.download_kit import plain_urls, write_urls
 from tests.latents import make_latents
 from tests.misbehaving.server import ImageServer
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,14 +38,11 @@ def test_jobs_run_on_ray_in_a_checkout_with_an_odd_path_to_outputs_with_odd_name
 
 
 def sdp(checkout: Path, job: str, *settings: str) -> str:
-    ended = subprocess.run(
+    done = ended(
         [str(checkout / ".venv/bin/python"), "-m", "sdp", job, *(f"--set={setting}" for setting in settings)],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout), "RAY_ADDRESS": "local", "RAY_raylet_start_wait_time_s": "150"},
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout + ended.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr

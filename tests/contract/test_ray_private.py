@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from ray.data import Dataset
 
 from scripts.import_rules import ROOT, read_sources
 from sdp import ray_private
+from tests.programs import ended
 
 DEVELOPERS = {
     name for name, value in vars(Dataset).items() if "DEVELOPER" in str(getattr(value, "_annotated_type", ""))
@@ -111,9 +111,7 @@ spilled True
 def test_each_private_use_still_works() -> None:
     """If this fails after an update of Ray, the functions of sdp/ray_private.py say what to do."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", LOCAL], capture_output=True, text=True, timeout=120, check=False, env=environment
-    )
+    done = ended([sys.executable, "-c", LOCAL], env=environment)
     assert done.stdout == EXPECTED, done.stderr
     assert "A worker died. Lease ID: 1" in done.stderr, "logged, not printed"
     assert "has changed" not in done.stderr, "without anything that _comfort hides"

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import sdp
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -25,16 +26,7 @@ TARGETS = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE))
 
 def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "KUBECONFIG"))}
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=ROOT,
-        env=surroundings | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return ended(["make", *arguments], cwd=ROOT, env=surroundings | environment, stdin=subprocess.DEVNULL)
 
 
 def named(page: Path) -> str:
@@ -83,9 +75,7 @@ def test_the_readme_gives_the_commands_that_ci_runs() -> None:
 
 
 def test_the_readme_names_all_commands_and_no_others() -> None:
-    asked = subprocess.run(
-        [sys.executable, "-m", "sdp", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
+    asked = ended([sys.executable, "-m", "sdp", "--help"], cwd=ROOT, check=True)
     exist = set(re.findall(r"^  ((?!sdp )[a-z]+(?: [a-z]+)*)  +[A-Z]", asked.stdout, re.MULTILINE))
     prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     code = " ".join(re.findall(r"`[^`]+`", prose))
@@ -103,9 +93,7 @@ def test_make_e2e_without_a_cluster_names_the_missing_setting_in_one_line() -> N
 
 
 def test_make_bench_with_an_unknown_name_lists_the_known_ones() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.benchmarks", "no-such"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ended([sys.executable, "-m", "scripts.benchmarks", "no-such"], cwd=ROOT)
     assert done.returncode == 2
     assert done.stdout.startswith("make bench: no benchmark called no-such; there are: ")
 
@@ -155,7 +143,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel that this tree builds, without a download."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = ended(build, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from scripts import site_links
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -72,14 +72,11 @@ def test_mkdocs_builds_the_site_without_a_warning(tmp_path: Path) -> None:
     mkdocs = shutil.which("mkdocs", path=os.pathsep.join(folders))
     if mkdocs is None:
         pytest.skip("mkdocs is not installed; make site installs it, and CI builds the site with it")
-    done = subprocess.run(  # without --quiet, with which mkdocs does not count warnings
+    done = ended(  # without --quiet, with which mkdocs does not count warnings
         [mkdocs, "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "monitoring" / "index.html").is_file()

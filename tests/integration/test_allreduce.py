@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.allreduce import bus_rate, memory_lock, network_of
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_NODES = """
@@ -29,7 +29,7 @@ main(["--accelerator", "A100", "--nodes", "3", "--wait", "3"])
 def test_nodes_of_the_accelerator_are_measured_between_and_those_that_are_not_added_are_named() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", TWO_NODES]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    done = ended(command, cwd=ROOT, env=environ, timeout=240)
     line = re.search(r"^all-reduce of 4 MB: (\S+) GB/s \(2 nodes, CPUs only, (\S+) ms; ulimit -l: (.*)\)$", done.stdout)
     assert line, done.stderr
     assert float(line[1]) == pytest.approx(4 / float(line[2]), rel=0.02)
@@ -53,5 +53,5 @@ def test_nccls_transport_is_read_from_its_log() -> None:
 
 
 def test_the_limit_on_locked_memory_is_reported_as_by_the_shell() -> None:
-    limit = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
+    limit = ended(["bash", "-c", "ulimit -l"], check=True)
     assert memory_lock() == limit.stdout.strip()

@@ -1,7 +1,6 @@
 """Training's own step as one of 32 A100s that are not there: what goes where, in which precision, and what is sent."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from scripts.bench._fake_cuda import environment
 from sdp.model.load import load_text_encoder
 from sdp.model.sources import resolve
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -53,9 +53,7 @@ Reports = Mapping[str, dict[str, Any]]
 def reports(tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], Path]) -> Reports:
     tool("cc")
     environ = environment(tmp_path_factory.mktemp("cuda"))
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1500, check=False
-    )
+    done = ended([sys.executable, "-c", RUN], cwd=ROOT, env=environ, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     return {report["name"]: report for report in map(json.loads, done.stdout.splitlines())}
 

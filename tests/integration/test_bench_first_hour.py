@@ -12,6 +12,7 @@ import pytest
 from scripts.bench import _gpu_checks
 from scripts.bench.gpu_first_hour import ROWS, Machine, Results, Row, _measure
 from tests.process_kit import make_images
+from tests.programs import ended
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +26,10 @@ def first_hour(folder: Path, *names: str, python: str = PYTHON, **environ: str) 
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environ |= {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out"), "SDP_BENCH_SMALL": "1"}
-    process = subprocess.run(
-        ["scripts/bench/gpu_first_hour.sh", *names],
-        cwd=ROOT, env={**os.environ, "PYTHON": str(folder / "python"), **environ},
-        check=True, timeout=550, capture_output=True, text=True,
-    )  # fmt: skip
+    environ |= {"PYTHON": str(folder / "python")}
+    process = ended(
+        ["scripts/bench/gpu_first_hour.sh", *names], cwd=ROOT, env={**os.environ, **environ}, check=True, timeout=550
+    )
     return process.stdout, figures_of(folder / "out")
 
 

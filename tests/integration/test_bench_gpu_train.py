@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def gpu_train(*arguments: str) -> list[str]:
     command = [sys.executable, "-m", "scripts.bench.gpu_train", *arguments]
     environ = {**os.environ, "SDP_TESTS_WARM_PROGRAMS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = ended(command, cwd=ROOT, env=environ, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 

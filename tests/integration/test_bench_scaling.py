@@ -1,11 +1,12 @@
 """The scaling benchmark, with CPU stand-ins for GPUs."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ended
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ def test_it_measures_several_workers_and_draws_them_beside_a_straight_line(tmp_p
     command = [sys.executable, "-m", "scripts.bench.scaling", "--workers", "1,2", "--steps", "2", "--wait-ms", "50"]
     environ = {**os.environ, "SDP_TESTS_WARM_PROGRAMS": "1"}
     command += ["--picture", str(picture)]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = ended(command, cwd=ROOT, env=environ, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["1", "2"]

@@ -1,13 +1,13 @@
 """Every benchmark still runs, at its smallest size; those with tests of their own are not repeated."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from scripts.bench._cases import SMALL
 from scripts.benchmarks import FOLDER, benchmarks
+from tests.programs import ended
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +18,10 @@ MEASURES_A_START = {"cli_start", "download", "exporter"}
 
 @pytest.mark.parametrize("name", sorted(benchmarks(FOLDER).keys() - TESTED_ELSEWHERE))
 def test_a_benchmark_runs_at_its_smallest_size(name: str) -> None:
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-m", f"scripts.bench.{name}"],
         env={**os.environ, SMALL: "1", **({} if name in MEASURES_A_START else {"SDP_TESTS_WARM_PROGRAMS": "1"})},
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip()

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from scripts.bench import tables
 from tests.latents import make_latents
+from tests.programs import ended
 from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_line_is_a_run_of_sdp_train(tmp_path: Path) -> None:
         *(str(w) for pair in words.items() for w in pair),
     ]
     environ = {**os.environ, "SDP_TESTS_WARM_PROGRAMS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = ended(command, cwd=ROOT, env=environ, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     (rate,) = re.findall(r"^  64 px, offline: ([\d.,]+) img/s$", done.stdout, re.MULTILINE)
     assert float(rate.replace(",", "")) > 0

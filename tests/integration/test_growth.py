@@ -1,6 +1,5 @@
 """The cost of a stranger's input grows no faster than the input; `make fuzz` tries larger ones."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +8,12 @@ import pytest
 
 from tests import growth
 from tests.growth import Case, problem
+from tests.programs import ended
 
 
 @pytest.mark.slow
 def test_four_times_the_input_costs_at_most_five_times_as_much() -> None:
-    result = subprocess.run([sys.executable, "-m", "tests.growth"], capture_output=True, text=True, timeout=590)
+    result = ended([sys.executable, "-m", "tests.growth"], timeout=590)
     assert (result.stdout, result.returncode) == ("", 0), result.stderr
 
 

@@ -24,6 +24,7 @@ from sdp.kube.check_cluster import FIELDS
 from sdp.kube.doctor import examine_pod, mounted_texts
 from sdp.kube.rayjob import make_rayjob
 from tests.kube_server import CORE, CRD, OPERATOR, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
+from tests.programs import ended
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -684,7 +685,7 @@ def test_a_chart_is_examined_before_it_is_applied(
     no_cluster(lab)
     example = CHART / "examples" / "minimal.yaml"
     command = [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(example)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = ended(command, check=True)
     file = tmp_path / "rendered.yaml"
     # Nobody here answers for a bucket: the jobs' storage is a folder.
     file.write_text(done.stdout.replace("s3://my-bucket", str(tmp_path)))

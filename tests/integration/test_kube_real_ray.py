@@ -37,7 +37,7 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
-from tests.programs import free_port, processes_with
+from tests.programs import ended, free_port, processes_with
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,7 @@ def test_helm_test_finds_a_head_that_runs(ray: Ray) -> None:
     command = [sys.executable, "-c", script, f"http://127.0.0.1:{ray.port}", version, "1"]
     for token, expected in ((ray.token, f"Ray {version} has 1 nodes"), ("another", "403")):
         environment = {**os.environ, "RAY_AUTH_TOKEN": token}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = ended(command, env=environment)
         assert expected in done.stdout + done.stderr
 
 

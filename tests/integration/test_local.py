@@ -26,7 +26,7 @@ from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import DEADLY, config_of, make_images, picture, write_plain
-from tests.programs import processes_with_variable
+from tests.programs import ended, processes_with_variable
 from tests.waiting import until
 
 
@@ -125,10 +125,7 @@ def test_the_run_after_one_that_a_row_has_killed_is_on_ray(tmp_path: Path, model
         f"from tests.process_kit import follow_instructions\nfollow_instructions({str(tmp_path)!r})\n"
         f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=200)
-        for _ in range(2)
-    ]
+    runs = [ended([sys.executable, "-c", program], timeout=200) for _ in range(2)]
     assert runs[0].returncode == -signal.SIGKILL
     assert "the run before ended without a word" not in runs[0].stderr
     # Ray's workers do not follow the instructions.
@@ -143,7 +140,7 @@ def test_no_job_on_this_machine_imports_ray(tmp_path: Path, model: Path, images:
         "import sys\nfrom sdp.config import load\nfrom sdp.process import job\n"
         f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    done = ended([sys.executable, "-c", program], check=True, timeout=200)
     assert done.stdout.splitlines()[-1] == "False"
 
 
@@ -163,6 +160,6 @@ def test_process_that_is_stopped_ends_with_its_decoders_and_goes_on(tmp_path: Pa
         130, "sdp: stopped by SIGINT; the same command continues where it stopped",
     )  # fmt: skip
     until(lambda: not processes_with_variable("SDP_TEST_MARK", tmp_path), "all have ended", 10)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    done = ended(command, env=environment, check=True)
     assert "ended without a word" not in done.stderr, "the lease was released"
     assert open_dataset(open_storage(str(tmp_path / "out"))).manifest.counts.written == 400

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from sdp.model.family import MIRROR
 from sdp.model.layout import present
 from sdp.model.sources import resolve
 from tests.evaluate_kit import tiny_clip
+from tests.programs import ended
 
 REPO = "somebody/tiny-diffusion"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -125,15 +125,12 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
             "from sdp.model.sources import check, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
-        done = subprocess.run(
+        done = ended(
             [sys.executable, "-c", code],
             env=os.environ
             | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
             | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
             | env,
-            capture_output=True,
-            text=True,
-            timeout=120,
         )
         lines = done.stderr.strip().splitlines()
         return Outcome(done.returncode, done.stdout.strip(), lines[-1] if lines else "")

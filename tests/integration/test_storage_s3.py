@@ -1,6 +1,7 @@
 """The storage against a real S3 server that behaves."""
 
 import re
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -10,7 +11,7 @@ import pytest
 from sdp.errors import AccessDenied, AlreadyExists, NotFound, SdpError, StorageError
 from sdp.storage import FileInfo, Storage, list_source, open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
-from tests.programs import run_program
+from tests.programs import ROOT, ended
 from tests.storage_contract import (  # noqa: F401 (tests)
     test_listings_are_sorted_recursive_and_by_folder,
     test_published_content_is_read_back_unchanged,
@@ -97,8 +98,8 @@ time.sleep(0.05)
 def test_a_process_may_end_with_requests_under_way(storage: Storage) -> None:
     storage.publish("x", b"1")
     for _ in range(3):
-        program = run_program(ENDING, [storage.uri])
-        assert (program.returncode, program.stderr) == (0, b"")
+        program = ended([sys.executable, "-c", ENDING, storage.uri], cwd=ROOT)
+        assert (program.returncode, program.stderr) == (0, "")
 
 
 def test_a_forked_child_of_a_process_that_used_a_store_is_refused_at_once(storage: Storage) -> None:

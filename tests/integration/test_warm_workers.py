@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ended
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
@@ -82,11 +83,8 @@ def test_a_worker_with_an_environment_is_forked_unless_ray_has_to_prepare_it(
     (folder / "setup_worker.py").write_text("print('prepared by Ray')")
     usual = {"command_prefix": [], "env_vars": {"GIVEN": "by the job"}, "py_executable": sys.executable}
     settings = json.dumps({**usual, "override_worker_entrypoint": None, "java_jars": [], **changes})
-    done = subprocess.run(
-        [sys.executable, str(folder / "setup_worker.py"), str(folder / "default_worker.py"), "--worker", "0",
-         f"--serialized-runtime-env-context={settings}", "--language=PYTHON"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = ended([sys.executable, str(folder / "setup_worker.py"), str(folder / "default_worker.py"), "--worker", "0",
+         f"--serialized-runtime-env-context={settings}", "--language=PYTHON"])  # fmt: skip
     if not forked:
         assert done.stdout == "prepared by Ray\n"
         return
@@ -100,9 +98,7 @@ def test_a_program_is_forked_where_that_is_asked_for(tmp_path: Path, forked: boo
     (tmp_path / "told.py").write_text(WORKER)
     environment = {**os.environ, "GIVEN": "by a test", **({"SDP_TESTS_WARM_PROGRAMS": "1"} if forked else {})}
     command = [sys.executable, "-m", "told", "--worker", "0"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended(command, cwd=tmp_path, env=environment)
     _, has_torch, arguments, variable, folder, name, worker = json.loads(done.stdout)
     assert (done.returncode, has_torch) == (7, forked)
     assert arguments == [str(tmp_path / "told.py"), "--worker", "0"]

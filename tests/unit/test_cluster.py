@@ -1,7 +1,6 @@
 """Connecting to a Ray cluster that is missing or refuses us."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ import ray
 
 from sdp import cluster, ray_loss
 from sdp.errors import RESTARTED, SdpError, UserError
-from tests.programs import free_port
+from tests.programs import ended, free_port
 
 
 def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,7 @@ def test_what_is_written_to_stderr_is_held_back() -> None:
         "    print('two', file=sys.stderr)\n"
         "print(lines)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = ended([sys.executable, "-c", script], check=True)
     assert (done.stdout, done.stderr) == ("[b'one\\n', b'two\\n']\n", "")
 
 
@@ -82,7 +81,7 @@ def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
         "with ray_loss.explained('train'):\n"
         "    cluster.connect()\n"
     )
-    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    program = ended([sys.executable, "-c", script])
     assert program.returncode == 1
     assert program.stderr.startswith(
         "sdp: train: the driver was killed, or Ray ended it or did not start within 0.5 s (see"
@@ -99,7 +98,7 @@ def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
         "with ray_loss.explained('train'):\n"
         "    cluster.connect()\n"
     )
-    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    program = ended([sys.executable, "-c", script])
     assert program.returncode == 1
     assert program.stderr.startswith(
         "sdp: train: the driver was killed, or Ray ended it or did not start within 3:00 (see"
@@ -140,7 +139,7 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
         f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
         "    threading.Event().wait(100)\n"
     )
-    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    program = ended([sys.executable, "-c", script])
     assert program.returncode == 1
     assert re.fullmatch(f"sdp: {last} run the same command again\n", program.stderr)
 
@@ -157,5 +156,5 @@ def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> Non
         "    if thread.name == 'sdp-await-start':\n"
         "        thread.join(60)\n"
     )
-    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    program = ended([sys.executable, "-c", script])
     assert (program.returncode, program.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from sdp.report.page import PageSection
 from sdp.report.sections import describe
 from sdp.storage import Storage, open_storage
 from tests.kit import make_images, make_latents, text_at
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
@@ -205,9 +205,7 @@ def test_damage_of_a_checkpoint_is_a_problem_and_exit_code_1_and_without_its_mar
 def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
     make_run(tmp_path)
     code = f"import sys; from sdp.cli import main; main(['inspect', {str(tmp_path / 'run')!r}]); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
     assert not {"torch", "ray", "diffusers"} & loaded
 

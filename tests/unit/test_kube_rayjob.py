@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from sdp.config import draft
 from sdp.errors import UserError
 from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, make_rayjob, unpacked
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,7 +77,7 @@ def test_the_supervisor_runs_the_job_by_the_configuration_of_its_environment(
     if text is not None:
         environ[CONFIG_ENV] = text
     words = [sys.executable, "-m", "sdp.supervisor", "download", "--config-env", CONFIG_ENV]
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = ended(words, cwd=ROOT, env=environ)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from sdp.errors import LeaseHeld, LeaseLost, Unavailable, UserError
 from sdp.lease import Lease, Owner, Record
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
+from tests.programs import ended
 from tests.waiting import until
 
 ELSEWHERE = Owner(host="node-7", pid=4711, kernel="another machine")
@@ -156,7 +157,7 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(storage: Storage, le
         "from sdp.lease import Owner\n"
         "print(json.dumps(dataclasses.asdict(Owner.this_process())))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = ended([sys.executable, "-c", code], check=True)
     owner = Owner(**json.loads(done.stdout))
     assert owner.is_known_dead()
     leave(owner=owner)

@@ -2,7 +2,6 @@
 
 import errno
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from sdp.errors import SdpError
 from sdp.ray_loss import explained, reason_of
+from tests.programs import ended
 
 DRIVER = """
 import os, pathlib, signal, socket, subprocess, sys, threading, types
@@ -66,9 +66,7 @@ WAIT = "threading.Event().wait(30)"
 def test_a_driver_that_ends_without_an_error_says_why(ending: str, code: int, line: str, tmp_path: Path) -> None:
     program = tmp_path / "raylet" / "raylet"
     script = DRIVER.format(program=str(program), ending=ending)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
-    )  # reads to the end, so it waits for the small process too
+    done = ended([sys.executable, "-c", script])  # reads to the end, so it waits for the small process too
     assert done.returncode == code, done.stderr
     assert done.stdout == "", "the raylets' notices"
     if not line:
@@ -90,7 +88,7 @@ def test_a_driver_whose_network_no_longer_leads_to_the_head_says_so(
         ray_loss.socket.create_connection = unreachable
         {WAIT}"""
     script = DRIVER.format(program=str(tmp_path / "raylet"), ending=ending)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = ended([sys.executable, "-c", script])
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("sdp: process: Ray's head (GCS) was lost")
     assert done.stderr.count("\n") == 1
