@@ -22,6 +22,9 @@ Result = TypeVar("Result")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes by their names in configurations."""
 _DRIVER = Path("/proc/driver/nvidia/version")
+_CGROUP = Path("/sys/fs/cgroup")
+_SMALL = 10_000_000
+"""Parameters of a network that one thread runs fastest: several would wait for each other longer than they work."""
 _NO_MEMORY = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -74,6 +77,29 @@ def _reason() -> str:
     except (RuntimeError, AssertionError) as error:
         return one_line(error, 200)
     return "it found no device"
+
+
+def share_cores(
+    device: torch.device, network: torch.nn.Module, processes: int = 1, *, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Set the number of torch's threads for a network, which `processes` of the job run on this machine's CPUs.
+
+    OMP_NUM_THREADS, which Ray sets, has precedence. The number can change the last bits of a result, so it is the same
+    on all machines for a small network.
+    """
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
+        small = sum(weights.numel() for weights in network.parameters()) < _SMALL
+        torch.set_num_threads(1 if small else max(1, usable_cores() // processes))
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no container, or one without a quota: "max 100000"
+        return cores
 
 
 def enter(device: torch.device) -> None:

@@ -205,8 +205,8 @@ def worker(case: dict[str, Any]) -> int:
     output = take_stdout()
     import torch.distributed as dist
 
-    from sdp.device import out_of_memory
-    from sdp.train.world import World, choose_device
+    from sdp.device import choose_device, out_of_memory
+    from sdp.train.world import World
 
     device = choose_device(case["rank"])
     cuda = device.type == "cuda"

@@ -117,6 +117,7 @@ def prepare_process() -> None:
     if os.path.expanduser("~") == "~":  # noqa: PTH111 - pathlib's raises
         os.environ["HOME"] = "/nonexistent"  # Ray and PyTorch do not start without one
     os.environ.setdefault("USER", str(os.getuid()))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or torch's idle threads take the cores of those that work
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
-from sdp.device import DTYPES, BatchLimit, Mark, choose_device, configure_torch, enter, new_stream, record
+from sdp.device import (
+    DTYPES,
+    BatchLimit,
+    Mark,
+    choose_device,
+    configure_torch,
+    enter,
+    new_stream,
+    record,
+    share_cores,
+)
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings, noise
 from sdp.model.family import encode_text, latent_shape
@@ -58,6 +68,7 @@ class BatchEncoder:
 
     def _prepared(self, module: nn.Module) -> Callable[..., Any]:
         module = module.to(self.device, DTYPES[self._settings.dtype]).eval().requires_grad_(False)
+        share_cores(self.device, module)
         module = module.to(memory_format=torch.channels_last)  # as the pixels arrive; convolutions are faster
         return torch.compile(module) if self._settings.compile else module
 

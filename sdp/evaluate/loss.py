@@ -73,17 +73,19 @@ class LossWorker:
 
     def make(self, spec: LossSpec, on_rows: Callable[[int], None] = lambda _: None) -> "Validation":
         """Measure the losses; call `on_rows` with the number of rows."""
+        from sdp.device import choose_device, share_cores
         from sdp.model.trained import load_trained
         from sdp.train.assemble import make_conditioning, make_objective
         from sdp.train.strategies import Replicated
         from sdp.train.validation import load_validation_batch, measure, validation_rows
-        from sdp.train.world import World, choose_device
+        from sdp.train.world import World
 
         training, settings = spec.training, spec.settings
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
+        share_cores(world.device, networks)
         latents, weigh = validation_rows(training, settings.source)
         batch = load_validation_batch(latents, weigh, settings.rows, world, _BATCH)
         loss = measure(

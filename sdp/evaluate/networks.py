@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdp.device import share_cores
 from sdp.errors import ModelError, one_line
 from sdp.imaging import Pixels
 from sdp.model.clip import embedding, read_tensors
@@ -50,6 +51,7 @@ class Inception:
                 line = one_line(error, 200)
                 raise ModelError(f"{weights}: not FID's Inception ({line}); download it again") from error
         self._network: Any = network.to(device)
+        share_cores(device, network)
 
     def prepare(self, pixels: Pixels) -> NetworkInput:
         return np.ascontiguousarray(square(pixels))
@@ -84,6 +86,7 @@ class Transformers:
         kind, options = _KINDS[network.kind]
         self._device, self._is_clip = device, network.kind == "clip"
         self._network: Any = load_network_of(getattr(transformers, kind), network.path, device, **options)
+        share_cores(device, self._network)
         processor: Any = transformers.CLIPImageProcessor if self._is_clip else transformers.AutoImageProcessor
         self._processor = processor.from_pretrained(network.path)
         if self._is_clip:

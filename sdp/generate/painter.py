@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config.generate import GenerateConfig, SamplerConfig
-from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch
+from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch, share_cores
 from sdp.generate.sample import make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
@@ -100,6 +100,7 @@ def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
     else:
         trained = load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))
     trained = trained.eval().requires_grad_(False).to(device, dtype)
+    share_cores(device, trained)
     return Painter(
         unet=trained.unet,
         vae=load.load_vae(path, device=device),

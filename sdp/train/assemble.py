@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.device import DTYPES, configure_torch, enter, out_of_memory
+from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_cores
 from sdp.encode.joined import contents_of
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
@@ -150,6 +150,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
     )
     networks = world.together(make)
+    share_cores(world.device, networks, world.size)
     for weights in networks.unet.parameters():
         world.copy_main(weights.data)
     unet: Any = networks.unet

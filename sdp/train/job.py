@@ -13,6 +13,7 @@ from typing import Any
 from sdp import cluster
 from sdp.config import TrainConfig, identity
 from sdp.console import Progress, say
+from sdp.device import choose_device
 from sdp.errors import ConfigError, Problem
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
@@ -30,7 +31,7 @@ from sdp.train.phases import finished_phases, refuse_other_phases, with_hours
 from sdp.train.plan import TrainPlan, make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
-from sdp.train.world import World, choose_device
+from sdp.train.world import World
 
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:

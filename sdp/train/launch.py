@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig
 from sdp import cluster, ray_private, telemetry
 from sdp.config import TrainConfig, parse_into
 from sdp.console import Progress, counted, duration, say
+from sdp.device import choose_device
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Generation, Lease
@@ -43,7 +44,7 @@ from sdp.train.network import network_error
 from sdp.train.plan import TrainPlan
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer, TrainingDiverged
-from sdp.train.world import World, choose_device
+from sdp.train.world import World
 from sdp.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 
 _POLL_S = 1.0

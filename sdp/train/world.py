@@ -1,6 +1,5 @@
 """This worker's place among the others, and the small collectives between them."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -9,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sdp import device as devices
 from sdp.errors import SdpError
 
 Result = TypeVar("Result")
@@ -69,13 +67,3 @@ class World:
     def barrier(self) -> None:
         """Wait until all workers have called this."""
         self.any_of(True)
-
-
-def choose_device(local_rank: int = 0) -> torch.device:
-    """Return this worker's GPU where torch sees one, else the CPU, set up for training."""
-    chosen = devices.choose_device(local_rank)
-    if chosen.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        # Ray's default. On busy cores several threads wait for each other and took six times as long for a small model,
-        # and their number would change the last bit of sums.
-        torch.set_num_threads(1)
-    return chosen

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.ledger import Ledger
-from sdp.device import choose_device, configure_torch, enter, record
+from sdp.device import choose_device, configure_torch, enter, record, share_cores, usable_cores
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
@@ -206,6 +206,49 @@ def test_a_machine_without_a_driver_may_claim_gpus_and_takes_the_cpu(tmp_path: P
 def test_each_local_rank_takes_its_own_gpu(gpus: Gpus) -> None:
     assert [choose_device(rank) for rank in range(3)] == [torch.device("cuda", n) for n in (0, 1, 0)]
     assert gpus.contexts == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), (None, 8)],
+)
+def test_a_process_may_use_the_cores_of_its_affinity_and_of_its_containers_quota(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert usable_cores(tmp_path) == cores
+
+
+LARGE, SMALL = (torch.nn.Linear(side, side, device="meta") for side in (4000, 40))
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "network", "processes", "environ", "threads"),
+    [
+        (CPU, LARGE, 1, {}, [6]),
+        (CPU, LARGE, 4, {}, [1]),
+        (CPU, LARGE, 9, {}, [1]),
+        (CPU, SMALL, 1, {}, [1]),
+        (CPU, LARGE, 1, {"OMP_NUM_THREADS": "2"}, []),
+        (SECOND, LARGE, 1, {}, []),
+    ],
+)
+def test_a_large_network_on_cpus_gets_its_processs_share_of_the_cores(
+    device: torch.device,
+    network: torch.nn.Module,
+    processes: int,
+    environ: dict[str, str],
+    threads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("sdp.device.usable_cores", lambda: 6)
+    share_cores(device, network, processes, environ=environ)
+    assert chosen == threads
 
 
 def test_an_encoder_in_a_trainers_process_does_not_end_the_search_for_convolutions(
