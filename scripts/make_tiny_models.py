@@ -36,7 +36,8 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from scripts.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from scripts.published import SCHEDULER
 from sdp.model import latents as conventions
-from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
+from sdp.model.load import load_text_encoder, load_vae
+from sdp.model.tokenizer import load_tokenizer, tokenize
 
 COMMITTED = Path(__file__).resolve().parent.parent / "sdp" / "model" / "tiny"
 TRAINING, HELD_OUT = 7, 8
@@ -212,8 +213,14 @@ def make_text_encoder(out: Path, steps: int = 300, batch: int = 64) -> None:
     """
     torch.manual_seed(0)
     tokenizer = load_tokenizer(out)
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = {"vocab_size": len(tokenizer), "bos_token_id": start, "eos_token_id": end, "pad_token_id": 0}
+    start, end = tokenizer.token_to_id("<|startoftext|>"), tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
+    ids: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "bos_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": 0,
+    }
     config = CLIPTextConfig(**TEXT, **ids)
     model: Any = CLIPTextModel(config)
     nn.init.normal_(model.get_input_embeddings().weight, std=0.3)

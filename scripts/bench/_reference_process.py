@@ -15,8 +15,9 @@ import torch
 import torchvision.transforms.functional as functional
 from PIL import Image
 from torchvision import transforms
+from transformers import CLIPTokenizer
 
-from sdp.model.load import load_text_encoder, load_tokenizer, load_vae
+from sdp.model.load import load_text_encoder, load_vae
 
 SCALE = 0.18215
 Batch = dict[str, Any]
@@ -53,7 +54,7 @@ class SDTransform:
     def __init__(self, resolution: int, model: Path) -> None:
         self.resolution = resolution
         self.transform = image_transform(resolution)
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer: Any = CLIPTokenizer.from_pretrained(model / "tokenizer")
 
     def __call__(self, batch: Batch) -> Batch:
         ids = [

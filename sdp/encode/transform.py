@@ -30,11 +30,11 @@ from sdp.imaging import (
     shrink,
 )
 from sdp.model.family import TOKEN_DTYPE, TOKENS
-from sdp.model.load import tokenize
+from sdp.model.tokenizer import tokenize
 from sdp.sandbox.decoders import Sandbox
 
 if TYPE_CHECKING:
-    from transformers import CLIPTokenizer
+    from tokenizers import Tokenizer
 
 Crops = tuple[int, dict[int, Pixels]]
 """An image's bucket, and its crops by resolution."""
@@ -125,7 +125,7 @@ class Transform:
     def __init__(
         self,
         recipe: Recipe,
-        tokenizer: "CLIPTokenizer | None",
+        tokenizer: "Tokenizer | None",
         reason_to_skip: Callable[[int], str | None] = lambda _: None,
         crop: Callable[[bytes | memoryview, int], Crops] | None = None,
         *,

@@ -26,6 +26,7 @@ from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
+from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.sandbox.decoders import once_a_thread
 from sdp.storage import Storage, StorageOptions
 
@@ -157,7 +158,7 @@ class EncodeSpec(RowsSpec):
     def embed_empty(self, encoder: "Encoder") -> NDArray[np.float16]:
         """Return the embedding of the empty caption, which caption dropout puts in place of a caption."""
         model = sources.resolve(self.model, storage=self.storage)
-        return encoder.embed(load.tokenize(load.load_tokenizer(model.path), [""]))
+        return encoder.embed(tokenize(load_tokenizer(model.path), [""]))
 
     def encode(self, encoder: "Encoder", value: Chunk) -> PieceRows:
         encoded = encoder(value)
@@ -182,4 +183,4 @@ _sandboxed_crops = once_a_thread(SandboxedCrops)
 @lru_cache(maxsize=1)
 def _tokenizer(model: ModelSource, storage: StorageOptions) -> Any:
     """Load the tokenizer, once per process: loading takes longer than a piece."""
-    return load.load_tokenizer(sources.resolve(model, storage=storage).path)
+    return load_tokenizer(sources.resolve(model, storage=storage).path)

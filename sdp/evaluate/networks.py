@@ -18,8 +18,8 @@ from sdp.errors import ModelError, one_line
 from sdp.imaging import Pixels
 from sdp.model.clip import embedding, read_tensors
 from sdp.model.load import load_network as load_network_of
-from sdp.model.load import load_tokenizer, token_ids
 from sdp.model.networks import FeatureNetwork
+from sdp.model.tokenizer import load_tokenizer, token_ids
 
 FeatureRows = NDArray[np.float32]
 """Features, one row for each picture."""

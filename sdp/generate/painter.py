@@ -18,6 +18,7 @@ from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
 from sdp.model.family import encode_text, latent_shape, predict
 from sdp.model.latents import decode, to_images
+from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_networks, load_trained
 
 Picture = NDArray[np.uint8]
@@ -115,10 +116,10 @@ def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
 
 def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callable[[Sequence[str]], Tensor]:
     """Return a function that encodes prompts with a model's tokenizer and this text encoder, which is on the device."""
-    tokenizer = load.load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
 
     @torch.no_grad()
     def encode(prompts: Sequence[str]) -> Tensor:
-        return encode_text(text_encoder, load.token_ids(tokenizer, prompts).to(device))
+        return encode_text(text_encoder, token_ids(tokenizer, prompts).to(device))
 
     return encode

@@ -4,22 +4,19 @@ Networks that are not trained are frozen and in evaluation mode. A missing weigh
 leave it random with at most a log line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sdp.errors import ModelError, one_line
-from sdp.model.family import TOKEN_DTYPE, TOKENS, new_unet, unet_class
+from sdp.model.family import new_unet, unet_class
 from sdp.model.layout import json_object, prediction_type
 
 if TYPE_CHECKING:
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextModel, CLIPTokenizer
+    from transformers import CLIPTextModel
 
     from sdp.model.schedule import NoiseSchedule
 
@@ -57,32 +54,6 @@ def new_text_encoder(path: Path) -> "CLIPTextModel":
     from transformers import CLIPTextConfig, CLIPTextModel
 
     return CLIPTextModel(CLIPTextConfig.from_pretrained(path / "text_encoder"))
-
-
-def load_tokenizer(path: Path, part: str = "tokenizer") -> "CLIPTokenizer":
-    """Load the tokenizer. `tokenize` runs it."""
-    from transformers import CLIPTokenizer
-
-    folder = path / part
-    try:
-        tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder)
-    except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{folder}: not a CLIP tokenizer ({_line(error)}); compare it with the original") from error
-    return tokenizer
-
-
-def token_ids(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> "torch.Tensor":
-    """Return the token ids of captions as the text encoder takes them."""
-    import torch
-
-    return torch.from_numpy(tokenize(tokenizer, captions).astype(np.int64))
-
-
-def tokenize(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> npt.NDArray[np.uint16]:
-    """Return the token ids of captions, each cut or padded to 77 tokens."""
-    encoded = tokenizer(list(captions), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="np")
-    ids: npt.NDArray[np.uint16] = encoded["input_ids"].astype(TOKEN_DTYPE)
-    return ids
 
 
 def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu") -> "UNet2DConditionModel":

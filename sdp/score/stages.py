@@ -16,6 +16,7 @@ from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
+from sdp.model.tokenizer import load_tokenizer
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash
@@ -110,4 +111,4 @@ def _sandbox(min_side: int) -> Sandbox:
 @lru_cache(maxsize=1)
 def _tokenizer(clip: ModelSource, storage: StorageOptions) -> Any:
     """Load the tokenizer, once per process: loading takes longer than a piece."""
-    return load.load_tokenizer(networks.find(clip, "score.clip_model", storage=storage).path, "")
+    return load_tokenizer(networks.find(clip, "score.clip_model", storage=storage).path, "")

@@ -20,6 +20,7 @@ from sdp.model.checkpoints import find_checkpoint
 from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
+from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
@@ -219,4 +220,4 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
 
 
 def _empty_ids(model: LocalModel) -> Tensor:
-    return load.token_ids(load.load_tokenizer(model.path), [""])
+    return token_ids(load_tokenizer(model.path), [""])

@@ -19,6 +19,7 @@ from sdp.generate.source import choose
 from sdp.model import load
 from sdp.model.family import encode_text
 from sdp.model.sources import resolve
+from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
@@ -69,7 +70,7 @@ def test_a_step_is_a_plain_diffusers_step_on_the_parameters_of_both(root: Path) 
     random = RowRandom(0, 0, batch.rows)
     latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in batch.rows.tolist()]).float()
     ids = torch.stack([torch.from_numpy(tokens_of(row, 50).astype("int64")) for row in batch.rows.tolist()])
-    empty = torch.from_numpy(load.tokenize(load.load_tokenizer(model), [""]).astype("int64"))
+    empty = token_ids(load_tokenizer(model), [""])
     ids = torch.where(random.chance(Purpose.CAPTION_DROPOUT, 0.1)[:, None], empty, ids)
     noise, timesteps = random.normal(Purpose.NOISE, 4, 8, 8), random.integers(Purpose.TIMESTEP, 1000)
     noisy = DDPMScheduler.from_pretrained(model / "scheduler").add_noise(latents, noise, timesteps)
@@ -124,7 +125,7 @@ def test_generate_encodes_prompts_with_the_trained_text_encoder(root: Path, tmp_
     networks = load_trained(open_storage(str(checkpoint(root))), root / "model", ema=True, name="model")
     how = generate_config(tmp_path / "out", root / "run")
     painter = load_painter(choose(how), how)
-    ids = torch.from_numpy(load.tokenize(load.load_tokenizer(root / "model"), ["a b"]).astype("int64"))
+    ids = token_ids(load_tokenizer(root / "model"), ["a b"])
     with torch.no_grad():
         expected = encode_text(networks.text_encoder.eval(), ids)
         own = encode_text(load.load_text_encoder(root / "model"), ids)
@@ -154,7 +155,7 @@ def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> No
     trainer = train(parsed, callbacks=[drawer])
     assert drawer._painter is not None
     networks = load_trained(open_storage(str(checkpoint(root, "drawn"))), root / "model", ema=True, name="model")
-    ids = torch.from_numpy(load.tokenize(load.load_tokenizer(root / "model"), ["a b"]).astype("int64"))
+    ids = token_ids(load_tokenizer(root / "model"), ["a b"])
     with torch.no_grad():
         assert torch.equal(drawer._painter.encode(["a b"]), encode_text(networks.text_encoder.eval(), ids))
     assert trainer.checkpointer.run.storage.exists(f"samples/step-{STEPS:09d}/000.png")

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sdp.cli import main
-from sdp.model import load
 from sdp.model.sources import resolve
+from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from tests.latents import make_latents
@@ -71,7 +71,7 @@ def expected(root: Path, run: str) -> list[float]:
     """Return what a run's networks predict."""
     checkpoint = open_storage(str(root / run / "checkpoints/step-000000003"))
     networks = load_trained(checkpoint, root / "model", ema=True, name="model").eval()
-    tokens = load.token_ids(load.load_tokenizer(root / "model"), [PROMPT])
+    tokens = token_ids(load_tokenizer(root / "model"), [PROMPT])
     noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         values: list[float] = networks(noise, torch.tensor([700]), tokens).flatten().tolist()

@@ -17,6 +17,7 @@ from sdp.model import latents, load
 from sdp.model.family import SD1, SD2, Family, predict, unet_class
 from sdp.model.single_file import _unet
 from sdp.model.sources import resolve
+from sdp.model.tokenizer import load_tokenizer, tokenize
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,11 @@ def test_a_schedule_that_is_not_ours_is_refused(copy: Path, key: str, value: str
 
 
 def test_captions_become_77_tokens_padded_with_zero(tiny: Path) -> None:
-    tokenizer = load.load_tokenizer(tiny)
-    ids = load.tokenize(tokenizer, ["", "a red circle on a blue background", "red " * 200])
+    tokenizer = load_tokenizer(tiny)
+    ids = tokenize(tokenizer, ["", "a red circle on a blue background", "red " * 200])
     assert ids.shape == (3, 77)
     assert ids.dtype == np.uint16
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    start, end = (tokenizer.token_to_id(mark) for mark in ("<|startoftext|>", "<|endoftext|>"))
     assert ids[0].tolist() == [start, end] + [0] * 75
     assert len(set(ids[1, 1:8].tolist())) == 6  # seven words, one of them twice, each one token
     assert ids[1, 8:].tolist() == [end] + [0] * 68
@@ -132,7 +133,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "vae": load.load_vae,
     "text_encoder": load.load_text_encoder,
     "unet": lambda path: load.load_unet(path, pretrained=True),
-    "tokenizer": load.load_tokenizer,
+    "tokenizer": load_tokenizer,
 }
 
 

@@ -16,8 +16,9 @@ from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import ModelError
 from sdp.model import networks
 from sdp.model.clip import View, find_predictor, view_of
-from sdp.model.load import load_network, load_tokenizer, tokenize
+from sdp.model.load import load_network
 from sdp.model.networks import FeatureNetwork
+from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.score.scorer import Scorer
 from sdp.score.stages import HASH
 from tests.evaluate_kit import caption_of, picture, tiny_clip

@@ -32,7 +32,7 @@ class Collocated:
         """See Engine."""
         # No fork: this process has threads, and perhaps CUDA.
         context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sdp.train.data.collocated", "sdp.model.load", "transformers"])
+        context.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
         with warnings.catch_warnings():
             # torch warns if there are more workers than cores, but data.readers is the user's choice.
             warnings.filterwarnings("ignore", message="This DataLoader will create")

@@ -1,0 +1,124 @@
+"""CLIP's tokenizer: captions to token ids, from the files in which transformers saves it.
+
+The library `tokenizers` does the work, as it does in transformers, whose import takes twenty times as long.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdp.errors import ModelError, one_line
+from sdp.model.family import TOKEN_DTYPE, TOKENS
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+    from torch import Tensor
+
+_START, _END = "<|startoftext|>", "<|endoftext|>"
+_MARKS = {
+    "bos_token": _START,
+    "eos_token": _END,
+    "unk_token": _END,
+    "sep_token": None,
+    "pad_token": _END,
+    "cls_token": None,
+    "mask_token": None,
+}
+"""The special tokens where the files name no others, in the order in which transformers adds them."""
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+"""CLIP's words: its marks, endings after an apostrophe, runs of letters, single digits, runs of anything else."""
+
+
+def load_tokenizer(path: Path, part: str = "tokenizer") -> "Tokenizer":
+    """Load the tokenizer of a model's folder. `tokenize` runs it."""
+    folder = path / part
+    try:
+        return _open(folder)
+    except Exception as error:  # the library raises nothing more specific
+        line = one_line(error, 200)
+        raise ModelError(f"{folder}: not a CLIP tokenizer ({line}); compare it with the original") from error
+
+
+def tokenize(tokenizer: "Tokenizer", captions: Sequence[str]) -> NDArray[np.uint16]:
+    """Return the token ids of captions, each cut or padded to 77 tokens."""
+    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(captions))]
+    return np.array(ids, TOKEN_DTYPE).reshape(-1, TOKENS)
+
+
+def token_ids(tokenizer: "Tokenizer", captions: Sequence[str]) -> "Tensor":
+    """Return the token ids of captions as the text encoder takes them."""
+    import torch
+
+    return torch.from_numpy(tokenize(tokenizer, captions).astype(np.int64))
+
+
+def _open(folder: Path) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    saved, settings = _read(folder / "tokenizer.json"), {**_MARKS, **_read(folder / "tokenizer_config.json")}
+    if "added_tokens_decoder" not in settings:
+        settings |= _read(folder / "special_tokens_map.json")
+    marks = {role: _special(settings[role]) for role in _MARKS if settings[role] is not None}
+    start, end, unknown, pad = (str(marks[f"{role}_token"]) for role in ("bos", "eos", "unk", "pad"))
+    if saved:
+        vocabulary, pairs = saved["model"]["vocab"], saved["model"]["merges"]
+        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+    else:
+        vocabulary, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(_WORDS), "removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.add_tokens(_added(folder, settings, saved, list(marks.values())))
+    ids = tokenizer.get_vocab()
+    tokenizer.post_processor = processors.RobertaProcessing((end, ids[end]), (start, ids[start]))
+    tokenizer.enable_truncation(TOKENS, direction=settings.get("truncation_side", "right"))
+    side = settings.get("padding_side", "right")
+    tokenizer.enable_padding(direction=side, pad_id=ids[pad], pad_token=pad, length=TOKENS)
+    return tokenizer
+
+
+def _added(
+    folder: Path, settings: dict[str, Any], saved: dict[str, Any], marks: "list[AddedToken]"
+) -> "list[AddedToken]":
+    """Return the tokens to add to the vocabulary: those with a number, then the special ones that have none."""
+    from tokenizers import AddedToken
+
+    names = {str(mark) for mark in marks}
+    numbered = {int(number): token for number, token in settings.get("added_tokens_decoder", {}).items()}
+    if "added_tokens_decoder" not in settings:
+        for name, number in _read(folder / "added_tokens.json").items():
+            numbered[number] = {"content": name, "normalized": name not in names}
+        numbered |= {token.pop("id"): token for token in saved.get("added_tokens", ())}
+    tokens = [AddedToken(**token) for _, token in sorted(numbered.items())]
+    for token in tokens:
+        token.special |= str(token) in names
+    known = {str(token) for token in tokens}
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    for token in (*marks, *map(_special, more)):
+        if str(token) not in known and token not in tokens:
+            tokens.append(token)
+    return tokens
+
+
+def _special(token: str | dict[str, Any]) -> "AddedToken":
+    from tokenizers import AddedToken
+
+    if isinstance(token, str):
+        return AddedToken(token, special=True)
+    return AddedToken(**{**token, "special": True})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a file's content without the marks of transformers' types; nothing if there is no file."""
+    return json.loads(file.read_bytes(), object_hook=_untyped) if file.exists() else {}
+
+
+def _untyped(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "__type"}
