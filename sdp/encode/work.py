@@ -25,6 +25,7 @@ from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
 from sdp.model import load, sources
+from sdp.model.classes import know_compiler
 from sdp.model.layout import ModelSource
 from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.sandbox.decoders import once_a_thread
@@ -151,6 +152,8 @@ class EncodeSpec(RowsSpec):
         """Load the encoder, with the model of the pinned digest."""
         from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
 
+        if self.settings.compile:
+            know_compiler()
         model = sources.resolve(self.model, storage=self.storage)
         text = load.load_text_encoder(model.path) if self.shape.text_width is not None else None
         return Encoder(load.load_vae(model.path), self.settings, text_encoder=text, device=device)

@@ -11,6 +11,7 @@ from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT, headlines
 from sdp.evaluate.loss import LossWorker
 from sdp.evaluate.prepare import EvaluatePlan, pinned, prepare
 from sdp.evaluate.result import Features, clip_score, distances, loss_figures, notes, similarity, to_bytes
+from sdp.evaluate.worker import EvaluateWorker
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
 from sdp.storage import open_storage
@@ -87,8 +88,6 @@ def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], Po
     tasks = [task for each in plan.sets for task in each.tasks()]
     if not tasks:
         return {}, PoolFigures()
-    from sdp.evaluate.worker import EvaluateWorker  # imports torch
-
     pool = _pool(plan.config)
     pool.join()
     make_worker = partial(EvaluateWorker, {each.name: each.spec for each in plan.sets})

@@ -3,22 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts
-from sdp.device import BatchLimit, choose_device
 from sdp.encode.chunk import SourceRow
 from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
-from sdp.evaluate.networks import LoadedNetwork, NetworkInput, Transformers, load_network
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.evaluate.result import Features
 from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
+
+if TYPE_CHECKING:
+    from sdp.evaluate.networks import LoadedNetwork, NetworkInput
 
 _BATCH = 64
 """Pictures at once; halved where memory is short."""
@@ -30,7 +32,7 @@ _THREADS = 4
 class _Prepared:
     """A picture in the forms that the networks expect."""
 
-    views: Mapping[str, NetworkInput]
+    views: "Mapping[str, NetworkInput]"
     """By the networks' digests."""
     caption: str
 
@@ -39,6 +41,8 @@ class EvaluateWorker:
     """An evaluator for units of several sets; it loads a network with the first unit that needs it."""
 
     def __init__(self, spec: Mapping[str, EvaluateSpec]) -> None:
+        from sdp.device import BatchLimit  # imports torch, which drivers do not need
+
         self._spec = spec
         self._loaded: dict[str, LoadedNetwork] = {}
         self._sandbox: Sandbox | None = None
@@ -46,6 +50,9 @@ class EvaluateWorker:
 
     def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, int, Features]:
         """Compute a unit's features; call `on_rows` with the number of pictures after each batch."""
+        from sdp.device import choose_device
+        from sdp.evaluate.networks import load_network
+
         name, unit, pieces = task
         spec, unusable = self._spec[name], list[Counts]()
         for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
@@ -104,6 +111,8 @@ class EvaluateWorker:
             features = rows[spec.features.digest]
         finite = np.asarray(np.isfinite(features).all(axis=1))
         if spec.clip is not None:
+            from sdp.evaluate.networks import Transformers
+
             clip = self._loaded[spec.clip.digest]
             captioned = np.flatnonzero(finite & np.array([bool(picture.caption) for picture in batch]))
             assert isinstance(clip, Transformers)

@@ -13,6 +13,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.generate.layout import IMAGES, KIND
 from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
+from sdp.generate.worker import GenerateWorker, tasks_of
 from sdp.lease import Lease
 from sdp.model.checkpoints import STEP, newer_than, with_step
 from sdp.pool import PoolFigures, Tracker, WorkerPool
@@ -112,8 +113,6 @@ def _generate(
     if not pending:
         return [], PoolFigures()
     say(f"generate: {len(pending)} of {counted(len(output.index.works()), 'part')} to write, with {model.uri}")
-    from sdp.generate.worker import GenerateWorker, tasks_of  # imports torch
-
     frozen = frozen_prompts(output.storage, output.index)  # also those that a lower limit leaves out now
     tasks = tasks_of(pending, frozen, config.images_per_prompt, prompts.taken_down)
     make_worker = partial(GenerateWorker, config, model, output.storage)

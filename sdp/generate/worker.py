@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,11 +14,13 @@ from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_ta
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
-from sdp.generate.painter import Painter, Picture, load_painter
 from sdp.generate.prompts import Prompt
 from sdp.generate.sample import image_seed
 from sdp.generate.source import GenerateModel
 from sdp.storage import Storage
+
+if TYPE_CHECKING:
+    from sdp.generate.painter import Painter, Picture
 
 SCHEMA = pa.schema(
     [
@@ -89,7 +92,7 @@ class GenerateWorker:
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         return write_part(self._output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
 
-    def _row(self, row: int, prompt: str, seed: int, picture: Picture) -> dict[str, object]:
+    def _row(self, row: int, prompt: str, seed: int, picture: "Picture") -> dict[str, object]:
         data = encode_png(picture)
         if self._config.output.image_files:  # before the part, so that an existing part implies its files
             self._output.publish(image_name(row), data)
@@ -106,11 +109,13 @@ class GenerateWorker:
         }
 
     @cached_property
-    def _painter(self) -> Painter:
+    def _painter(self) -> "Painter":
+        from sdp.generate.painter import load_painter  # imports torch, which drivers do not need
+
         return load_painter(self._model, self._config)
 
 
-def encode_png(picture: Picture) -> bytes:
+def encode_png(picture: "Picture") -> bytes:
     """Return a picture as PNG; equal pictures give equal bytes."""
     from PIL import Image
 

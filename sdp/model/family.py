@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sdp.errors import ModelError
+from sdp.model.classes import network_class
 
 if TYPE_CHECKING:
     import torch
@@ -93,9 +94,7 @@ def predict(unet: Any, latents: "torch.Tensor", timesteps: "torch.Tensor", text:
 
 def unet_class() -> Any:
     """Return the U-Net's class, untyped because its decorators hide its methods from mypy."""
-    from diffusers import UNet2DConditionModel
-
-    return UNet2DConditionModel
+    return network_class("UNet2DConditionModel")
 
 
 def new_unet(config: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdp.errors import ModelError, one_line
+from sdp.model.classes import network_class
 from sdp.model.family import new_unet, unet_class
 from sdp.model.layout import json_object, prediction_type
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 def load_vae(path: Path, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
     """Load the VAE, frozen."""
-    from diffusers import AutoencoderKL
-
-    vae: AutoencoderKL = _frozen(_diffusers(AutoencoderKL, path, "vae"), device)
+    vae: AutoencoderKL = _frozen(_diffusers(network_class("AutoencoderKL"), path, "vae"), device)
     return vae
 
 

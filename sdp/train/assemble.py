@@ -17,6 +17,7 @@ from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
+from sdp.model.classes import know_compiler
 from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
@@ -141,6 +142,8 @@ def make_reader(
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:
     """Return the networks to train, in fp32 on this worker's device, ready to be wrapped; the same on all workers."""
+    if config.strategy.compile:
+        know_compiler()
     torch.manual_seed(config.seed)
     make = partial(
         load_networks,
