@@ -94,6 +94,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         if seen is not None:
             say(f"{args.pictures}: {seen}")
             own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
+            own["generate"] = {"prompts": list(seen.examples)} if seen.examples else {}
         if seen is not None and seen.captions and (by_class or not args.caption):
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -105,6 +106,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         raise UsageError("init: --caption: {class} stands for folders of pictures, which --pictures does not name here")
     if args.caption and not by_class:
         own["process"]["source.caption"] = args.caption
+        own["generate"] = {"prompts": [args.caption]}
     places = {
         "store": store,
         "source": source or f"{store}/urls.parquet",

@@ -6,6 +6,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 from sdp.console import counted
@@ -18,6 +19,7 @@ from sdp.storage.uri import parse
 CLASS = "{class}"
 """Stands in a caption for the name of a picture's folder."""
 _KOHYA = ".caption"
+_EXAMPLES = 3
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _FILES = ("file_name", "filename", "file", "image", "image_path", "path", "name")
 _CAPTIONS = ("caption", "text", "prompt")
@@ -35,6 +37,8 @@ class PictureFolder:
     """The number of captions from each file or kind of file."""
     left_out: Counter[str]
     """The number of other files, by suffix."""
+    examples: tuple[str, ...]
+    """A few of the captions."""
     nameless: int
     """Entries of tables that name no picture."""
 
@@ -89,7 +93,10 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
                 captioned.add(name)
                 sources[table] += 1
     left_out = Counter(PurePosixPath(name).suffix.lower() or name for name in others - used)
-    return PictureFolder(len(pictures), captions, +sources, left_out, nameless)
+    captions = dict(sorted(captions.items()))
+    texts = (_read(Path(root, name)).strip() for name in sorted(used) if name.endswith(TEXT))
+    examples = islice(dict.fromkeys(filter(None, chain(captions.values(), islice(texts, _EXAMPLES)))), _EXAMPLES)
+    return PictureFolder(len(pictures), captions, +sources, left_out, tuple(examples), nameless)
 
 
 def _entries(root: str, table: str, pictures: Collection[str]) -> Iterable[tuple[str, str]] | None:

@@ -28,6 +28,7 @@ def test_captions_are_found_in_the_forms_of_other_tools(tmp_path: Path, files: d
     assert pictures is not None
     assert pictures.captions == {"a.jpg": "one", "sub/b.png": "two"}
     assert pictures.sources == {source: 2}
+    assert pictures.examples == ("one", "two")
     assert not pictures.left_out
 
 
@@ -47,7 +48,7 @@ def test_a_text_beside_a_picture_goes_before_tables(tmp_path: Path) -> None:
     write(tmp_path, {"a.jpg": "", "a.txt": "own", "metadata.jsonl": json.dumps(LINES[0])})
     pictures = gather(str(tmp_path))
     assert pictures is not None
-    assert (pictures.captions, pictures.sources) == ({}, {".txt": 1})
+    assert (pictures.captions, pictures.sources, pictures.examples) == ({}, {".txt": 1}, ("own",))
 
 
 def test_captions_may_name_the_folder_of_a_class(tmp_path: Path) -> None:
