@@ -179,6 +179,11 @@ def _is_number(cell: str) -> bool:
     return cell.lstrip("<").replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()
 
 
+def rate(count: float) -> str:
+    """Return a number a second as people read it: 812, 1,234, 0.25."""
+    return f"{count:,.0f}" if count >= 10 or not count else f"{count:,.2g}"
+
+
 def rerun(job: str, *more: str) -> str:
     """Return the command line that this process runs, with more options."""
     words = sys.argv[1:] if sys.argv[1:2] == [job] else [job]

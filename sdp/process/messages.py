@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sdp.config import ProcessConfig, ScoreConfig
-from sdp.console import counted, duration, rerun, size, spent
+from sdp.console import counted, duration, rate, rerun, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
@@ -19,6 +19,8 @@ from sdp.telemetry import Telemetry
 
 STARVED = 0.1
 """Encoders that wait for a larger share of their time than this make the transforms the bottleneck."""
+_STEADY_S = 60.0
+"""The shortest run whose bottleneck is worth naming."""
 
 
 @dataclass(slots=True)
@@ -97,8 +99,8 @@ def suggestion(figures: ProcessFigures) -> str:
 def progress_line(figures: ProcessFigures) -> str:
     """Return the run's progress: rows, rates, waiting and time left."""
     line = (
-        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {figures.rate:.0f} img/s · "
-        f"transform {figures.transformed.items / figures.elapsed_s:.0f} img/s · "
+        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate(figures.rate)} img/s · "
+        f"transform {rate(figures.transformed.items / figures.elapsed_s)} img/s · "
         f"encoders wait {figures.wait * 100:.0f} %"
     )
     if figures.counts.written:
@@ -154,13 +156,14 @@ def summary(
             (
                 "this run",
                 f"{counted(figures.images_encoded, 'image')} in "
-                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {figures.rate:.0f} img/s",
+                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {rate(figures.rate)} img/s",
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}"),
-            ("bottleneck", suggestion(figures)),
         ]
+        if figures.elapsed_s >= _STEADY_S:  # before, loading and warming up are most of it
+            lines.append(("bottleneck", suggestion(figures)))
         for side, count in sorted(figures.fitting.items()):
             batches = "captions" if side == TEXT else f"images of {side} px"
             advice = "" if side == TEXT else f"; set encode.batch_size to {count}"

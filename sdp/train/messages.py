@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from sdp.config.train import PricesConfig
-from sdp.console import clock, counted, duration, size, spent
+from sdp.console import clock, counted, duration, rate, size, spent
 from sdp.model.checkpoints import TrainState, run_of
 
 
@@ -19,7 +19,7 @@ def progress_line(line: dict[str, Any], last: int | None) -> str:
         f"step {line['step']:,}{of_last}",
         f"epoch {line['epoch']} {line['epoch_done']:.0%}",
         f"loss {line['loss_smoothed']:.4f}" if line["loss_smoothed"] is not None else "no loss yet",
-        f"{line['samples_per_s']:,.0f} img/s{per_worker}",
+        f"{rate(line['samples_per_s'])} img/s{per_worker}",
         f"lr {line['learning_rate']:.1e}",
     ]
     if line.get("mfu") is not None:

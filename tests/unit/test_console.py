@@ -7,7 +7,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from sdp.console import Progress, configure, say
+from sdp.console import Progress, configure, rate, rerun, say
 from sdp.model.checkpoints import TrainState
 from sdp.train.messages import summary_lines
 
@@ -22,6 +22,21 @@ def shown(file: io.StringIO, *texts: str) -> str:
         for text in texts:
             progress.update(text)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1234.4, "1,234"), (16.2, "16"), (1.26, "1.3"), (0.034, "0.034"), (0, "0")]
+)
+def test_a_slow_rate_is_not_rounded_to_nothing(count: float, text: str) -> None:
+    assert rate(count) == text
+
+
+def test_a_command_that_is_run_again_keeps_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["sdp", "process", "--config", "my file.yaml", "--set", "a=1", "--set", "b=2"])
+    assert rerun("process", "--only-failed") == (
+        "sdp process --config 'my file.yaml' --set a=1 --set b=2 --only-failed"
+    )
+    assert rerun("download", "--only-failed") == "sdp download --only-failed"
 
 
 def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
