@@ -36,7 +36,7 @@ def _api(args: Arguments) -> Any:
 @argument("--manifest FILE", "print the RayJob for what helm template printed, without a cluster; - is stdin")
 def submit(args: Arguments) -> int:
     """Run a job on a cluster and follow it; a repeated job continues from storage."""
-    from sdp.kube.clusters import rendered_release
+    from sdp.kube.clusters import read_manifests, release_in
     from sdp.kube.rayjob import as_yaml
     from sdp.kube.submit import Submission, rayjob_of, submit
 
@@ -51,8 +51,8 @@ def submit(args: Arguments) -> int:
     )
 
     if args.dry_run or args.manifest:
-        release = partial(rendered_release, args.manifest, args.cluster) if args.manifest else None
-        sys.stdout.write(as_yaml(rayjob_of(submission, release, say)))
+        release = release_in(read_manifests(args.manifest), args.cluster) if args.manifest else None
+        sys.stdout.write(as_yaml(rayjob_of(submission, (lambda: release) if release else None, say)))
         return 0
     return submit(_api(args), submission, say)
 
@@ -101,14 +101,14 @@ def stop(args: Arguments) -> None:
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
-    from sdp.kube.clusters import read_manifests
+    from sdp.kube.clusters import read_manifests, release_in
     from sdp.kube.doctor import examine, examine_pod, mounted_texts
 
     texts = mounted_texts()
     if texts and not args.manifest:
         findings = examine_pod(texts)
     else:
-        rendered = read_manifests(args.manifest) if args.manifest else []
+        rendered = release_in(read_manifests(args.manifest), args.cluster) if args.manifest else None
         findings = examine(partial(_api, args), args.cluster, rendered)
     results = []
     for finding in findings:

@@ -13,7 +13,7 @@ from sdp.errors import one_line
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
 from sdp.kube.api import OPERATOR_HINT, Api
-from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, rendered_cluster
+from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod
 from sdp.kube.state import ClusterState, cluster_state
 
 PRODUCT = "nvidia.com/gpu.product"
@@ -72,12 +72,8 @@ def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
     return None
 
 
-def cluster(api: Api, name: str | None, rendered: Sequence[Object]) -> Generator[Finding, None, Object]:
+def cluster(api: Api, name: str | None) -> Generator[Finding, None, Object]:
     """Check that the cluster exists and is ready; return it."""
-    if rendered:
-        document = rendered_cluster(rendered, name)
-        yield Finding("cluster", "ok", f"{document['metadata']['name']}, from the manifests")
-        return document
     raycluster = find_cluster(api, name)
     state = cluster_state(raycluster)
     pods = api.list(api.path("pods", group="/api/v1"), labelSelector=f"ray.io/cluster={state.name}")

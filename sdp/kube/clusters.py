@@ -12,6 +12,8 @@ from sdp.kube import Object
 from sdp.kube.api import Api
 from sdp.kube.rayjob import DEFAULT_CLUSTER
 
+Release = tuple[Object, dict[str, str]]
+"""A RayCluster and its job configurations."""
 JOBS_VOLUME = "jobs"
 """The chart's name for the volume with the jobs' configurations."""
 
@@ -57,25 +59,13 @@ def read_manifests(file: str) -> list[Object]:
     return objects
 
 
-def rendered_cluster(rendered: Sequence[Object], name: str | None) -> Object:
+def release_in(objects: Sequence[Object], name: str | None) -> Release:
     """Return the RayCluster of this name, or of any, among the objects that helm has rendered."""
-    for document in rendered:
-        if document["kind"] == "RayCluster" and name in (None, document["metadata"]["name"]):
-            return document
+    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    for (kind, own), cluster in named.items():
+        if kind == "RayCluster" and name in (None, own):
+            return cluster, yaml_entries(named.get(("ConfigMap", jobs_map(cluster)), {}))
     raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
-
-
-def rendered_texts(rendered: Sequence[Object], raycluster: Object) -> dict[str, str]:
-    """Return a rendered cluster's job configurations, by file name without .yaml."""
-    maps = {item["metadata"]["name"]: item for item in rendered if item["kind"] == "ConfigMap"}
-    return yaml_entries(maps.get(jobs_map(raycluster), {}))
-
-
-def rendered_release(file: str, name: str | None) -> tuple[Object, dict[str, str]]:
-    """Return the RayCluster and its job configurations in a file that `helm template` wrote."""
-    rendered = read_manifests(file)
-    cluster = rendered_cluster(rendered, name)
-    return cluster, rendered_texts(rendered, cluster)
 
 
 def accelerator_of(group: Object) -> str:

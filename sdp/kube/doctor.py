@@ -4,14 +4,14 @@ Each check looks at one thing. None changes anything, except that an object of 6
 deleted again.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from sdp.errors import SdpError
 from sdp.kube import Finding, Object, check_cluster, check_jobs
 from sdp.kube.api import Api, Forbidden
-from sdp.kube.clusters import job_texts, rendered_cluster, rendered_texts
+from sdp.kube.clusters import Release, job_texts
 from sdp.kube.rayjob import JOBS_FOLDER
 
 T = TypeVar("T")
@@ -31,37 +31,41 @@ def examine_pod(texts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def examine(
-    connect: Callable[[], Api], cluster_name: str | None = None, rendered: Sequence[Object] = ()
+    connect: Callable[[], Api], cluster_name: str | None = None, rendered: Release | None = None
 ) -> Iterator[Finding]:
     """Check a cluster as it exists, or as rendered manifests would create it, as far as that needs no API server."""
     try:
         api = connect()
         version = api.get("/version").get("gitVersion", "of unknown version")
     except SdpError as error:
-        if not rendered:
+        if rendered is None:
             yield Finding("server", "failed", str(error))
             return
         yield Finding("server", "warning", f"operator, nodes, storage and models are not checked: {error}")
-        release = rendered_cluster(rendered, cluster_name)
-        drafts, findings = check_jobs.read(rendered_texts(rendered, release))
-        yield from (*findings, *check_jobs.placement(drafts, release))
+        drafts, findings = check_jobs.read(rendered[1])
+        yield from (*findings, *check_jobs.placement(drafts, rendered[0]))
         return
     where = f"context {api.context}" if api.context else "this pod's cluster"
     yield Finding("server", "ok", f"Kubernetes {version} answers ({where}, namespace {api.namespace})")
     yield from _guarded("CRDs", check_cluster.resources(api))
     yield from _guarded("operator", check_cluster.operator(api))
-    cluster = yield from _guarded("cluster", check_cluster.cluster(api, cluster_name, rendered))
+    if rendered is not None:
+        cluster: Object | None = rendered[0]
+        yield Finding("cluster", "ok", f"{rendered[0]['metadata']['name']}, from the manifests")
+    else:
+        cluster = yield from _guarded("cluster", check_cluster.cluster(api, cluster_name))
     if cluster is None:
         return
     yield from _guarded("groups", check_cluster.groups(api, cluster))
-    drafts = (yield from _guarded("jobs", _jobs(api, cluster, rendered))) or []
+    drafts = (yield from _guarded("jobs", _jobs(rendered[1] if rendered else None, api, cluster))) or []
     yield from check_jobs.placement(drafts, cluster)
     yield from check_jobs.access(drafts, in_pod=False)
 
 
-def _jobs(api: Api, cluster: Object, rendered: Sequence[Object]) -> Generator[Finding, None, list[check_jobs.JobDraft]]:
-    texts = rendered_texts(rendered, cluster) if rendered else job_texts(api, cluster)
-    drafts, findings = check_jobs.read(texts)
+def _jobs(
+    texts: dict[str, str] | None, api: Api, cluster: Object
+) -> Generator[Finding, None, list[check_jobs.JobDraft]]:
+    drafts, findings = check_jobs.read(job_texts(api, cluster) if texts is None else texts)
     yield from findings
     return drafts
 

@@ -65,8 +65,8 @@ def _pods(config: JobConfig, groups: list[Object]) -> Counter[str]:
         most[str(workers.accelerator)] += workers.most
     for accelerator, missing in most.items():
         for group in sorted(groups, key=lambda group: -int(group.get("priority", 0))):
-            if missing > 0 and accelerator_of(group) and accelerator in (accelerator_of(group), "gpu"):
-                gpus = gpus_of_pod(group["template"]["spec"])
+            gpus = gpus_of_pod(group["template"]["spec"])
+            if missing > 0 and gpus and accelerator in (accelerator_of(group), "gpu"):
                 pods[group["groupName"]] = min(math.ceil(missing / gpus), group["maxReplicas"])
                 missing -= pods[group["groupName"]] * gpus
         if accelerator not in ("cpu", "None") and (offered := most[accelerator] - missing) < least[accelerator]:

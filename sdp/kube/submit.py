@@ -24,7 +24,7 @@ TRIES, PAUSE_S = 20, 1.0
 """Requests to create a RayJob, while an earlier one of its name is deleted or the server is silent."""
 
 
-Release = tuple[Object, Mapping[str, str] | None]
+ReadRelease = tuple[Object, Mapping[str, str] | None]
 """A RayCluster, and its job configurations unless they may not be read."""
 
 
@@ -57,7 +57,7 @@ def submit(api: Api, submission: Submission, say: Say) -> int:
     return follow(api, name, say)
 
 
-def rayjob_of(submission: Submission, release: Callable[[], Release] | None, say: Say) -> Object:
+def rayjob_of(submission: Submission, release: Callable[[], ReadRelease] | None, say: Say) -> Object:
     """Return a submission's RayJob for a release; without one, as in a dry run, only --config or --set is checked."""
     text, config = _checked_file(submission, say)
     kind, sets = kind_of(submission.job), list(submission.overrides)
@@ -75,7 +75,7 @@ def rayjob_of(submission: Submission, release: Callable[[], Release] | None, say
     return with_own_cluster(rayjob, cluster, config)
 
 
-def _release(api: Api, submission: Submission, say: Say) -> Release:
+def _release(api: Api, submission: Submission, say: Say) -> ReadRelease:
     cluster = find_cluster(api, submission.cluster)
     try:
         return cluster, None if submission.config else job_texts(api, cluster)

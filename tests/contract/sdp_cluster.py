@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from sdp.kube.clusters import rendered_texts
+from sdp.kube.clusters import release_in
 from sdp.kube.rayjob import as_yaml
 from sdp.kube.submit import Submission, rayjob_of
 from tests.programs import ended
@@ -96,9 +96,8 @@ _ABOUT = """\
 def own_cluster(helm: Path, job: str, *settings: str, example: str = "minimal") -> Manifest:
     """Return the RayJob that `sdp submit JOB --own-cluster` makes of a rendered release."""
     manifests = parsed(helm_template(helm, example, "model=s3://my-bucket/model", *settings).stdout)
-    cluster = one(manifests, "RayCluster")
     submission = Submission(job=job, name=f"sdp-{job}-own-cluster", own_cluster=True)
-    return rayjob_of(submission, lambda: (cluster, rendered_texts(manifests, cluster)), print)
+    return rayjob_of(submission, lambda: release_in(manifests, None), print)
 
 
 def manifest_of(helm: Path, job: str) -> str:

@@ -12,10 +12,10 @@ ONLINE = ("data.mode=online", "encode.accelerator=A10G", "encode.num_workers=3")
 
 
 def groups_of(job: str, *settings: str) -> dict[str, int]:
-    """Return the pods by group of a job on a cluster like one that grows to ten, four, forty and two pods."""
+    """Return the pods by group of a job on a cluster like one with groups of these sizes."""
     slices = group("slices", 0, "A30", 2)
     slices["template"]["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/mig-1g.6gb": 4}
-    sizes = (("cpu", 0, "", 10), ("a100", 8, "A100", 4), ("a10g", 1, "A10G", 40))
+    sizes = (("cpu", 0, "", 10), ("a100", 8, "A100", 4), ("a10g", 1, "A10G", 40), ("amd", 0, "MI300", 1))
     release: Object = raycluster(*(group(name, gpus, label, most) for name, gpus, label, most in sizes), slices)
     config = draft(job, None, settings).config
     made = with_own_cluster(make_rayjob(job), {**release, "metadata": {"name": "sdp"}}, config)
@@ -47,6 +47,7 @@ def test_a_job_s_cluster_has_the_groups_that_it_works_on(
     ("settings", "says"),
     [
         (("scaling.accelerator=A100", "scaling.num_workers=33"), "needs 33 A100 GPUs to start, and the groups grow to"),
+        (("scaling.accelerator=MI300",), "needs 1 MI300 GPUs to start, and the groups grow to 0"),  # not NVIDIA's
         (("scaling.accelerator=H100",), "needs 1 H100 GPUs to start, and the groups grow to 0"),
         ((), "names no workers that a group has; set scaling.accelerator"),
     ],
