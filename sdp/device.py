@@ -16,13 +16,12 @@ from typing import TypeVar
 import torch
 
 from sdp.errors import OutOfMemory, UserError, one_line
-from sdp.hardware import CUDA_MAJOR, DRIVERS
+from sdp.hardware import CUDA_MAJOR, DRIVERS, usable_cores
 
 Result = TypeVar("Result")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes by their names in configurations."""
 _DRIVER = Path("/proc/driver/nvidia/version")
-_CGROUP = Path("/sys/fs/cgroup")
 _SMALL = 10_000_000
 """Parameters of a network that one thread runs fastest: several would wait for each other longer than they work."""
 _NO_MEMORY = (
@@ -90,16 +89,6 @@ def share_cores(
     if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
         small = sum(weights.numel() for weights in network.parameters()) < _SMALL
         torch.set_num_threads(1 if small else max(1, usable_cores() // processes))
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no container, or one without a quota: "max 100000"
-        return cores
 
 
 def enter(device: torch.device) -> None:

@@ -147,3 +147,13 @@ def local_gpus() -> int:
     if visible is not None:
         return sum(number.strip() not in ("", "-1") for number in visible.split(","))
     return len([*Path("/proc/driver/nvidia/gpus").glob("*")])
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no container, or one without a quota: "max 100000"
+        return cores

@@ -28,6 +28,7 @@ from sdp.download.plan import Rules
 from sdp.download.unit import KIND
 from sdp.download.worker import WorkerSettings
 from sdp.errors import DatasetError
+from sdp.hardware import usable_cores
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
@@ -98,7 +99,7 @@ def _write_pending(
     """Write the pending parts, on Ray or in this process; return their footers and the run's figures."""
     if not pending:
         return [], DownloadFigures()
-    cpus, cores, rows = config.workers.cpus, len(os.sched_getaffinity(0)), messages.rows_to_do(output, pending)
+    cpus, cores, rows = config.workers.cpus, usable_cores(), messages.rows_to_do(output, pending)
     alone = cluster.is_absent() and not config.workers.node_labels and (config.concurrency or cores // cpus) <= 1
     if not alone:
         cluster.connect()

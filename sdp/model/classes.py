@@ -34,7 +34,8 @@ def network_class(name: str) -> Any:
     """Return AutoencoderKL or UNet2DConditionModel.
 
     A process that compiles networks calls `know_compiler` before. If diffusers has been imported already, or has
-    changed, its import is the usual one.
+    changed, its import is the usual one. Afterwards diffusers takes transformers and peft for absent: a process that
+    also uses its pipelines imports diffusers first.
     """
     if "diffusers" not in sys.modules:
         try:

@@ -4,7 +4,6 @@ A picture or caption that kills the encoder natively kills this process. The lea
 on Ray, where the row is isolated.
 """
 
-import os
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from sdp.encode.desk import State
 from sdp.encode.table import assemble
 from sdp.encode.work import TRIES, Occupancy, PieceRows, RowsSpec
 from sdp.errors import SdpError, Unavailable, one_line
+from sdp.hardware import usable_cores
 
 _AT_ENCODER = 2
 """As on Ray, one piece is finished while the next is encoded."""
@@ -71,7 +71,7 @@ class Local:
     """The runner in this process."""
 
     def __init__(self, stages: RowsSpec) -> None:
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         self._stages, self._state, self._occupancy = stages, State(encoders=1), Occupancy()
         self._cores, self._most = cores, cores + _AT_ENCODER + _READY
         self._threads = ThreadPoolExecutor(self._most + 1, "sdp-local")

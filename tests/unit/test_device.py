@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.ledger import Ledger
-from sdp.device import choose_device, configure_torch, enter, record, share_cores, usable_cores
+from sdp.device import choose_device, configure_torch, enter, record, share_cores
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
+from sdp.hardware import usable_cores
 from sdp.model import sharded
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
