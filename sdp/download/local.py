@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from sdp import telemetry
 from sdp.console import Progress
@@ -41,7 +41,7 @@ def write_parts(
     tasks = (task for s in spans(output.index, pending, 1) for task in read_span(s, columns, output.storage, options))
     infos, under_way = list[PartInfo](), deque[Future[PartInfo]]()
     progress = shown(lambda _: worker.figures(), rows, telemetry.begin(settings.config.output.uri))
-    with progress, ThreadPoolExecutor(UNITS_AT_ONCE, "sdp-units") as pool, ExitStack() as stack:
+    with progress, closing(worker), ThreadPoolExecutor(UNITS_AT_ONCE, "sdp-units") as pool, ExitStack() as stack:
         stack.callback(ended.set)  # whatever ends the block, its threads follow within a second
         for task in tasks:
             under_way.append(pool.submit(worker.make, task))

@@ -93,6 +93,11 @@ class DownloadWorker:
             self._figures.stored_bytes += info.size
         return info
 
+    def close(self) -> None:
+        """End the threads and decoders, once nobody waits in `make`."""
+        self._fetcher.close()
+        self._decoders.close()
+
     def figures(self) -> DownloadFigures:
         """Return the figures so far."""
         with self._lock:

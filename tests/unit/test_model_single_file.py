@@ -80,6 +80,6 @@ def test_the_names_are_those_of_the_published_files() -> None:
 
 @pytest.mark.parametrize("form", ["folder", "single-file", "lora"])
 def test_an_export_in_a_bucket_is_copied_before_it_is_loaded(form: Any) -> None:
-    hint = Exported("s3://bucket/mine", "run", 5, True, form).hint
+    hint = Exported("s3://bucket/mine", "run", 5, "", True, form).hint
     assert hint.startswith("copy it here, then ")
     assert '("mine"' in hint
