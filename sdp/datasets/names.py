@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -33,18 +32,18 @@ def names_of(storage: Storage) -> Namer:
         return file.read_row_group(number, columns=[column])[column]
 
     @lru_cache(maxsize=1)
-    def stops_in(path: str) -> list[int]:
+    def stops_in(path: str) -> NDArray[np.int64]:
         """Return where the row groups of a file end; nothing if it has no URLs."""
         footer = read_footer(path, options)
-        return [0, *row_stops(footer).tolist()] if column in footer.schema.to_arrow_schema().names else []
+        return row_stops(footer) if column in footer.schema.to_arrow_schema().names else np.zeros(0, np.int64)
 
     def in_parquet(path: str, places: NDArray[np.int64]) -> Iterator[str]:
         """Yield the URLs at some places of a file, if it has any."""
         stops = stops_in(path)
-        for number, (start, stop) in enumerate(pairwise(stops)):
-            within = places[(places >= start) & (places < stop)]
-            if len(within):
-                yield from map(str, urls(path, number).take(pa.array(within - start)).to_pylist())
+        groups = np.searchsorted(stops, places, side="right")
+        for number in np.unique(groups[groups < len(stops)]).tolist():
+            within = places[groups == number] - (stops[number - 1] if number else 0)
+            yield from map(str, urls(path, number).take(pa.array(within)).to_pylist())
 
     def names(rows: NDArray[np.int64]) -> list[str]:
         named: list[str] = []
