@@ -8,7 +8,6 @@ import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -75,7 +74,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         rules = _with_takedowns(rules, storage)
         pending = output.pending()
         infos, figures = _write_pending(config, output, rules, pending, lease)
-        find_repeated = partial(repeats.find_content, storage, _placement(config), lease.confirm)
+        find_repeated = partial(repeats.find_content, storage, repeats.placement(config), lease.confirm)
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -106,7 +105,7 @@ def _write_pending(
         can_grow = "RAY_ADDRESS" in os.environ
         cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow=can_grow)
     if config.dedup.urls:
-        repeated_urls = repeats.find_urls(config, output, rules, _placement(config), lease.confirm)
+        repeated_urls = repeats.find_urls(config, output, rules, repeats.placement(config), lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)
     if alone:
         settings = WorkerSettings(config, output.storage, rules, min(cores, cpus))
@@ -116,11 +115,6 @@ def _write_pending(
     shape = PoolShape.of(config, len(pending))
     settings = WorkerSettings(config, output.storage, rules, shape.cpus)
     return write_parts(settings, output, pending, rows, shape, lease)
-
-
-def _placement(config: DownloadConfig) -> dict[str, Any]:
-    """Return Ray's options that place work on the configured nodes."""
-    return {"label_selector": dict(config.workers.node_labels) or None}
 
 
 def _refuse_unfinished(output: Output) -> None:

@@ -28,6 +28,7 @@ from sdp.download import messages
 from sdp.download.budgets import Answer, Ask, SharedBudgets
 from sdp.download.figures import DownloadFigures
 from sdp.download.local import UNITS_AT_ONCE, shown
+from sdp.download.repeats import placement
 from sdp.download.spans import read_span, spans
 from sdp.download.turnstile import SharedGate, SharedGates
 from sdp.download.unit import UnitTask
@@ -100,8 +101,7 @@ def write_parts(
 def _dataset(
     settings: WorkerSettings, output: Output, pending: list[Work], shape: PoolShape, hubs: list[Any]
 ) -> ray.data.Dataset:
-    config = settings.config
-    ray_options: dict[str, Any] = {"label_selector": dict(config.workers.node_labels) or None}
+    config, ray_options = settings.config, placement(settings.config)
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(
         partial(read_units, settings.rules.columns(), output.storage, config.storage.options()),

@@ -32,6 +32,11 @@ Read = Callable[[Piece, int], list[tuple[Keys, Addresses]]]
 _READ_ROWS = 16_384
 
 
+def placement(config: DownloadConfig) -> dict[str, Any]:
+    """Return Ray's options that place work on the configured nodes."""
+    return {"label_selector": dict(config.workers.node_labels) or None}
+
+
 def find_urls(
     config: DownloadConfig, output: Output, rules: Rules, ray_options: Mapping[str, Any], check: Callable[[], None]
 ) -> Repeated:
