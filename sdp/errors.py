@@ -33,6 +33,11 @@ def one_line(text: object, most: int | None = None) -> str:
     return " ".join(str(text).split())[:most]
 
 
+def named(error: BaseException) -> str:
+    """Return the class and the message of an error that is not sdp's own, in one line."""
+    return f"{type(error).__name__}: {one_line(error, 200)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong in a configuration."""

@@ -7,13 +7,12 @@ Several units may be under way: the next one begins when connections would be id
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
-from sdp.datasets.parts import PartInfo, read_info
+from sdp.datasets.parts import PartInfo, patiently, read_info
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
@@ -21,7 +20,7 @@ from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
 from sdp.download.turnstile import SharedGates
 from sdp.download.unit import UnitRun, UnitTask
-from sdp.errors import SdpError, Unavailable
+from sdp.errors import SdpError
 from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders
 from sdp.storage import Storage
@@ -88,7 +87,7 @@ class DownloadWorker:
         while not unit.wait(_CHECK_S):
             self._check()
         self._check()
-        info = self._write(unit)
+        info = patiently(partial(unit.write, self._settings.output), _WRITE_RETRIES)
         with self._lock:
             self._figures.stored_bytes += info.size
         return info
@@ -135,13 +134,6 @@ class DownloadWorker:
         with self._lock:
             self._figures.outcomes[outcome.outcome, outcome.reason or ""] += 1
         unit.settle(outcome, image)
-
-    def _write(self, unit: UnitRun) -> PartInfo:
-        """Publish the part, with more patience than the storage has itself, rather than lose the unit."""
-        for _ in range(_WRITE_RETRIES):
-            with suppress(Unavailable):
-                return unit.write(self._settings.output)
-        return unit.write(self._settings.output)
 
     def _check(self) -> None:
         """Raise the error that has stopped the fetcher or the decoders, or that ends the job."""

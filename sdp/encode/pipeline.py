@@ -29,7 +29,7 @@ from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.encode.work import Occupancy, Stages
-from sdp.errors import SdpError, Unavailable, one_line
+from sdp.errors import SdpError, Unavailable, named
 from sdp.waiting import Stall
 
 _CHECK_NODES_S = 5.0
@@ -249,7 +249,7 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
             ray.get(desk.stop.remote(error))
             return pack(replace(note, died=str(error)), None)
         except Exception as error:  # noqa: BLE001 (the desk counts it, and ends the run if it persists)
-            ray.get(desk.fail.remote(worker, number, _line(error)))
+            ray.get(desk.fail.remote(worker, number, named(error)))
         else:
             ray.get(desk.end.remote(worker, number, stats))
             return pack(replace(note, transformed=stats), value)
@@ -273,7 +273,7 @@ class Encode:
             if isinstance(error, SdpError) and not isinstance(error, Unavailable):
                 ray.get(desk.stop.remote(error))
             else:
-                ray.get(desk.fail.remote(self._worker, None, _line(error)))
+                ray.get(desk.fail.remote(self._worker, None, named(error)))
             raise
         ray.get(desk.start.remote(self._worker, self._actor))
 
@@ -293,7 +293,7 @@ class Encode:
             ray.get(self._desk.stop.remote(error))
             return pack(None, None, note=replace(note, died=str(error)))
         except Exception as error:  # noqa: BLE001 (a process does not recover from a device fault)
-            ray.get(self._desk.fail.remote(self._worker, note.number, _line(error)))
+            ray.get(self._desk.fail.remote(self._worker, note.number, named(error)))
             os._exit(1)
         ray.get(self._desk.end.remote(self._worker, note.number))
         limits = getattr(self._encoder, "batch_limits", {})
@@ -303,10 +303,6 @@ class Encode:
         """Tell the desk that the pool shrinks."""
         with contextlib.suppress(Exception):
             self._desk.leave.remote(self._actor)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 def _worker_id(stage: str) -> WorkerId:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sdp.errors import ModelError, Unavailable, one_line
+from sdp.errors import ModelError, Unavailable, named
 from sdp.model import layout
 from sdp.model.family import MIRROR
 from sdp.model.layout import Exists, ModelSource
@@ -89,7 +89,6 @@ def _explained(source: ModelSource) -> Iterator[None]:
             "accepted the owner's terms if it is gated; check both"
         ) from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # from requests or httpx, by the library's version
-        cause = f"{type(error).__name__}: {one_line(error, 200)}"
         raise Unavailable(
-            f"{where}: the hub did not answer ({cause}); try again later, or pass a local or s3:// folder"
+            f"{where}: the hub did not answer ({named(error)}); try again later, or pass a local or s3:// folder"
         ) from error

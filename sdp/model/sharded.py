@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
-from sdp.errors import ModelError, NotFound, StorageError, one_line
+from sdp.errors import ModelError, NotFound, StorageError, named, one_line
 from sdp.model.tensor_index import (
     FORMAT,
     INDEX,
@@ -442,4 +442,4 @@ def _cause(error: CheckpointException, action: str) -> BaseException:
         return type(first)(*first.args)
     if not isinstance(first, Exception):  # torch catches Ctrl-C, too
         return first
-    return StorageError(f"{action}: worker {rank}: {type(first).__name__}: {one_line(first, 200)}")
+    return StorageError(f"{action}: worker {rank}: {named(first)}")

@@ -30,7 +30,7 @@ from sdp.encode.desk import State
 from sdp.encode.reading import Piece, addresses
 from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.work import TRIES, RowsSpec
-from sdp.errors import SdpError, one_line
+from sdp.errors import SdpError, named
 from sdp.lease import Lease
 from sdp.process.local import Local, RowsLost, Runner
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
@@ -271,7 +271,7 @@ class _Run:
         except SdpError:
             raise
         except Exception as error:
-            raise SdpError(f"write: {work.name}: {type(error).__name__}: {one_line(error, 200)}") from error
+            raise SdpError(f"write: {work.name}: {named(error)}") from error
         del self._units.open[work]
         self._infos.append(info)
         figures = self._figures

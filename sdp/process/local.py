@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Self
 
-from sdp.datasets.parts import PartInfo, write_part
+from sdp.datasets.parts import PartInfo, patiently, write_part
 from sdp.datasets.units import Work
 from sdp.encode.blocks import Note
 from sdp.encode.desk import State
 from sdp.encode.table import assemble
 from sdp.encode.work import TRIES, Occupancy, PieceRows, RowsSpec
-from sdp.errors import SdpError, Unavailable, one_line
+from sdp.errors import SdpError, named
 from sdp.hardware import usable_cores
 
 _AT_ENCODER = 2
@@ -29,8 +29,7 @@ _READY = 1
 """Pieces that wait for the encoder."""
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
-_WRITE_TRIES = 4
-"""Each has the storage's own retries."""
+_WRITE_RETRIES = 3
 
 
 class RowsLost(Exception):
@@ -107,12 +106,10 @@ class Local:
 
     def state(self) -> State:
         error = self._encoder.exception() if self._encoder.done() else None
+        if isinstance(error, SdpError):
+            raise error
         if error is not None:
-            raise (
-                error
-                if isinstance(error, SdpError)
-                else SdpError(f"encode: the encoder does not load ({_line(error)})")
-            )
+            raise SdpError(f"encode: the encoder does not load ({named(error)})")
         return replace(self._state, transforms=min(self._sent, self._cores))
 
     def keep(self, rows: PieceRows) -> PieceRows:
@@ -133,7 +130,7 @@ class Local:
             except SdpError as error:
                 self._results.put(error)
             except Exception as error:  # noqa: BLE001 (it has a limit)
-                reason = _line(error)
+                reason = named(error)
                 self._failed += 1
                 if self._failed < _SYSTEMATIC:
                     continue
@@ -159,11 +156,4 @@ def write_unit(stages: RowsSpec, work: Work, retried: Mapping[str, int], pieces:
     """Publish the part of a unit."""
     rows, account = assemble(pieces, stages.schema)
     write = partial(write_part, stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
-    for _ in range(_WRITE_TRIES - 1):
-        with suppress(Unavailable):
-            return write()
-    return write()
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error, 200)}"
+    return patiently(write, _WRITE_RETRIES)
