@@ -107,6 +107,8 @@ class Pipeline:
                     raise SdpError(f"encode: Ray Data failed ({reason}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
+                    if note.died is not None:
+                        self.state()  # an error of ours is no crash of the rows
                     if note.number in self._sent:  # otherwise it had a result under another number
                         sent = self._sent[note.number]
                         for number in sent.numbers:
