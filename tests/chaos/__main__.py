@@ -412,6 +412,7 @@ def _spend_failures(port: int) -> None:
 @contextmanager
 def chaos_in(folder: Path) -> Iterator[Chaos]:
     """Serve the images and the S3 server's folder, and yield rounds on them."""
+    folder = folder.resolve()  # for workers, which have other working directories
     folder.mkdir(parents=True, exist_ok=True)
     with running_gateway(_server(), folder / "s3") as gateway, ImageServer(images=IMAGES, port=_port(folder)) as server:
         os.environ.update(gateway.env)
