@@ -126,7 +126,7 @@ _RANKS = Row(
         lines("Steps per second", "", Query(f"sum by ({APART}, run) ({STEPS})", "{{run}}"), unit=STEPS_PER_SECOND),
         lines(
             "Skipped steps and bad rows",
-            "Steps skipped because they were not finite or spiked; rows that proved bad.",
+            "Steps skipped because they were not finite; rows that proved bad.",
             Query(per_run(select("sdp_train_skipped_steps", RUN)), "{{run}}: skipped steps"),
             Query(f"sum by ({APART}, run) ({select('sdp_train_bad_rows_total', RUN)})", "{{run}}: bad rows"),
         ),

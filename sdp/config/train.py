@@ -165,13 +165,6 @@ class EmaConfig(Section):
     """Decay of the average per step, reached gradually at the start; null keeps no average."""
 
 
-class GuardConfig(Section):
-    """Protection against steps that would harm the model."""
-
-    spike: float | None = key(None, gt=1)
-    """Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it."""
-
-
 class ScalingConfig(WorkersConfig):
     """The number of trainers, and where they run."""
 
@@ -391,8 +384,6 @@ class TrainConfig(JobConfig):
     """AdamW and its learning rate."""
     ema: EmaConfig = key(EmaConfig)
     """The moving average of the weights."""
-    guard: GuardConfig = key(GuardConfig)
-    """Protection against steps that would harm the model."""
     precision: Literal["bf16", "fp32"] = key("bf16", shapes_output=True)
     """The arithmetic of the networks; weights, loss and average stay in fp32."""
     scaling: ScalingConfig = key(ScalingConfig)

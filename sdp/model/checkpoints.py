@@ -96,7 +96,6 @@ class TrainState:
     """Steps in the moving average, with those of the run that it was taken from."""
     loss: float | None = None
     """The smoothed loss."""
-    usual_norm: float = 0.0
 
     @property
     def skipped(self) -> int:

@@ -92,7 +92,7 @@ _METRICS = (
     Metric("sdp_train_epoch", "epochs", "Passes over the data so far, including part of the current one."),
     Metric("sdp_train_samples_total", "samples", "Samples trained on by this job, including repeated ones."),
     Metric("sdp_train_steps_total", "steps", "Steps of this job, including skipped and repeated ones."),
-    Metric("sdp_train_skipped_steps", "steps", "Steps of the run that were skipped: not finite, or a spike."),
+    Metric("sdp_train_skipped_steps", "steps", "Steps of the run that were skipped: not finite."),
     Metric("sdp_train_bad_rows_total", "rows", "Bad rows, which count for nothing in training.", ("rank",)),
     Metric("sdp_train_loss", "1", "The loss, averaged over the steps since the last logged line."),
     Metric("sdp_train_loss_smoothed", "1", "The loss, smoothed."),

@@ -1,9 +1,7 @@
-"""AdamW, its learning rate, the moving average, and the guard that skips bad steps."""
+"""AdamW, its learning rate, the moving average, and when a bad step is skipped."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -109,38 +107,6 @@ def learning_rate(step: int, config: OptimizerConfig, last_step: int | None) -> 
     return config.learning_rate * left
 
 
-Verdict = Literal["good", "not_finite", "spike", "empty"]
-
-
-@dataclass(slots=True)
-class Guard:
-    """Skips bad steps: loss or gradient is not finite, or the gradient's norm is a spike."""
-
-    spike: float | None = None
-    """The multiple of the usual gradient norm above which a norm is a spike; None disables this check."""
-    usual_norm: float = 0.0
-    """The moving average of the gradient norm over good steps."""
-    good_steps: int = 0
-    bad_in_a_row: int = 0
-
-    warm_up = 100
-    """Good steps before spikes are detected, since early norms vary widely."""
-
-    def skips(self, loss: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        """Return 1 if a step with this loss, gradient norm and sum of weights must be skipped, else 0."""
-        good = (weight > 0) & loss.isfinite() & norm.isfinite()
-        if self.spike is not None and self.good_steps >= self.warm_up:
-            good &= norm <= self.spike * self.usual_norm
-        return 1 - good.float()
-
-    def judge(self, loss: float, norm: float, weight: float, *, skipped: bool) -> Verdict:
-        """Record a step; return "good", or why it was skipped."""
-        if not skipped:
-            self.good_steps += 1
-            self.usual_norm += (norm - self.usual_norm) * max(0.02, 1 / self.good_steps)
-            self.bad_in_a_row = 0
-            return "good"
-        if weight == 0:
-            return "empty"
-        self.bad_in_a_row += 1
-        return "spike" if math.isfinite(loss) and math.isfinite(norm) else "not_finite"
+def skips(loss: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    """Return 1 if a step with this loss, gradient norm and sum of weights must be skipped, else 0."""
+    return 1 - ((weight > 0) & loss.isfinite() & norm.isfinite()).float()

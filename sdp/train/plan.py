@@ -27,7 +27,7 @@ from sdp.train.world import World
 
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
-TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm", "guard.spike")
+TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm")
 """Keys that affect training and may change between jobs; the run's events record the change."""
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint, read_state
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
-from sdp.train.optimizer import AdamW, Ema, Guard, Verdict, learning_rate
+from sdp.train.optimizer import AdamW, Ema, learning_rate, skips
 from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.run_folder import bad_step_name
 from sdp.train.step import Conditioning, Objective, weighted_losses
@@ -32,7 +32,9 @@ from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 
 MOST_BAD_STEPS = 20
-"""Skipped steps in a row after which a run has diverged; a bad row or a spike costs one."""
+"""Skipped steps in a row after which a run has diverged; a bad row costs one."""
+
+Verdict = Literal["good", "not_finite", "empty"]
 
 
 class TrainingDiverged(UserError):
@@ -131,7 +133,7 @@ class Trainer:
         """The trained parameters, as the strategy has wrapped them, by their names in checkpoints."""
         self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
         self.optimizer = AdamW(self.trained, config.optimizer)
-        self.guard = Guard(config.guard.spike)
+        self._bad_in_a_row = 0
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
         """A step's figures on the host."""
         self._ahead = world.device.type == "cuda"
@@ -182,7 +184,6 @@ class Trainer:
         if state is not None:
             self.state = state
             self.optimizer.set_steps_taken(state.optimized)
-            self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
         elif self.begin_from is not None:
             self._begin_with(self.begin_from)
         if self.world.is_main:  # later steps are done again
@@ -282,7 +283,7 @@ class Trainer:
         return losses.detach().sum()
 
     def _update(self, batch: Batch, loss: Tensor, total: Tensor) -> None:
-        """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
+        """Take an optimizer step, unless it must be skipped, and exchange the workers' figures."""
         with self.stopwatch.measure("optimizer"):
             norm = self.strategy.norm(self.optimizer.gradients())
             flags = (self.stop.reason is not None, self.checkpointer.is_written())
@@ -290,7 +291,7 @@ class Trainer:
             # All workers judge by the same numbers, to the last bit.
             figures = self.world.sum_of(torch.stack([loss, norm / self.world.size, stopping, written]))
             loss, norm = figures[:2]
-            skip = self.guard.skips(loss, norm, total)
+            skip = skips(loss, norm, total)
             self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
             copied = Mark(self.world.device)
             rate = learning_rate(self.state.step + 1, self.config.optimizer, self.config.max_steps)
@@ -314,8 +315,9 @@ class Trainer:
         state, epoch = self.state, self.state.epoch
         copied.wait()
         loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
-        verdict = self.guard.judge(loss, norm, samples, skipped=bool(skipped))
+        verdict: Verdict = "good" if not skipped else "not_finite" if samples else "empty"
         if verdict == "good":
+            self._bad_in_a_row = 0
             state.taken += 1
             state.optimized += 1
             if self.ema is not None:
@@ -362,16 +364,17 @@ class Trainer:
 
     def _record_bad_step(self, batch: Batch, report: StepReport) -> None:
         """Record a skipped step with its rows; end the run if there have been too many in a row."""
+        self._bad_in_a_row += 1
         shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(report.epoch)})
         run = self.checkpointer.run
         if self.world.is_main:
             epochs = set().union(*shares)
             rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
             run.record_bad_step(report.step, report.verdict, report.loss, report.norm, rows)
-        if self.guard.bad_in_a_row >= MOST_BAD_STEPS:
+        if self._bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
-                f"step {report.step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a "
-                f"spike); their rows are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
+                f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite); their rows "
+                f"are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
                 "lower optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
             )
 
@@ -380,7 +383,6 @@ class Trainer:
         self.save_wanted = False
         if self.checkpointer.last_step == self.state.step:
             return
-        self.state.usual_norm = self.guard.usual_norm
         self.checkpointer.begin(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
 

@@ -123,7 +123,7 @@ def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learn
     with pytest.raises(UserError, match="2 bad steps in a row") as error:
         run(how(root, max_steps=20, optimizer__learning_rate=1e30))
     assert error.value.exit_code == 2
-    tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
+    tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0}
     done = run(how(root, max_steps=4, optimizer__warmup_steps=0, **tuned))
     assert (done.state.step, done.state.skipped) == (4, 0)
     assert [event["keys"] for event in events(root, "changed")] == [
@@ -132,7 +132,6 @@ def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learn
             "optimizer.learning_rate": [1e-3, 5e-4],
             "optimizer.warmup_steps": [2, 0],
             "optimizer.clip_norm": [None, 1.0],
-            "guard.spike": [None, 50.0],
         },
     ]
 

@@ -77,7 +77,7 @@ class Ahead(Callback):
 
 
 def test_reading_figures_after_the_next_step_has_begun_changes_nothing(root: Path) -> None:
-    changes = {"checkpoint__every_steps": 4, "max_steps": 10, "ema__decay": 0.9, "guard__spike": 3.0}
+    changes = {"checkpoint__every_steps": 4, "max_steps": 10, "ema__decay": 0.9}
     ahead, watch, watch_ahead = Ahead(), Watch(), Watch()
     saver = SaveCheckpoints(4)
     plain = train(config(root, "plain", **changes), callbacks=[Poison(3, 6), watch, saver])
