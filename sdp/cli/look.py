@@ -264,16 +264,13 @@ def report(args: Arguments) -> None:
     argument("--single-file", "write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read"),
     argument("--lora", "write only a run's LoRA to OUT, which diffusers' load_lora_weights reads"),
 )
-@argument("--kohya", "with --lora: under kohya's names, which ComfyUI and AUTOMATIC1111 read")
 @argument("--raw", "export the weights themselves, not their moving average")
 @argument("--dtype DTYPE", "fp32 (default) or fp16", choices=("fp32", "fp16"), default="fp32")
 def export(args: Arguments) -> None:
     """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
     from sdp.model.export import export
 
-    if args.kohya and not args.lora:
-        raise UsageError("export: --kohya: only a LoRA has kohya's names; add --lora, or leave it out")
-    form: Any = "kohya" if args.kohya else "lora" if args.lora else "single-file" if args.single_file else "folder"
+    form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
     exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")

@@ -21,16 +21,15 @@ from sdp.model.checkpoints import (
     with_step,
 )
 from sdp.model.layout import INDEX, PARTS
-from sdp.model.lora import adapter_config, diffusers_lora, kohya_lora
+from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import architecture, single_file
 from sdp.model.trained import by_network, load_trained, lora_of
 from sdp.storage import Storage, open_storage
 
-ADAPTER = "adapter_config.json"
 SCHEDULER = "scheduler/scheduler_config.json"
 TEXT_ENCODER = "text_encoder/config.json"
 Dtype = Literal["fp32", "fp16"]
-Form = Literal["folder", "single-file", "lora", "kohya"]
+Form = Literal["folder", "single-file", "lora"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     """Export a checkpoint, or the newest of a run, with the averaged weights or the raw ones.
 
     `out` is an empty folder, or a new file's name: for the whole model (single-file), or only the LoRA, as diffusers'
-    load_lora_weights reads it (lora) or as ComfyUI and AUTOMATIC1111 do (kohya). All networks are stored in `dtype`,
-    including those that were not trained.
+    load_lora_weights reads it (lora). All networks are stored in `dtype`, including those that were not trained.
     """
     one_file = form != "folder"
     folder = find_checkpoint(checkpoint)
@@ -86,8 +84,8 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
     source = _source(folder, config)
-    if form in ("lora", "kohya"):
-        target.publish(file, _serialised(_lora(target, folder, ema=ema, kohya=form == "kohya"), dtype))
+    if form == "lora":
+        target.publish(file, _serialised(_lora(folder, ema=ema), dtype))
         return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
@@ -136,19 +134,11 @@ def _source(folder: Storage, config: dict[str, Any]) -> Path:
     return model.path
 
 
-def _lora(target: Storage, folder: Storage, *, ema: bool, kohya: bool) -> dict[str, Any]:
-    """Return the LoRA's tensors; for PEFT, which does not know kohya's names, also write its configuration."""
+def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    tensors = diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
-    if kohya:
-        return kohya_lora(tensors)
-    adapter = _json(adapter_config(lora))
-    if target.exists(ADAPTER) and target.read(ADAPTER) != adapter:
-        raise UserError(f"export: OUT: {target.uri_of(ADAPTER)} belongs to another LoRA; choose another folder")
-    target.publish(ADAPTER, adapter)
-    return tensors
+    return diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
 
 
 def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any], text_encoder: Any) -> dict[str, str]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sdp.config.train import LoraConfig
 from sdp.errors import UserError
 
 
@@ -79,21 +78,6 @@ def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Ten
 
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
 """Name endings of the text encoder's layers that get a LoRA: all of attention, as in diffusers."""
-
-
-def kohya_lora(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return diffusers' tensors of a LoRA under kohya's names, which ComfyUI and AUTOMATIC1111 read."""
-    from diffusers.utils import state_dict_utils
-
-    convert: Any = state_dict_utils.convert_state_dict_to_kohya  # diffusers leaves it untyped
-    # Names with te1 are for the first of two text encoders, in other models.
-    return {name.replace("lora_te1_", "lora_te_"): value for name, value in convert(tensors).items()}
-
-
-def adapter_config(lora: LoraConfig) -> dict[str, Any]:
-    """Return PEFT's configuration of a LoRA whose matrices include its scale."""
-    targets = [*lora.targets, *TEXT_TARGETS]
-    return {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": targets}
 
 
 def _layers(

@@ -373,8 +373,8 @@ class Trainer:
             run.record_bad_step(report.step, report.verdict, report.loss, report.norm, rows)
         if self._bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
-                f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite); their rows "
-                f"are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
+                f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite); their "
+                f"rows are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
                 "lower optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
             )
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from sdp.cli import main
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, UserError
 from sdp.model import load
-from sdp.model.export import export
 from sdp.model.family import predict
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
@@ -82,35 +80,6 @@ def test_diffusers_draws_with_the_exported_file_what_the_merged_model_draws(
     assert torch.allclose(predicted(whole), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("trained")
-def test_peft_and_tools_that_know_kohyas_names_read_the_exported_file(root: Path, tmp_path: Path) -> None:
-    for name, *options in (("subject.safetensors", "--lora"), ("kohya.safetensors", "--lora", "--kohya")):
-        assert main(["export", str(root / "run"), str(tmp_path / name), "--raw", *options]) == 0
-    unet = load.load_unet(root / "model", pretrained=True)
-    tensors = {name.removeprefix("unet."): value for name, value in load_file(tmp_path / "subject.safetensors").items()}
-    inject_adapter_in_model(LoraConfig.from_pretrained(str(tmp_path)), unet)
-    assert not set_peft_model_state_dict(unet, dict(tensors)).unexpected_keys
-    merged = load_trained(open_storage(str(checkpoint(root))), root / "model", ema=False, name="model")
-    assert torch.allclose(predicted(unet), predicted(merged.unet), atol=1e-5)
-    expected = {}  # as ComfyUI maps a U-Net's layers
-    for name, value in tensors.items():
-        layer, _, matrix = name.removesuffix(".weight").rpartition(".lora_")
-        layer = f"lora_unet_{layer.replace('.', '_')}"
-        expected[f"{layer}.lora_{'down' if matrix == 'A' else 'up'}.weight"] = value
-        expected[f"{layer}.alpha"] = torch.tensor(3)
-    kohya = load_file(tmp_path / "kohya.safetensors")
-    assert kohya.keys() == expected.keys()
-    assert all(torch.equal(kohya[name], value) for name, value in expected.items())
-
-
-@pytest.mark.usefixtures("trained")
-def test_the_configuration_of_another_lora_is_not_replaced(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"adapter_config\.json belongs to another LoRA; choose another folder"):
-        export(str(root / "run"), str(tmp_path / "subject.safetensors"), ema=False, form="lora")
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter_config.json"]
-
-
 def test_what_cannot_be_is_refused_in_one_line(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^lora.rank: expected at most 16, the size of layer .*, got 17; lower it"):
         train(how(root, "refused", lora__rank=17))
@@ -118,6 +87,5 @@ def test_what_cannot_be_is_refused_in_one_line(root: Path, tmp_path: Path) -> No
         train(how(root, "refused", lora__targets=["to_q", "to_x"]))
     with pytest.raises(ConfigError, match=r"model.unet: expected pretrained while lora.rank is set, got 'new'"):
         how(root, model__unet="new")
-    assert main(["export", str(root / "run"), str(tmp_path / "a.safetensors"), "--kohya"]) == 2
     train(config(root, "full", max_steps=1))
     assert main(["export", str(root / "full"), str(tmp_path / "a.safetensors"), "--lora"]) == 2

@@ -43,7 +43,7 @@ def figures(pipeline):
     scheduler = pipeline.scheduler.config
     return scheduler["prediction_type"], scheduler["timestep_spacing"], prediction.flatten().tolist()
 
-print(json.dumps({form: figures(loaded(form)) for form in ("folder", "single-file", "lora", "kohya")}))
+print(json.dumps({form: figures(loaded(form)) for form in ("folder", "single-file", "lora")}))
 """
 
 
@@ -61,7 +61,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("whole", "folder"),
         ("whole", "one.safetensors", "--single-file"),
         ("beside", "lora.safetensors", "--lora"),
-        ("beside", "kohya.safetensors", "--lora", "--kohya"),
     ):
         assert main(["export", str(root / run), str(root / out), *options]) == 0
     return root

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sdp.model.family import SD1, unet_class
-from sdp.model.lora import LoraLinear, add_lora, diffusers_lora, kohya_lora, merge_lora
+from sdp.model.lora import LoraLinear, add_lora, diffusers_lora, merge_lora
 
 
 def test_rank_4_beside_all_of_attention_adds_797184_numbers_to_stable_diffusion_1() -> None:
@@ -37,5 +37,3 @@ def test_a_text_encoders_layers_have_names_that_older_transformers_know_too() ->
     one = torch.ones(1)
     for name in (f"text_encoder.{layer}", f"text_encoder.text_model.{layer}"):
         assert diffusers_lora({name: one}, 4.0) == {f"text_encoder.text_model.{layer}": 4 * one}
-        kohya = kohya_lora(diffusers_lora({name: one, name.replace("lora_B", "lora_A"): one}, 1.0))
-        assert "lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_up.weight" in kohya
