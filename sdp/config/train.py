@@ -34,9 +34,8 @@ class ColumnsConfig(Section):
     latents: Name | None = key(None, shapes_output=True, example="image_latents_{resolution}")
     """The column of latents; {resolution} in it stands for data.resolution. null means latents_{resolution} or
     moments_{resolution}."""
-    text: tuple[Name, ...] = key((), shapes_output=True)
-    """The columns of text, as token ids or embeddings; if there are several, one is drawn for each sample. [] means
-    token_ids or text_embedding."""
+    text: Annotated[tuple[Name, ...], Says("a list of one name or none")] = key((), shapes_output=True, max_length=1)
+    """A list of the column of text, as token ids or embeddings; [] means token_ids or text_embedding."""
     factor: float | None = key(None, shapes_output=True, gt=0)
     """Factor for stored numbers: 1 if the latents are already scaled, 0.18215 if they are the raw output of Stable
     Diffusion 2's VAE. null means 1, and refuses latents that look unscaled."""

@@ -34,7 +34,6 @@ class Purpose(IntEnum):
     CAPTION_DROPOUT = 3
     OFFSET_NOISE = 4
     VAE = 5
-    CAPTION = 7
 
 
 def seed_of_phase(seed: int, phase: int) -> int:

@@ -24,7 +24,7 @@ def ray_dataset(uri: str, *, resolution: int = 256, holdout: float = 0.0) -> ray
     def load(batch: dict[str, Any]) -> dict[str, Any]:
         (group,) = batch["id"].tolist()
         rows = empty_rows(count := int(latents.row_groups.rows[group]), latents.columns)
-        Loader(GroupReader(latents), weigh, seed=0, epoch=0).load([RowRange(group, 0, count)], np.arange(count), rows)
+        Loader(GroupReader(latents), weigh).load([RowRange(group, 0, count)], np.arange(count), rows)
         loaded = {"row": rows.rows}
         for column, values in zip(latents.columns, (rows.latents, rows.text), strict=True):
             numbers = values.view(column.dtype).reshape(count, *column.shape)

@@ -74,7 +74,7 @@ def load_validation_batch(latents: LatentsDataset, weigh: Weigh, rows: int, worl
 def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
     count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
-    loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
+    loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32))
     loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [mask for _, mask in ranges])
     return into
 

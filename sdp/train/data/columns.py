@@ -63,16 +63,12 @@ class Stored:
 
 def find_columns(
     file: pq.ParquetFile, uri: str, resolution: int, columns: ColumnsConfig
-) -> tuple[Column, Column, Stored, tuple[Stored, ...]]:
+) -> tuple[Column, Column, Stored, Stored]:
     """Return the columns of latents and text, by one of the files: all have the same."""
     schema = file.schema_arrow
-    latents, stored = _find_latents(file, schema, uri, resolution, columns)
-    texts = [_find_text(file, name, uri) for name in _text_names(schema, uri, columns)]
-    kinds = {(column.name, column.shape) for column, _ in texts}
-    if len(kinds) > 1:
-        mixed = " and ".join(f"{name} of shape {shape}" for name, shape in sorted(kinds))
-        raise DatasetError(f"source.columns.text: expected columns of one kind, got {mixed} in {uri}; choose one kind")
-    return latents, texts[0][0], stored, tuple(text for _, text in texts)
+    latents, stored_latents = _find_latents(file, schema, uri, resolution, columns)
+    text, stored_text = _find_text(file, _text_name(schema, uri, columns), uri)
+    return latents, text, stored_latents, stored_text
 
 
 def _find_latents(
@@ -117,13 +113,13 @@ def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: 
         )
 
 
-def _text_names(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> tuple[str, ...]:
+def _text_name(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> str:
     if columns.text:
-        return columns.text
+        return columns.text[0]
     name = TOKEN_IDS if TOKEN_IDS in schema.names else TEXT
     if name not in schema.names:
         raise DatasetError(f"{uri}: no column {TOKEN_IDS} or {TEXT}; process the images with captions")
-    return (name,)
+    return name
 
 
 def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Stored]:

@@ -23,7 +23,6 @@ from sdp.train.data.order import EpochOrder, Lane, LaneRange, Shuffle, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Loader, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
-from sdp.train.randomness import seed_of_phase
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,6 @@ class Passes:
 
     def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, begin: EpochStart) -> None:
         self._reader, self._pool = reader, pool
-        self._seed = seed_of_phase(reader.seed, begin.phase)
         self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
@@ -157,7 +155,7 @@ class Passes:
         if (dataset, epoch) not in self._lanes:
             weigh = self._reader.datasets[dataset].load_weights()
             own, offset = (epoch, address_offset(dataset)) if self._reader.mixed else (None, 0)
-            loader = Loader(self._groups[dataset], weigh, self._seed, epoch, offset)
+            loader = Loader(self._groups[dataset], weigh, offset)
             order = self.order(dataset, epoch)
             self._lanes[dataset, epoch] = Lanes(order, loader, own, self._pool, self._buffers[dataset])
         return self._lanes[dataset, epoch]

@@ -42,8 +42,7 @@ class LatentsDataset:
     latents: Column
     text: Column
     stored_latents: Stored
-    stored_text: tuple[Stored, ...]
-    """One or several columns of captions to choose from."""
+    stored_text: Stored
     low: Ints
     high: Ints
     """The addresses of each row group are in [low, high)."""
@@ -124,9 +123,9 @@ class GroupReader:
         self._lock = Lock()
 
     def read(self, row_range: RowRange) -> tuple[Ints, list[list[Items]]]:
-        """Return the addresses of a range, and the items of latents and of each text column, chunk by chunk."""
+        """Return the addresses of a range, and the items of latents and of text, chunk by chunk."""
         data = self.dataset
-        kinds = [(data.stored_latents, data.latents), *((stored, data.text) for stored in data.stored_text)]
+        kinds = [(data.stored_latents, data.latents), (data.stored_text, data.text)]
         table = self._table(row_range, [stored.name for stored, _ in kinds])
         try:
             return self._addresses(row_range, table), [stored.items(table[stored.name], kind) for stored, kind in kinds]

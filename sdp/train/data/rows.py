@@ -15,11 +15,9 @@ from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column, Items
 from sdp.train.data.latents import GroupReader
 from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.weights import Weigh
-from sdp.train.randomness import Purpose, RowRandom
 
 _KEPT = 64
 """Consumed windows whose memory is kept."""
-_BITS = 31
 
 ShapePart = tuple[tuple[Column, Column], Sequence["Rows"]]
 """The columns and the rows of a micro-batch of one shape."""
@@ -116,13 +114,10 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Loader:
-    """Loads rows of one dataset for one epoch; safe to use from several threads."""
+    """Loads rows of one dataset; safe to use from several threads."""
 
     reader: GroupReader
     weigh: Weigh
-    seed: int
-    epoch: int
-    """The epoch of this dataset."""
     offset: int = 0
     """Added to the addresses."""
 
@@ -130,25 +125,16 @@ class Loader:
         """Load the rows of some ranges; the n-th row of all goes to places[n] of `into`."""
         at = 0
         for number, row_range in enumerate(ranges):
-            addresses, (latents, *texts) = self.reader.read(row_range)
+            addresses, (latents, text) = self.reader.read(row_range)
             if masks and (wanted := masks[number]) is not None:
                 addresses = addresses[wanted]
-                latents, *texts = ([np.concatenate(chunks)[wanted]] for chunks in (latents, *texts))
+                latents, text = ([np.concatenate(chunks)[wanted]] for chunks in (latents, text))
             range_places = places[at : at + len(addresses)]
             at += len(addresses)
             into.rows[range_places] = addresses + self.offset
             into.weights[range_places] = self.weigh(addresses)
             _scatter(latents, range_places, into.latents)
-            _scatter(self._choose_captions(texts, addresses), range_places, into.text)
-
-    def _choose_captions(self, texts: Sequence[list[Items]], addresses: Ints) -> list[Items]:
-        """Return one caption for each row, drawn from (seed, epoch, row) if there are several columns."""
-        if len(texts) == 1:
-            return texts[0]
-        captions = np.stack([np.concatenate(chunks) for chunks in texts])
-        random = RowRandom(self.seed, self.epoch, torch.from_numpy(addresses + self.offset))
-        drawn = random.integers(Purpose.CAPTION, 1 << _BITS).numpy()
-        return [captions[(drawn * len(captions)) >> _BITS, np.arange(len(addresses))]]
+            _scatter(text, range_places, into.text)
 
 
 def _scatter(chunks: Sequence[Items], places: Ints, into: NDArray[np.void]) -> None:
