@@ -9,7 +9,7 @@ from functools import reduce
 from importlib import import_module
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.config import keys, parse
 from sdp.config.dreambooth import DreamboothConfig
@@ -18,25 +18,15 @@ from sdp.console import counted, say, table
 from sdp.datasets.output import HEAD
 from sdp.dreambooth.template import fill
 from sdp.encode.pictures import Selection, open_pictures
-from sdp.encode.recipe import Recipe
-from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
-from sdp.imaging import RowError
 from sdp.model import sources
-from sdp.storage import open_source, open_storage
-
-if TYPE_CHECKING:
-    from sdp.report.page import PageSection
+from sdp.storage import open_storage
 
 CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "class-latents", "subject-latents", "run", "pictures"
 """Folders of the output that are named here; steps.yaml names all of the steps'."""
 PAGE = "report.html"
 _DRIFT = 50
 """Limit on the pictures of the class that are drawn after training, to measure how far the class has drifted."""
-_SHOWN = 8
-"""The subject's own pictures on the page."""
-_CHECKED = 100
-"""Limit on the subject's pictures that are decoded before the first step."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +88,9 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
 
 
 def _check(config: DreamboothConfig) -> None:
-    """Check what is cheap to check: the subject's pictures and the model."""
+    """Check what is cheap to check: that there are pictures of the subject, and the model."""
     options = config.storage.options()
-    pictures = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
-    crop = SandboxedCrops(Recipe((config.resolution,)))
-    for file in pictures.files[:_CHECKED] if pictures.kind == "pictures" else ():
-        try:
-            crop(open_source(file.uri, options).read(), 0)
-        except RowError as error:
-            cause = f"{error.reason} ({error.detail})" if error.detail else error.reason
-            raise UserError(f"source.uri: {file.uri}: {cause}; replace or remove it") from error
+    open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
     model = sources.check(config.model.source, storage=options)
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # imports torch
@@ -124,22 +107,8 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
 
     output = open_storage(config.output.uri, config.storage.options())
     results = [str(step.config["output"]["uri"]) for step in steps]
-    output.publish(PAGE, page_of(config.source.caption, [_subject(config), *gather(results, output.options)]))
+    output.publish(PAGE, page_of(config.source.caption, gather(results, output.options)))
     return output.uri_of(PAGE)
-
-
-def _subject(config: DreamboothConfig) -> "PageSection":
-    """Return a section with the subject's own pictures, above the drawn ones in theirs."""
-    from sdp.report.data import small
-    from sdp.report.page import Gallery, PageSection, Tile
-
-    options = config.storage.options()
-    own = open_pictures("source", config.source.uri, options, Selection(text=config.source.caption))
-    files = own.files[:_SHOWN] if own.kind == "pictures" else ()
-    tiles = [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]
-    gallery = Gallery("Own pictures", [("", tiles)] if tiles else [])
-    verdict = f"{config.source.caption}, learnt from {own.size}."
-    return PageSection("Subject", config.source.uri, verdict, blocks=[gallery])
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

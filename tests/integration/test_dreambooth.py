@@ -70,8 +70,7 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert read_ledger(checkpoint).consumed(0) == 10
     page = (out / job.PAGE).read_text()
     assert CAPTION in page
-    assert page.index("Own pictures") < page.index("Pictures by prompt")
-    assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
+    assert "Pictures by prompt" in page
     measured = [json.loads((out / name / "evaluation.json").read_text()) for name in ("evaluation", "class-evaluation")]
     assert all(figures["fid"]["value"] > 0 for figures in measured)
     before = written(out)
@@ -109,14 +108,11 @@ def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pict
 def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
-    shutil.copytree(root / "own", tmp_path / "own")
-    (tmp_path / "own/3.jpg").write_bytes(b"no picture")
     other = shutil.copytree(root / "model", tmp_path / "inpainting")
     unet = json.loads((other / "unet/config.json").read_text())
     (other / "unet/config.json").write_text(json.dumps({**unet, "in_channels": 9}))
     for settings, line in (
         ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
-        ([f"source.uri={tmp_path / 'own'}"], r"^source.uri: .*/own/3.jpg: not_an_image.*; replace or remove it$"),
         (["source.caption=a photo of a cat"], r"^source.caption: expected a word that is not in prior.prompt"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
         ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),
