@@ -77,12 +77,10 @@ def connect(**local: Any) -> dict[str, float]:
             ray_private.spare_processes()
             if environment := worker_environment():
                 options["runtime_env"] = environment
-        if console.as_json():
-            options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        handler, log_handlers = signal.getsignal(signal.SIGTERM), logging.getLogger().handlers[:]
+        handler = signal.getsignal(signal.SIGTERM)
         stderr = list[bytes]()
         ray_loss.expect(local=is_local())
         try:
@@ -91,7 +89,6 @@ def connect(**local: Any) -> dict[str, float]:
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, b"".join(stderr).decode("utf-8", "replace")) from error
         os.write(2, b"".join(line for line in stderr if b"RAY_BACKEND_LOG_LEVEL" not in line))
-        logging.getLogger().handlers[:] = log_handlers  # a logging_config is for the workers; this process has its own
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
@@ -117,7 +114,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 def give_up(message: str) -> NoReturn:
     """End this process, whose main thread may hang inside Ray, with an error line and exit code 1."""
     clean_up()
-    console.say(message if console.as_json() else f"sdp: {message}", level="error")
+    console.say(f"sdp: {message}", level="error")
     kill()
     os._exit(1)
 

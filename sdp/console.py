@@ -1,7 +1,7 @@
 """Output for people: progress lines, tables, sizes and durations in words.
 
 All of it goes to standard error, so that standard output holds results alone. `configure` sets for the whole process
-how much is shown, and whether as text or as a JSON object per line.
+how much is shown.
 """
 
 import os
@@ -11,52 +11,28 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-FORMATS = ("text", "json")
-FORMAT_ENV = "SDP_LOG_FORMAT"
-_quiet = _json = False
+_quiet = False
 
 
-def configure(*, quiet: bool = False, verbose: bool = False, log_format: str | None = None) -> None:
-    """Set what is shown from now on; without a format, the environment decides."""
-    global _quiet, _json
-    _quiet, _json = quiet, (log_format or os.environ.get(FORMAT_ENV)) == "json"
+def configure(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Set what is shown from now on."""
+    global _quiet
+    _quiet = quiet
     if os.environ.get("NO_COLOR"):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # sdp itself uses no colours
-    if not (quiet or verbose or _json):
+    if not (quiet or verbose):
         return
     import logging
 
-    class Lines(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            text = super().format(record)
-            return formatted(text, record.levelname.lower(), record.name) if _json else text
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(Lines("%(levelname)s %(name)s: %(message)s" if verbose and not _json else "%(message)s"))
-    logging.basicConfig(level="ERROR" if quiet else "WARNING", handlers=[handler], force=True)
+    line = "%(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    logging.basicConfig(level="ERROR" if quiet else "WARNING", format=line, force=True)
     logging.getLogger("sdp").setLevel("DEBUG" if verbose else logging.NOTSET)
-
-
-def as_json() -> bool:
-    """Return whether lines are JSON."""
-    return _json
-
-
-def formatted(text: str, level: str, logger: str = "sdp") -> str:
-    """Return a line as it is shown: as text, or as JSON."""
-    if not _json:
-        return text
-    import json
-    from datetime import UTC, datetime
-
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"time": now, "level": level, "logger": logger, "message": text.strip()})
 
 
 def say(line: str, level: str = "info") -> None:
     """Print a line for the person at the terminal; only errors where the process is quiet."""
     if level == "error" or not _quiet:
-        print(formatted(line, level), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -68,7 +44,7 @@ class Progress:
 
     def __init__(self, label: str, *, every_s: float = 10.0) -> None:
         self._label, self._every_s, self._file = label, every_s, sys.stderr
-        self._terminal = self._file.isatty() and os.environ.get("TERM") != "dumb" and not _json
+        self._terminal = self._file.isatty() and os.environ.get("TERM") != "dumb"
         self._shown_at: float | None = None
         self._last = self._shown = ""
 
@@ -98,7 +74,7 @@ class Progress:
         if self._terminal:  # a wrapped line could not be overwritten
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
-        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{formatted(line, 'info')}\n")
+        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
         self._file.flush()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sdp import ray_private
-from sdp.console import as_json, duration, formatted
+from sdp.console import duration
 from sdp.errors import SdpError, one_line
 from sdp.leaving import cleanups, raylet_command
 
@@ -51,13 +51,13 @@ class _Watch:
             return
         self._logs = LOGS if local else "the nodes' logs"
         line = (
-            f"{'' if as_json() else 'sdp: '}{self.job}: the driver was killed, or Ray ended it or did not start within "
+            f"sdp: {self.job}: the driver was killed, or Ray ended it or did not start within "
             f"{duration(START_S)} (see {self._logs}); {_REMEDY}"
         )
         standard_input, self._pipe = os.pipe()
         # In a session of its own, so that Ctrl-C reaches the driver alone.
         self._printer = subprocess.Popen(
-            ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", formatted(line, "error")],
+            ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", line],
             stdin=standard_input,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

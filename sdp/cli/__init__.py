@@ -176,7 +176,7 @@ def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
         return 0
     if unknown:
         raise UsageError(unknown_argument(unknown[0], parser, command))
-    console.configure(quiet=arguments.quiet, verbose=arguments.verbose, log_format=arguments.log_format)
+    console.configure(quiet=arguments.quiet, verbose=arguments.verbose)
     try:
         return command.run(arguments) or 0
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ _ARGUMENTS = "arguments"
 
 def say(line: str, level: str = "info") -> None:
     """Print a line that begins with the program's name."""
-    console.say(f"sdp: {line}" if not console.as_json() else line, level=level)
+    console.say(f"sdp: {line}", level=level)
 
 
 class UsageError(UserError):
@@ -76,7 +76,6 @@ class CommandParser(argparse.ArgumentParser):
         output = self.add_argument_group("output").add_mutually_exclusive_group()
         output.add_argument("-q", "--quiet", action="store_true", help="print only errors and results")
         output.add_argument("-v", "--verbose", action="store_true", help="also print the log of sdp and its libraries")
-        argument("--log-format FORMAT", "text, or json: one object per line", choices=console.FORMATS).add(self)
         command.arguments(self)
 
     def error(self, message: str) -> NoReturn:

@@ -1,7 +1,6 @@
 """The progress line: as wide as the terminal, and never shown twice."""
 
 import io
-import json
 import logging
 from contextlib import redirect_stderr
 
@@ -51,29 +50,19 @@ def test_the_last_line_is_shown_once() -> None:
     assert shown(io.StringIO(), "1 of 1 · 0.0508/s", "1 of 1 · 0.0507/s") == "job: 1 of 1 · 0.0508/s\n"
 
 
-def test_filters_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("sdp.some.part")
     before = logging.getLogger().handlers[:]
     try:
-        monkeypatch.setenv("SDP_LOG_FORMAT", "json")
-        configure()
-        log.warning("a file is damaged")
-        lines = capsys.readouterr().err + shown(io.StringIO(), "1 of 2")
-        messages = [json.loads(line) for line in lines.splitlines()]
-        assert [(message["level"], message["message"]) for message in messages] == [
-            ("warning", "a file is damaged"),
-            ("info", "job: 1 of 2"),
-        ]
-        configure(quiet=True, log_format="text")
+        configure(quiet=True)
         log.warning("a file is damaged")
         assert shown(io.StringIO(), "1 of 2") == shown(Terminal(), "1 of 2") == ""
         say("an error", level="error")
         assert capsys.readouterr().err == "an error\n"
-        configure(verbose=True, log_format="text")
+        configure(verbose=True)
         log.debug("a detail")
         assert capsys.readouterr().err == "DEBUG sdp.some.part: a detail\n"
     finally:
-        monkeypatch.delenv("SDP_LOG_FORMAT")
         configure()
         logging.getLogger().handlers[:] = before
         logging.getLogger("sdp").setLevel(logging.NOTSET)
