@@ -1,15 +1,13 @@
 """`sdp plan`: the hours, cost and memory of a job."""
 
-import json
-from dataclasses import asdict
 from typing import Any
 
-from sdp.cli.command import JSON, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
+from sdp.cli.command import LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download")
 _PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6")
 _NOT_TAKEN = {
-    "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory", "json"),
+    "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory"),
     "process": ("trainers", "memory"),
     "download": ("trainers", "encoders", "memory"),
 }
@@ -25,7 +23,6 @@ _NOT_TAKEN = {
 @argument("--rows N", "images in the dataset (default: limit, or one for each training sample)", type=int)
 @argument("--prices FILE", "your prices, in the shape of sdp/plan/prices.yaml")
 @argument("--memory", "also estimate the GPU memory, and the largest batch that fits")
-@JSON
 def plan(args: Arguments) -> None:
     """Estimate a job's hours and cost, in each mode, before it runs."""
     if args.config and args.job is None:
@@ -52,13 +49,8 @@ def plan(args: Arguments) -> None:
     choices = {"encoders": args.encoders, "rows": args.rows}
     work = make.training(config, prices, trainers=args.trainers, **choices) if args.job == "train" else None
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
-    memories = _memories(config, work) if args.memory else []
-    if args.json:
-        estimates = [asdict(m) | {"total": m.total, "largest_batch": m.largest_batch} for m in memories]
-        print(json.dumps(show.as_json(plans, work, prices) | {"memory": estimates}))
-        return
     print(show.as_text(plans, work, prices))
-    for estimate in memories:
+    for estimate in _memories(config, work) if args.memory else ():
         print(f"\n{memory.as_text(estimate)}")
 
 

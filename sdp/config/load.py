@@ -89,7 +89,7 @@ def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bo
 
 def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the plain data of a file with the overrides applied, unchecked."""
-    data = _read_file(path) if path is not None else {}
+    data = read_file(path) if path is not None else {}
     if path is not None and (folder := Path(path).parent) != Path():
         data = _beside(data, "", folder, path)
     problems: list[Problem] = []
@@ -103,7 +103,8 @@ def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return data
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def read_file(path: str) -> dict[str, Any]:
+    """Return the plain data of a YAML file, unchecked."""
     from sdp.config.yaml_text import parse_document
 
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdp.config.base import REQUIRED, Section, key
-from sdp.config.load import parse_into, read
+from sdp.config.load import parse_into, read_file
 from sdp.config.types import Name
 from sdp.errors import ConfigError, Problem, UserError
 from sdp.hardware import INSTANCES, Instance
@@ -95,7 +95,7 @@ def own_file(name: str) -> Path:
 def load_prices(path: str | None) -> Prices:
     """Read prices from a file, or the package's own."""
     try:
-        return parse_into(Prices, read(path or str(own_file("prices.yaml"))))
+        return parse_into(Prices, read_file(path or str(own_file("prices.yaml"))))
     except ConfigError as error:
         problems = [
             Problem(f"--prices {p.path}", p.expected, p.got, p.hint and p.hint.partition(" or with --set")[0])
@@ -107,4 +107,4 @@ def load_prices(path: str | None) -> Prices:
 @cache
 def reference() -> Mapping[str, Any]:
     """Return the published figures of reference.yaml."""
-    return read(str(own_file("reference.yaml")))
+    return read_file(str(own_file("reference.yaml")))

@@ -1,8 +1,6 @@
-"""A plan as text and as JSON."""
+"""A plan as text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from sdp.console import size, table
 from sdp.plan.make import Plan, PlannedTraining, Stage, encoders_needed
@@ -18,41 +16,12 @@ def as_text(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices)
         [
             table(lines, (*HEADER, prices.currency)),
             "* what the configuration asks for",
-            *(f"{subject}: {note}" for subject, note in notes(work).items()),
+            *([f"encoders: {'; '.join(_encoders(work))}"] if work else []),
             "",
             "Where the figures come from:",
             *(f"  {source}" for source in sources(work, plans, prices)),
         ]
     )
-
-
-def as_json(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices) -> dict[str, Any]:
-    """Return plans for programs."""
-    own, *others = (
-        {
-            "name": plan.name,
-            **_totals(plan),
-            "storage": {"bytes": plan.stored, "cost": plan.storage_cost},
-            "stages": [asdict(stage) | _totals(stage) for stage in plan.stages],
-        }
-        for plan in plans
-    )
-    return {
-        "currency": prices.currency,
-        "plan": own,
-        "modes": others,
-        "notes": notes(work),
-        "sources": list(sources(work, plans, prices)),
-    }
-
-
-def _totals(part: Plan | Stage) -> dict[str, float]:
-    return {"hours": part.hours, "gpu_hours": part.gpu_hours, "cost": part.cost}
-
-
-def notes(work: PlannedTraining | None) -> dict[str, str]:
-    """Return what follows from the plans of a training, by subject."""
-    return {} if work is None else {"encoders": "; ".join(_encoders(work))}
 
 
 def _rows(plan: Plan, mark: str) -> Iterator[tuple[str, ...]]:
