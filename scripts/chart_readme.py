@@ -38,7 +38,7 @@ kubectl apply -f manifests/download.yaml
 
 [docs/kubernetes.md](../../docs/kubernetes.md) begins with an example. `examples/` has values for spot nodes with
 on-demand fallback, for a cluster without GPUs, for EFA, and for [GKE](../../docs/gke.md), [AKS](../../docs/aks.md) and
-[OpenShift](../../docs/openshift.md). `helm test sdp` asks the head whether the release runs.
+[OpenShift](../../docs/openshift.md). `sdp doctor` checks the release.
 
 Values that cannot work are refused before anything is applied, with the path of the value:
 

@@ -49,9 +49,7 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
     assert before <= {pod["metadata"]["uid"] for pod in cluster.find("pods", "ray.io/cluster=sdp")}
 
 
-def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_requested(
-    cluster: Kube, helm: Callable[..., str]
-) -> None:
+def test_an_upgrade_that_needs_new_pods_leaves_them_until_requested(cluster: Kube, helm: Callable[..., str]) -> None:
     def pod(group: str) -> tuple[str, str, str]:
         """Return a pod's name, uid and environment variable MARK."""
         (one,) = [pod for pod in cluster.find("pods", f"sdp/group={group}") if not going(pod)]
@@ -61,11 +59,7 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
     name, uid, _ = pod("a10g")
     head = pod("head")
     change = ("upgrade", "--force-conflicts", "--set", "groups.a10g.env.MARK=new")
-    for _ in range(2):  # the second one changes nothing, and the pod is still an old one
-        printed = helm(*change)
-        assert "of an older template" in printed
-        assert "  a10g: 1\n" in printed
-        assert "  head: " not in printed
+    assert "Running pods stay as they are" in helm(*change)
     assert pod("a10g") == (name, uid, "")
     cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
 
@@ -74,7 +68,6 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
         return len(pods) == 1 and pod("a10g")[2] == "new"
 
     cluster.until(replaced_pods, READY_S, "a pod of the new template is in its place")
-    assert "older template" not in helm(*change)
     assert pod("head") == head
 
 

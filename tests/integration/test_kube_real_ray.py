@@ -19,7 +19,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
-from tests.programs import ended, free_port, processes_with
+from tests.programs import free_port, processes_with
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,25 +118,6 @@ def ray() -> Iterator[Ray]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.parametrize("token", ["", "another"])
-def test_nobody_runs_anything_without_the_token(ray: Ray, token: str) -> None:
-    for method, path, body in (("POST", "/api/jobs/", {"entrypoint": "true"}), ("GET", "/api/jobs/", None)):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            replace(ray, token=token).ask(method, path, body)
-        assert refused.value.code in (401, 403)
-    assert ray.ask("GET", "/api/jobs/") == []
-
-
-def test_helm_test_finds_a_head_that_runs(ray: Ray) -> None:
-    version = ray.ask("GET", "/api/version")["ray_version"]
-    script = (ROOT / "charts" / "sdp-cluster" / "files" / "helm_test.py").read_text()
-    command = [sys.executable, "-c", script, f"http://127.0.0.1:{ray.port}", version, "1"]
-    for token, expected in ((ray.token, f"Ray {version} has 1 nodes"), ("another", "403")):
-        environment = {**os.environ, "RAY_AUTH_TOKEN": token}
-        done = ended(command, env=environment)
-        assert expected in done.stdout + done.stderr
 
 
 @pytest.fixture

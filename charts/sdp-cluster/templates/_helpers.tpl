@@ -193,45 +193,10 @@ NCCL_DEBUG: WARN
 metadata:
   labels:
     {{- toYaml (merge (include "sdp-cluster.labels" .root | fromYaml) (dict "sdp/group" .name) (.root.Values.podLabels | default dict)) | nindent 4 }}
-  annotations:
-    {{- toYaml (merge (dict "sdp/template" (include "sdp-cluster.digest" .)) (include "sdp-cluster.annotations" . | fromYaml)) | nindent 4 }}
+  {{- with include "sdp-cluster.annotations" . | fromYaml }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec: {{- include "sdp-cluster.pod-spec" . | nindent 2 }}
-{{- end -}}
-
-{{/*
-Return the digest of a pod's template, which the pod carries; a pod with another digest is of an older template. The
-number of pods and the labels that change with the chart's version are not part of it. Takes the arguments of sdp-cluster.pod.
-*/}}
-{{- define "sdp-cluster.digest" -}}
-{{- $v := .root.Values -}}
-{{- $made := dict "spec" (include "sdp-cluster.pod-spec" . | fromYaml) -}}
-{{- $_ := set $made "metadata" (list $v.podLabels (include "sdp-cluster.annotations" . | fromYaml)) -}}
-{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.autoscaling.enabled) -}}{{/* KubeRay's own additions depend on these */}}
-{{- if eq .is "worker" -}}
-{{- $_ := set $made "labels" (list .settings.labels .settings.accelerator .settings.rayStartParams) -}}
-{{- else -}}
-{{- $_ := set $made "start" .settings.rayStartParams -}}
-{{- if $v.autoscaling.enabled }}{{ $_ := set $made "autoscaler" (include "sdp-cluster.autoscaler" .root | fromYaml) }}{{ end -}}
-{{- end -}}
-{{- toJson $made | sha256sum | trunc 12 -}}
-{{- end -}}
-
-{{/* Return the number of pods of an older template by group, NAME: COUNT. Takes root and the namespace's pods. */}}
-{{- define "sdp-cluster.older" -}}
-{{- $digests := dict "head" (include "sdp-cluster.digest" (dict "root" .root "name" "head" "is" "head" "settings" .root.Values.head)) -}}
-{{- range $name, $group := include "sdp-cluster.groups" .root | fromYaml -}}
-{{- $_ := set $digests $name (include "sdp-cluster.digest" (dict "root" $.root "name" $name "is" "worker" "settings" $group)) -}}
-{{- end -}}
-{{- $older := dict -}}
-{{- range .pods -}}
-{{- $labels := .metadata.labels | default dict -}}
-{{- $group := get $labels "sdp/group" -}}
-{{- $ours := and (eq (get $labels "ray.io/cluster") (include "sdp-cluster.name" $.root)) (hasKey $digests $group) -}}
-{{- if and $ours (not .metadata.deletionTimestamp) (ne (get (.metadata.annotations | default dict) "sdp/template") (get $digests $group)) -}}
-{{- $_ := set $older $group (add1 (get $older $group | default 0)) -}}
-{{- end -}}
-{{- end -}}
-{{- toYaml $older -}}
 {{- end -}}
 
 {{/* Return the autoscaler's container in the head's pod, without the settings that it rereads while it runs. */}}
