@@ -210,10 +210,9 @@ _EXPORTER = Row(
     "Exporter",
     (
         lines(
-            "Driver and kubelet answer",
+            "Driver answers",
             "1 if it answers.",
             Query(select("sdp_exporter_up", NODE), "{{node}}"),
-            Query(f"{select('sdp_exporter_kubelet_up', NODE)}", "kubelet of {{node}}"),
         ),
         lines(
             "Time to read all figures",

@@ -171,7 +171,7 @@ _OTHERS = Row(
         ),
         table(
             "GPUs and their owners",
-            "Used share of memory, by GPU or MIG slice. An idle one has an owner if the exporter may ask the kubelet.",
+            "Used share of memory, by GPU or MIG slice.",
             Query(
                 f"{select('sdp:gpu:owner', RANK)} "
                 "* on (node, uuid, mig_uuid) group_left (product, mig_profile) "

@@ -25,12 +25,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", default="0.0.0.0", help="address to listen on; :: for IPv6 (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=2.0, help="time for one scrape (default: %(default)s)")
     parser.add_argument("--host-proc", type=Path, default="/proc", help="the host's /proc (default: %(default)s)")
-    parser.add_argument(
-        "--pod-resources",
-        type=Path,
-        metavar="SOCKET",
-        help="the kubelet's pod-resources socket (/var/lib/kubelet/pod-resources/kubelet.sock), for the names of pods",
-    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
 
@@ -62,9 +56,7 @@ def serve(options: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     registry = CollectorRegistry()
     node = os.environ.get("NODE_NAME", "") or os.uname().nodename
-    collector = Collector(
-        node, timeout_s=options.timeout_s, proc=options.host_proc, pod_resources=options.pod_resources
-    )
+    collector = Collector(node, timeout_s=options.timeout_s, proc=options.host_proc)
     registry.register(collector)
     try:
         server, _ = start_http_server(options.port, options.address, registry)

@@ -50,9 +50,6 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_row_remap_pending": "1 if a memory row is replaced at the next reset.",
         "sdp_gpu_row_remap_failed": "1 if a memory row could not be replaced: exchange the board.",
     },
-    (*GPU, "mig_uuid", "namespace", "pod", "container"): {
-        "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice, even if idle."
-    },
     (*GPU, "limit"): {"sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down."},
     (*GPU, "clock"): {
         "sdp_gpu_clock_hertz": "Current clock of a part of the GPU.",
@@ -78,7 +75,6 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     NODE: {
         "sdp_exporter_up": "1 if the driver answered this scrape and, if there are GPUs, at least one of them did.",
         "sdp_exporter_read_seconds": "Duration of this scrape.",
-        "sdp_exporter_kubelet_up": "1 if the kubelet's pod-resources API answered this scrape.",
     },
     (*NODE, "gpu", "call", "error"): {
         "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: no return."

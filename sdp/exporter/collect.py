@@ -1,42 +1,34 @@
-"""One scrape: asks the driver, all GPUs in parallel and the kubelet, and continues without late replies."""
+"""One scrape: asks the driver, then all GPUs in parallel, and continues without late replies."""
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import Metric as Family
 
-from sdp.exporter import podresources
 from sdp.exporter.events import XidWatch
-from sdp.exporter.grpc import CallFailed
 from sdp.exporter.metrics import Snapshot, families
 from sdp.exporter.nvml import CallError, Calls, Driver, DriverReader, GpuReader, GpuReading, Identity
-from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import look_up
 from sdp.exporter.reader_thread import ReaderThread
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-Allotments = Mapping[str, tuple[Allotment, ...]]
 
 
 class Collector:
-    """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings.
+    """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings."""
 
-    `pod_resources` is the kubelet's socket; None if there is none.
-    """
-
-    def __init__(self, node: str, *, timeout_s: float, proc: Path, pod_resources: Path | None) -> None:
-        self._node, self._timeout_s, self._proc, self._pod_resources = node, timeout_s, proc, pod_resources
+    def __init__(self, node: str, *, timeout_s: float, proc: Path) -> None:
+        self._node, self._timeout_s, self._proc = node, timeout_s, proc
         driver = DriverReader(self._count)
         self._driver = self._thread("driver", driver.read, driver.calls)
         self._gpus: dict[int, ReaderThread[GpuReading | None]] = {}
-        self._kubelet = self._thread("pod-resources", self._read_kubelet)
         self._xids = XidWatch()
         self._lock = threading.Lock()
         self._errors: Counter[CallError] = Counter()
@@ -44,7 +36,7 @@ class Collector:
         self._answered: dict[str, Identity] = {}
         self._logged = ""
 
-    def _thread(self, name: str, read: Callable[[], T], calls: Calls | None = None) -> ReaderThread[T]:
+    def _thread(self, name: str, read: Callable[[], T], calls: Calls) -> ReaderThread[T]:
         return ReaderThread(name, read, patience_s=self._timeout_s, calls=calls)
 
     def collect(self) -> Iterable[Family]:
@@ -53,12 +45,10 @@ class Collector:
     def scrape(self) -> Snapshot:
         began = time.monotonic()
         until = began + self._timeout_s
-        kubelet_reading = self._kubelet.ask() if self._pod_resources else None
         driver = self._wait(self._driver, self._driver.ask(), until)
         readings = self._ask_gpus(driver.gpus, until) if driver else {}
         gpus = tuple(gpu for gpu in readings.values() if gpu is not None)
         self._xids.watch({gpu.identity.uuid: gpu.identity.index for gpu in gpus if gpu.identity.uuid})
-        allotments = self._wait(self._kubelet, kubelet_reading, until) if kubelet_reading else None
         owners = look_up({process.pid for gpu in gpus for process in gpu.processes}, self._proc)
         up = driver is not None and (not readings or bool(gpus))
         self._log_changes(up, driver)
@@ -72,8 +62,6 @@ class Collector:
                 lost=self._lost(gpus, readings),
                 xids=self._xids.seen(),
                 owners=owners,
-                allotments=allotments or {},
-                kubelet_up=None if kubelet_reading is None else allotments is not None,
                 errors=dict(self._errors),
                 read_seconds=time.monotonic() - began,
             )
@@ -82,8 +70,7 @@ class Collector:
         """Return a thread's reading; count an error and return None if it is late or failed."""
         value, error = thread.answer(reading, until)
         if error:
-            gpu, call = (thread.calls.gpu, thread.calls.current or "read") if thread.calls else ("", thread.name)
-            self._count(CallError(gpu, call, error))
+            self._count(CallError(thread.calls.gpu, thread.calls.current or "read", error))
         return value
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, GpuReading | None]:
@@ -104,15 +91,6 @@ class Collector:
         lost = [identity for uuid, identity in self._answered.items() if uuid not in present]
         named = {gpu.identity.index for gpu in gpus} | {identity.index for identity in lost}
         return (*lost, *(Identity(index) for index in indexes if index not in named))
-
-    def _read_kubelet(self) -> Allotments | None:
-        assert self._pod_resources is not None, "asked only if there is a socket"
-        try:
-            return podresources.list_allotments(self._pod_resources, timeout_s=self._timeout_s)
-        except CallFailed as error:
-            LOG.debug("pod-resources: %s", error)
-            self._count(CallError("", "pod-resources", "failed"))
-            return None
 
     def _count(self, error: CallError) -> None:
         with self._lock:

@@ -7,8 +7,7 @@ from prometheus_client import Metric as Family
 
 from sdp.exporter.catalogue import CATALOGUE
 from sdp.exporter.nvml import CallError, Driver, GpuReading, Identity
-from sdp.exporter.podresources import Allotment, of_device
-from sdp.exporter.processes import PodOwner, add_pod
+from sdp.exporter.processes import PodOwner
 
 _ROWS = {row.name: row for row in CATALOGUE}
 MetricLabels = dict[str, str]
@@ -28,10 +27,6 @@ class Snapshot:
     """UUID of a GPU -> XID -> Unix time of its latest report."""
     owners: Mapping[int, PodOwner | None] = field(default_factory=dict)
     """The owners of the processes on GPUs, by pid; None for a process that /proc does not show."""
-    allotments: Mapping[str, tuple[Allotment, ...]] = field(default_factory=dict)
-    """UUID of a GPU or slice -> containers."""
-    kubelet_up: bool | None = None
-    """None if the kubelet is not asked."""
     errors: Mapping[CallError, int] = field(default_factory=dict)
     read_seconds: float = 0.0
 
@@ -77,17 +72,11 @@ def _labels(identity: Identity, node: MetricLabels) -> MetricLabels:
 
 
 def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: Snapshot) -> None:
-    identity = gpu.identity
     result.add("sdp_gpu_up", labels, 1)
     for name, own, value in gpu.samples:
         result.add(name, labels | own, value)
-    containers = {"": of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)}
-    containers |= {uuid: snapshot.allotments.get(uuid, ()) for uuid in gpu.slices}
-    for mig_uuid, allotments in containers.items():
-        for allotment in allotments:
-            result.add("sdp_gpu_pod_info", labels | {"mig_uuid": mig_uuid, **asdict(allotment)}, 1)
     for process in gpu.processes:
-        owner = add_pod(snapshot.owners.get(process.pid), containers[process.mig_uuid])
+        owner = snapshot.owners.get(process.pid) or PodOwner()
         own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **asdict(owner)}
         result.add("sdp_gpu_process_memory_bytes", labels | own, process.memory)
 
@@ -97,7 +86,6 @@ def _add_exporter(result: Families, snapshot: Snapshot, node: MetricLabels) -> N
         result.add("sdp_gpu_driver_info", node | {"driver": driver.version, "cuda": driver.cuda}, 1)
     result.add("sdp_exporter_up", node, snapshot.up)
     result.add("sdp_exporter_read_seconds", node, snapshot.read_seconds)
-    result.add("sdp_exporter_kubelet_up", node, snapshot.kubelet_up)
     unknown = sum(owner is None for owner in snapshot.owners.values())
     result.add("sdp_exporter_processes", node | {"state": "known"}, len(snapshot.owners) - unknown)
     result.add("sdp_exporter_processes", node | {"state": "unknown"}, unknown)

@@ -116,7 +116,6 @@ class Identity:
     index: int
     uuid: str = ""
     product: str = ""
-    minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,6 @@ class GpuReading:
 
     identity: Identity
     samples: tuple[Sample, ...] = ()
-    slices: tuple[str, ...] = ()
-    """UUIDs of the MIG slices."""
     processes: tuple[GpuProcess, ...] = ()
 
 
@@ -224,7 +221,6 @@ class GpuReader:
             index=self._index,
             uuid=calls("nvmlDeviceGetUUID", handle) or "",
             product=calls("nvmlDeviceGetName", handle) or "",
-            minor=calls("nvmlDeviceGetMinorNumber", handle),
         )
         samples = [*_read_samples(calls, handle)]
         mode = calls("nvmlDeviceGetMigMode", handle)
@@ -235,7 +231,7 @@ class GpuReader:
         # With MIG, the processes of the slices, which the whole GPU would list again.
         holders = slices or {"": handle}
         processes = [process for uuid, holder in holders.items() for process in _list_processes(calls, holder, uuid)]
-        return GpuReading(identity, tuple(samples), tuple(slices), tuple(processes))
+        return GpuReading(identity, tuple(samples), tuple(processes))
 
 
 def address_of(handle: Any) -> int:

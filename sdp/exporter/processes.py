@@ -1,14 +1,12 @@
-"""The owners of processes, by /proc (cgroup and pid in the container) and the kubelet.
+"""The owners of processes, by /proc: the cgroup, and the pid in the container.
 
 NVML reports the host's pids, so this needs `hostPID: true` on Kubernetes.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-
-from sdp.exporter.podresources import Allotment
 
 # kubepods-burstable-pod1234abcd_….slice (systemd), pod1234abcd-… (cgroupfs), pod<32 hex> (a static pod).
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
@@ -22,10 +20,7 @@ class PodOwner:
     container_pid: str = ""
     """The pid inside the container, as in `sdp_process_info`."""
     process: str = ""
-    namespace: str = ""
-    pod: str = ""
     pod_uid: str = ""
-    container: str = ""
     container_id: str = ""
 
 
@@ -52,16 +47,6 @@ def pid_inside(status: str) -> str:
     """Return the pid inside the container: the innermost in the line NSpid of /proc/PID/status."""
     match = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
     return match[1] if match else ""
-
-
-def add_pod(owner: PodOwner | None, allotted: Sequence[Allotment]) -> PodOwner:
-    """Add the names of the container to which the kubelet has allotted a process's device.
-
-    They are the process's if it is in a pod, and no other container shares the device. The pod's uid is known anyway.
-    """
-    if owner is None:
-        return PodOwner()
-    return replace(owner, **asdict(allotted[0])) if owner.pod_uid and len(allotted) == 1 else owner
 
 
 def look_up(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, PodOwner | None]:

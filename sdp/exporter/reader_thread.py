@@ -20,10 +20,10 @@ LOG = logging.getLogger(__name__)
 class ReaderThread(Generic[T]):
     """Runs `read` in a thread, once for all concurrent callers, and never twice at a time."""
 
-    def __init__(self, name: str, read: Callable[[], T], *, patience_s: float, calls: Calls | None = None) -> None:
+    def __init__(self, name: str, read: Callable[[], T], *, patience_s: float, calls: Calls) -> None:
         self.name, self._read, self._patience_s = name, read, patience_s
         self.calls = calls
-        """The NVML calls that a reading makes; None if it makes none."""
+        """The NVML calls that a reading makes."""
         self._lock = threading.Lock()
         self._reading: Future[T] | None = None
         self._began_at = 0.0

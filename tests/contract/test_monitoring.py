@@ -249,17 +249,13 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
 
     settings = ["exporter.extraArgs={--log-level=debug}"]
     settings += ["exporter.address=::", "ray.interval=1m30s", "ray.scrapeTimeout=80s"]
-    settings += ["exporter.podResources=/pods/", "exporter.runAsUser=0", "exporter.timeoutSeconds=3"]
+    settings += ["exporter.timeoutSeconds=3"]
     manifests = render(*settings)
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
     options = make_parser().parse_args(container["args"])
     assert (options.port, options.address, options.timeout_s, options.log_level) == (9850, "::", 3, "debug")
-    assert str(options.pod_resources) == "/pods/kubelet.sock"
-    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
-    assert volume == {"name": mount["name"], "hostPath": {"path": "/pods/", "type": "Directory"}}
-    assert mount["readOnly"] is True
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
 
 
@@ -445,7 +441,6 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "exporter.podLabels.app\\.kubernetes\\.io/name=mine",
             "exporter.podLabels: app.kubernetes.io/name is the chart's own",
         ),
-        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources is set"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],
 )

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from tests import nvml
 from tests.exporter_kit import DEADLINE_S, Exporter, Scrape, exporting, failing
 from tests.nvml import GIB, GPU_IS_LOST, UNKNOWN, Scenario, a100s, uuid
 from tests.programs import ended
-from tests.unit.test_exporter_podresources import kubelet, pod, response
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -125,11 +123,7 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
         "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
     }
     scenario = Scenario(tmp_path / "gpus", {k: v for k, v in everything.items() if v is not None})
-    answer = response(pod("trainer-0", "ray-worker", uuid(0)))
-    with (
-        kubelet(tmp_path, lambda _: answer) as path,
-        exporting(scenario.environment(library), "--pod-resources", str(path)) as exporter,
-    ):
+    with exporting(scenario.environment(library)) as exporter:
         scrape = until_reported(exporter, scenario, 0)
         rows = {row.name: row for row in CATALOGUE}
         assert {sample.name for sample in scrape.samples} == rows.keys()
@@ -301,43 +295,6 @@ def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) ->
             sample = gone.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
             assert (sample.value, sample.labels["process"]) == (7 * GIB, "")
             assert gone.value("sdp_exporter_processes", state="unknown") == 2
-
-
-def test_the_kubelet_names_the_pod_of_each_gpu_and_without_it_only_that_name_is_missing(
-    library: Path, tmp_path: Path
-) -> None:
-    answer = response(pod("trainer-0", "ray-worker", uuid(0)), pod("encoder-0", "ray-worker", "MIG-bbbb"))
-    mig = {key: value for key, value in {**a100s(2), **MIG}.items() if value is not None}
-    scenario = Scenario(tmp_path / "gpus", mig)
-    with exporting(
-        scenario.environment(library), "--pod-resources", str(tmp_path / "kubelet.sock"), "--timeout-s", "1"
-    ) as exporter:
-        scrape = exporter.scrape()
-        assert scrape.value("sdp_exporter_kubelet_up") == 0
-        assert ("", "pod-resources", "failed") in errors(scrape)
-        assert scrape.value("sdp_exporter_up") == 1
-        assert not scrape.has("sdp_gpu_pod_info")
-        with kubelet(tmp_path, lambda _: answer):
-            scrape = exporter.scrape()
-            assert scrape.value("sdp_exporter_kubelet_up") == 1
-            labels = {"namespace": "training", "container": "ray-worker"}
-            assert scrape.has("sdp_gpu_pod_info", gpu=0, mig_uuid="", pod="trainer-0", **labels)
-            assert scrape.has("sdp_gpu_pod_info", gpu=1, mig_uuid="MIG-bbbb", pod="encoder-0", **labels)
-            assert len(scrape.all("sdp_gpu_pod_info")) == 2
-        release = threading.Event()
-
-        def hang(_: bytes) -> bytes:
-            release.wait(DEADLINE_S)
-            return b""
-
-        (tmp_path / "kubelet.sock").unlink(missing_ok=True)
-        with kubelet(tmp_path, hang):
-            began = time.monotonic()
-            scrape = exporter.scrape()
-            assert time.monotonic() - began < DEADLINE_S / 2
-            release.set()
-        assert scrape.value("sdp_exporter_kubelet_up") == 0
-        assert len(gpus(scrape, "sdp_gpu_power_watts")) == 2
 
 
 def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def gpus_of(machine: Machine, library: Path, folder: Path, lines: Mapping[str, o
     proc = folder / "proc"
     proc.mkdir(parents=True)
     scenario = nvml.Scenario(folder / "gpus", lines)
-    arguments = ("--host-proc", str(proc), "--pod-resources", str(folder / "no.sock"))
+    arguments = ("--host-proc", str(proc))
     environment = {key: value for key, value in scenario.environment(library).items() if key in _PASSED}
     with exporting({**os.environ, **environment, "NODE_NAME": machine.node}, *arguments) as exporter:
         yield Gpus(machine, scenario, proc, urlsplit(exporter.url).netloc)

@@ -1,12 +1,11 @@
-"""The owner of a process: real cgroups, processes that vanish, pods that share a GPU."""
+"""The owner of a process: real cgroups, processes that vanish."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from sdp.exporter.podresources import Allotment
-from sdp.exporter.processes import PodOwner, add_pod, look_up, parse_cgroup, pid_inside
+from sdp.exporter.processes import PodOwner, look_up, parse_cgroup, pid_inside
 
 UID = "0f3c9a1e-5b7d-4c11-9e2a-7d6f00c1b2a3"
 UNDERSCORED = UID.replace("-", "_")
@@ -107,26 +106,3 @@ def test_this_very_process_is_found_in_the_real_proc() -> None:
     assert owner is not None
     pids = Path("/proc/self/status").read_text().split("NSpid:")[1].split("\n")[0].split()
     assert owner.container_pid == pids[-1]
-
-
-TRAINER = Allotment("training", "sd2-a100-worker-x7", "ray-worker")
-OTHER = Allotment("elsewhere", "other-0", "main")
-IN_POD = PodOwner(process="python", container_pid="7", pod_uid=UID)
-
-
-@pytest.mark.parametrize(
-    ("owner", "allotted", "names"),
-    [
-        (IN_POD, (TRAINER,), ("training", "sd2-a100-worker-x7", "ray-worker")),
-        (IN_POD, (TRAINER, OTHER), ("", "", "")),  # shared: it may be either's
-        (IN_POD, (), ("", "", "")),
-        (PodOwner(process="nvidia-persiste"), (TRAINER,), ("", "", "")),  # the host's
-        (None, (TRAINER,), ("", "", "")),
-    ],
-)
-def test_a_process_in_a_pod_has_the_names_of_the_only_container_that_has_the_gpu(
-    owner: PodOwner | None, allotted: tuple[Allotment, ...], names: tuple[str, str, str]
-) -> None:
-    result = add_pod(owner, allotted)
-    assert (result.namespace, result.pod, result.container) == names
-    assert result.pod_uid == (owner.pod_uid if owner else "")

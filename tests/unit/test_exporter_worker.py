@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sdp.exporter.nvml import Calls
 from sdp.exporter.reader_thread import ReaderThread
 
 LONG_S = 20.0
@@ -37,7 +38,7 @@ def source() -> Iterator[Source]:
 
 
 def make(source: Source, patience_s: float = LONG_S) -> ReaderThread[int]:
-    return ReaderThread(source.name, source.read, patience_s=patience_s)
+    return ReaderThread(source.name, source.read, patience_s=patience_s, calls=Calls(print))
 
 
 def soon() -> float:
@@ -87,7 +88,7 @@ def test_an_exception_is_an_answer_without_a_value_and_the_next_reading_is_made(
             raise result
         return result
 
-    worker = ReaderThread("test", read, patience_s=LONG_S)
+    worker = ReaderThread("test", read, patience_s=LONG_S, calls=Calls(print))
     assert worker.answer(worker.ask(), soon()) == (None, "exception")
     assert "ValueError: no" in caplog.text
     assert worker.answer(worker.ask(), soon())[0] == "fine"

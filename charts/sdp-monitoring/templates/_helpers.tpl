@@ -143,11 +143,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail (printf "exporter.podLabels: %s is the chart's own: it selects the pods" $label) -}}
 {{- end -}}
 {{- end -}}
-{{- with .Values.exporter -}}
-{{- if and (ne (int .runAsUser) 0) .podResources -}}
-{{- fail (printf "exporter.runAsUser: expected 0 if podResources is set, got %d: the kubelet's socket belongs to root" (int .runAsUser)) -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 
 {{- define "sdp-monitoring.ray.namespaces" -}}
