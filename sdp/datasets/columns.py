@@ -5,7 +5,7 @@ function accepts all of them, and files of one source may differ: whole numbers 
 value is missing. The columns that parts carry have one type in all of them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,29 +122,9 @@ def cut(table: pa.Table, image: str | None = None) -> pa.Table:
     """Return the table with each value of its dictionaries of text or bytes cut, except those of images."""
     for at, column in enumerate(table.columns):
         if table.field(at).name != image:
-            table = table.set_column(at, table.field(at), _mapped(column, _cut))
+            chunks = [_cut(chunk) for chunk in column.chunks]
+            table = table.set_column(at, table.field(at), pa.chunked_array(chunks, column.type))
     return table
-
-
-def _mapped(column: pa.ChunkedArray, function: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
-    """Return a column whose values without inner values are those of a function, also in lists, maps and structs."""
-    return pa.chunked_array([_mapped_leaves(chunk, function) for chunk in column.chunks], column.type)
-
-
-def _mapped_leaves(values: pa.Array, function: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    kind = values.type
-    if pa.types.is_struct(kind):
-        inner = [_mapped_leaves(values.field(number), function) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
-    if not pa.types.is_nested(kind):
-        return function(values)
-    if pa.types.is_map(kind):  # or else a list; Parquet has no unions
-        pairs = [_mapped_leaves(part, function) for part in (values.keys, values.items)]
-        inner = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
-    else:
-        inner = _mapped_leaves(values.values, function)
-    bounds = values.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
-    return pa.Array.from_buffers(kind, len(values), bounds, offset=values.offset, children=[inner])
 
 
 def _cut(values: pa.Array) -> pa.Array:
@@ -211,33 +191,15 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
-    return _PLAIN.get(kind) or _rebuilt(kind, plain_type)
+    return _PLAIN.get(kind, kind)
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a plain column with valid UTF-8: invalid bytes become U+FFFD, as in captions."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return _mapped(column, _decoded)
+    if pa.types.is_string(column.type):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            cells = column.cast(pa.binary()).to_pylist()
+            return pa.chunked_array([[cell and cell.decode("utf-8", "replace") for cell in cells]], pa.string())
     return column
-
-
-def _rebuilt(kind: pa.DataType, inner: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a nested type with its inner types changed."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(inner(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(inner(kind.value_type)), kind.list_size)
-    if pa.types.is_map(kind):
-        return pa.map_(inner(kind.key_type), inner(kind.item_type), kind.keys_sorted)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(inner(field.type)) for field in kind.fields])
-    return kind
-
-
-def _decoded(values: pa.Array) -> pa.Array:
-    if not pa.types.is_string(values.type):
-        return values
-    cells = values.cast(pa.binary()).to_pylist()
-    return pa.array([cell and cell.decode("utf-8", "replace") for cell in cells], pa.string())

@@ -63,6 +63,11 @@ def freeze_source(
             rows += count
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
+    if nested := [name for name in carried if pa.types.is_nested(types.field(name).type)]:
+        raise DatasetError(
+            f"source.columns: {nested[0]} holds {types.field(nested[0]).type}, but only text, bytes, numbers, booleans "
+            "and times are carried; leave it out"
+        )
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved = index is not output.index
     kept = pa.schema([] if begun else [types.field(name) for name in dict.fromkeys(carried)])

@@ -88,41 +88,11 @@ def test_a_cell_that_a_tiny_file_repeats_is_cut_and_a_row_that_would_carry_it_fa
     assert refused[1].detail == "column note: more than 65,536 bytes"
 
 
-def test_invalid_utf8_is_repaired_in_nested_text_and_bytes_stay_bytes() -> None:
-    def tagged(text: pa.DataType) -> pa.DataType:
-        return pa.struct([("tags", pa.list_(text)), ("raw", pa.binary()), ("more", pa.map_(pa.string(), text))])
-
-    kind, wanted = tagged(pa.binary()), tagged(pa.string())
-    cells = [{"tags": [b"ok", b"\xff", None], "raw": b"\xff", "more": [("k", b"v\xfe")]}, None]
-    bad = pa.chunked_array([pa.array(cells, kind).cast(wanted, safe=False)])
-    mended = readable(bad)
-    mended.validate(full=True)
-    assert mended.type == wanted
-    assert mended.to_pylist() == [{"tags": ["ok", "\ufffd", None], "raw": b"\xff", "more": [("k", "v\ufffd")]}, None]
-
-
 def test_valid_values_are_copied_byte_for_byte() -> None:
     table = pa.table({"note": ["  two\tblanks \x1b[31m", None], "score": pa.array([0.5, None], pa.float32())})
     assert plain(table) is table
     note = table["note"]
     assert readable(note) is note
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (pa.dictionary(pa.int8(), pa.float64()), pa.float64()),
-        (pa.list_(pa.string_view()), pa.list_(pa.string())),
-        (pa.large_list(pa.dictionary(pa.int8(), pa.large_string())), pa.list_(pa.string())),
-        (pa.list_(pa.large_string(), 2), pa.list_(pa.string(), 2)),
-        (pa.struct([("a", pa.large_binary())]), pa.struct([("a", pa.binary())])),
-        (pa.map_(pa.large_string(), pa.string_view()), pa.map_(pa.string(), pa.string())),
-        (pa.timestamp("us"), pa.timestamp("us")),
-    ],
-    ids=str,
-)
-def test_a_type_is_a_plain_one_to_its_inside(kind: pa.DataType, expected: pa.DataType) -> None:
-    assert plain(pa.table({"x": pa.array([None], kind)})).schema.field("x").type == expected
 
 
 def test_a_url_that_controls_a_terminal_is_kept_in_its_normal_form(tmp_path: Path) -> None:

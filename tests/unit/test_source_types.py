@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sdp.datasets import columns as cells
 from sdp.datasets.columns import kind_of
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.source import freeze_source
@@ -21,24 +20,6 @@ from sdp.download.spans import read_span, spans
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
 from tests.growth.forged import claim_rows
-
-
-@pytest.mark.parametrize("rows", [1, 3, 10])
-def test_long_text_in_nested_columns_is_cut_and_all_else_is_as_before(
-    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cells, "_BATCH_ROWS", rows)
-    long, mark = "b" * 70_000, "b" * 65_537
-    expected = {
-        "list": [["a", long], None, [], ["c", None]],
-        "struct": [{"x": "a", "y": 1}, None, {"x": None, "y": 2}, {"x": long, "y": 3}],
-        "deep": [[["q"], None], None, [], [[long, "c"]]],
-    }
-    pq.write_table(pa.table(expected), tmp_path / "a.parquet")
-    file = cells.open_parquet(str(tmp_path / "a.parquet"), list(expected))
-    table = pa.concat_tables(cells.iter_tables(file, list(expected)))
-    table.validate(full=True)
-    assert repr(table.to_pydict()) == repr(expected).replace(long, mark)
 
 
 def test_kinds_are_words() -> None:
@@ -116,6 +97,13 @@ def test_a_file_that_is_added_later_is_cast_or_refused(tmp_path: Path) -> None:
         frozen(tmp_path / "other")
 
 
+def test_a_column_of_lists_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "source", 0, pa.array([["a"], None]))
+    with pytest.raises(DatasetError, match=r"^source\.columns: similarity holds list<.*>, .*; leave it out$"):
+        frozen(tmp_path)
+    assert not list((tmp_path / "out").glob("_index/*"))
+
+
 def whole(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     return st.integers(0, 100) | st.integers(low, high)
@@ -138,12 +126,6 @@ FAMILIES: list[dict[pa.DataType, st.SearchStrategy[Any]]] = [
         pa.bool_(): st.booleans(),
     },
     {pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)), pa.timestamp("us"): st.datetimes()},
-    {
-        pa.list_(pa.int32()): st.lists(st.integers(-5, 5), max_size=2),
-        pa.list_(pa.null()): st.just([]),
-        pa.struct([("a", pa.int32())]): st.fixed_dictionaries({"a": st.integers(-5, 5)}),
-        pa.struct([("a", pa.float64())]): st.fixed_dictionaries({"a": st.floats(allow_nan=False)}),
-    },
 ]
 
 
