@@ -11,9 +11,8 @@ def image_rules(
     crop: bool = False,
     min_side: int | None = None,
     max_aspect: float | None = None,
-    max_bytes: int = 50_000_000,
     **image: Any,
 ) -> ImageRules:
     """Return rules that accept any size, unless overridden."""
     config = ImageConfig(**{"crop": "center" if crop else "none", **image})
-    return ImageRules(config, FiltersConfig(min_side=min_side, max_aspect=max_aspect), max_bytes)
+    return ImageRules(config, FiltersConfig(min_side=min_side, max_aspect=max_aspect))

@@ -1,6 +1,5 @@
 """From fetched bytes to the stored image: decoded whole, checked against the rules, resized and encoded."""
 
-import gzip
 import hashlib
 import io
 import math
@@ -10,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import cv2
-import numpy as np
 import simplejpeg
 from PIL import Image as Pillow
 
@@ -19,24 +16,23 @@ from sdp.config.download import FiltersConfig, ImageConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome
 from sdp.imaging import (
     WEB_FORMATS,
+    Box,
     Header,
     Image,
     ImageError,
     Pixels,
+    centre_box,
+    cut,
     decode,
     has_room,
     lacks_memory,
     read_header,
-    sample,
 )
 from sdp.sandbox.child import CPU_S_A_PIXEL
 
 _KEPT_CPU_S = 0.5
 """CPU seconds, beyond those for its pixels, in which an image that is kept as it is must be decoded: later jobs decode
 it without a sandbox, and training in each epoch."""
-_ONE_SAMPLE = 2.31
-"""The largest reduction for which one bilinear sample of each pixel is enough: 47 dB against the mean of the area on
-photographs, while JPEG itself loses 42 dB at quality 95. A JPEG decoded at a smaller scale never needs a larger one."""
 ROOM = 1.15
 """Least size of a decoded JPEG, as a multiple of the target size. Below it, the decoder's own scaling is visible."""
 LEAST_SIDE = 8
@@ -44,7 +40,6 @@ LEAST_SIDE = 8
 ABSURD_ASPECT = 100.0
 """Ratio of the longer side to the shorter from which an image is filtered whatever the configuration: rulers, borders
 and scroll bars have it."""
-_GZIP = b"\x1f\x8b"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
 """The greatest width or height of each format, in pixels."""
@@ -56,7 +51,6 @@ class ImageRules:
 
     image: ImageConfig
     filters: FiltersConfig
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +99,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
     image_rules = rules.image
     digest = hashlib.sha256(data).hexdigest()
     header: Header | None = None
-    unpacked: bytes | None = None
     try:
-        if bytes(data[:2]) == _GZIP:
-            data = unpacked = _gunzipped(data, rules.max_bytes)
-            digest = hashlib.sha256(data).hexdigest()
         header = read_header(data, WEB_FORMATS)
         on_header(header)
         refused = _refusal(header, rules)
@@ -125,7 +115,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
                     "undecodable", f"decoding takes {took:.1f} s of CPU time, too long to keep it as it is"
                 )
             size = (header.width, header.height)
-            return Checked(WRITTEN, None, None, unpacked, *size, *size, digest)
+            return Checked(WRITTEN, None, None, None, *size, *size, digest)
         image = decode(data, min_side=math.ceil(image_rules.size * ROOM))
         pixels = resized(image, image_rules.size, crop=image_rules.crop == "center", enlarge=image_rules.enlarge)
         height, width = pixels.shape[:2]
@@ -146,50 +136,19 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
         return Checked(FAILED, reason, detail, sha256=digest)
 
 
-def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
-    """Return the bytes of an image that a server has compressed without being asked to."""
-    with gzip.open(io.BytesIO(data)) as stream:
-        unpacked = stream.read(limit + 1)
-    if len(unpacked) > limit:
-        raise ImageError("too_big", f"more than {limit} bytes once unpacked")
-    return unpacked
-
-
 def _size(header: Header | None) -> str:
     return "its header" if header is None else f"{header.width} × {header.height} pixels of {header.format}"
 
 
 def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
-    """Resize the shorter side to `size`, and return all of the image or its centre square.
-
-    A JPEG may have been scaled while decoding, so that edges lie between pixels. The result has the position that it
-    would have if the whole image were decoded, resized by area and cut; an error of half a pixel would cost 8 dB.
-    """
-    shorter = min(image.width, image.height)
+    """Resize the shorter side to `size`, and return all of the image or its centre square."""
+    width, height = image.width, image.height
+    shorter = min(width, height)
     size = size if enlarge else min(size, shorter)
-    scaled = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
-    left, top = ((scaled[0] - size) // 2, (scaled[1] - size) // 2) if crop else (0, 0)
-    width, height = (size, size) if crop else scaled
-    across, down = image.width * image.scale / scaled[0], image.height * image.scale / scaled[1]
-    if image.scale == 1.0 and not (min(across, down) > 1.0 and max(across, down) <= _ONE_SAMPLE):
-        return np.ascontiguousarray(_resize_whole(image.pixels, scaled)[top : top + height, left : left + width])
-    return _sampled(image.pixels, (left * across, top * down), (across, down), (width, height))
-
-
-def _resize_whole(pixels: Pixels, target: tuple[int, int]) -> Pixels:
-    rows, columns = pixels.shape[:2]
-    if (columns, rows) == target:
-        return pixels
-    interpolation = cv2.INTER_CUBIC if columns < target[0] or rows < target[1] else cv2.INTER_AREA
-    return np.asarray(cv2.resize(pixels, target, interpolation=interpolation), np.uint8)
-
-
-def _sampled(pixels: Pixels, corner: tuple[float, float], step: tuple[float, float], target: tuple[int, int]) -> Pixels:
-    """Sample target pixels of `step` pixels each, from a corner that may lie between pixels."""
-    samples = 1 if max(step) <= _ONE_SAMPLE else math.ceil(max(step) / _ONE_SAMPLE)
-    size = (target[0] * samples, target[1] * samples)
-    sampled = sample(pixels, corner, (step[0] / samples, step[1] / samples), size)
-    return np.asarray(sampled if samples == 1 else cv2.resize(sampled, target, interpolation=cv2.INTER_AREA), np.uint8)
+    if crop:
+        return cut(image, centre_box(width, height), size, size)
+    scaled = (max(size, round(side * size / shorter)) for side in (width, height))
+    return cut(image, Box(0, 0, width, height), *scaled)
 
 
 def encode(pixels: Pixels, format: Literal["jpeg", "webp"], quality: int) -> bytes:

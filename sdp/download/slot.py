@@ -26,7 +26,7 @@ _TRIMMED_AFTER_S = 2.0
 _ERROR_BODY = 64 << 10
 """Bytes of an error page that are read. A new connection is cheaper than the rest of a longer one."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
-"""Decoders undo unrequested compression, since libcurl would hold megabytes of a paused transfer."""
+"""Compressed bodies fail: libcurl, which could unpack them, would hold megabytes of a paused transfer."""
 _READ = frozenset({b"content-length", b"location", b"retry-after", b"date"})
 _RECEIVE_BYTES = 64 << 10
 """Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""

@@ -63,7 +63,7 @@ class DownloadWorker:
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
         self._turn = threading.Lock()
-        handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
+        handler = partial(examine, ImageRules(config.image, config.filters))
         decoder_settings = DecoderSettings(handler, DECODER_MEMORY_BYTES)
         self._decoders = Decoders(decoder_settings, settings.cpus)
         self._buffer = Buffer(_BUFFER_BYTES)

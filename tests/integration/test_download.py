@@ -193,7 +193,6 @@ TROUBLE: dict[str, tuple[str, str | None]] = {
     "": (WRITTEN, None),
     "chunked": (WRITTEN, None),
     "until-close": (WRITTEN, None),
-    "gzip": (WRITTEN, None),
     "early-hints": (WRITTEN, None),
     "wrong-type": (WRITTEN, None),
     "redirect&hops=3": (WRITTEN, None),
@@ -213,7 +212,7 @@ TROUBLE: dict[str, tuple[str, str | None]] = {
     "stall-body": (FAILED, "timeout"),
     "huge-pixels": (FAILED, "too_many_pixels"),
     "endless": (FAILED, "too_big"),
-    "gzip-bomb&bytes=100000000": (FAILED, "too_big"),
+    "gzip": (FAILED, "not_an_image"),
     "robots&value=noai": (FILTERED, "opt_out"),
 }
 

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.misbehaving.bodies import gzip_bomb, huge_png
+from tests.misbehaving.bodies import huge_png
 from tests.misbehaving.traffic import Visit
 
 MiB = 1 << 20
@@ -225,12 +225,6 @@ def huge_pixels(x: Exchange) -> None:
     x.send(x.head(200, "Content-Type: image/png", f"Content-Length: {len(body)}") + body)
 
 
-def gzip_bomb_(x: Exchange, bytes: str) -> None:
-    """Send the image and `bytes` zeros, gzipped (1 GiB is 1 MB)."""
-    body = gzip_bomb(x.image, int(bytes))
-    x.send(x.image_head("Content-Encoding: gzip", length=len(body)) + body)
-
-
 # An answer that does not end well.
 
 
@@ -298,7 +292,7 @@ def stall_body(x: Exchange) -> None:
 
 _RUNS = (
     plain, delay, chunked, until_close, gzip_, early_hints, trickle, trickle_head, drop, overrun, wrong_type, robots,
-    redirect, limit, status, zero, html, cut_image, garbage, huge_pixels, gzip_bomb_, truncate, bad_chunk, reset,
+    redirect, limit, status, zero, html, cut_image, garbage, huge_pixels, truncate, bad_chunk, reset,
     hangup, not_http, endless, endless_head, stall, stall_head, stall_body,
 )  # fmt: skip
 KINDS: dict[str, Callable[..., None]] = {run.__name__.strip("_").replace("_", "-"): run for run in _RUNS}

@@ -1,6 +1,5 @@
 """Small bodies that decode to very large images or files."""
 
-import functools
 import struct
 import zlib
 
@@ -16,13 +15,6 @@ def huge_png(width: int, height: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     pixels = zlib.compress(bytes(4 * MiB), 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
-def huge_gif(width: int, height: int) -> bytes:
-    """A whole and valid GIF: an immense canvas with a frame of one pixel."""
-    screen = b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + b"\x00\x00\x00\xff\xff\xff"
-    frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
-    return screen + frame + b"\x3b"
 
 
 def huge_jpeg(width: int, height: int) -> bytes:
@@ -44,22 +36,3 @@ def huge_jpeg(width: int, height: int) -> bytes:
             b"\xff\xd9",
         )
     )
-
-
-@functools.lru_cache(maxsize=1)
-def gzip_bomb(prefix: bytes, zeros: int) -> bytes:
-    """One valid gzip stream of `prefix` and that many zeros; a block of zeros is compressed once, repeated often."""
-    size = 16 * MiB
-    blocks, rest = divmod(zeros, size)
-    block = bytes(size)
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    start = deflate.compress(prefix) + deflate.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush the next block refers to nothing before it, so it can be placed anywhere.
-    middle = deflate.compress(block) + deflate.flush(zlib.Z_FULL_FLUSH) if blocks else b""
-    end = deflate.compress(bytes(rest)) + deflate.flush(zlib.Z_FINISH)
-    check = zlib.crc32(prefix)
-    for _ in range(blocks):
-        check = zlib.crc32(block, check)
-    check = zlib.crc32(bytes(rest), check)
-    trailer = struct.pack("<II", check, (len(prefix) + zeros) & 0xFFFFFFFF)
-    return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + start + middle * blocks + end + trailer

@@ -1,11 +1,7 @@
 """Checking images: what comes out is whole, upright, RGB and of the right size; what is not is refused."""
 
-import gzip
 import hashlib
 import io
-import struct
-import time
-import zlib
 from collections.abc import Callable
 
 import cv2
@@ -18,7 +14,7 @@ from scripts.demo import shapes
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.download.image import Checked, ImageRules, check
 from tests.image_rules import image_rules
-from tests.misbehaving.bodies import huge_gif, huge_jpeg, huge_png
+from tests.misbehaving.bodies import huge_jpeg
 
 SQUARE = image_rules(size=64, crop=True)
 
@@ -119,14 +115,9 @@ def test_webp_is_another_way_to_store() -> None:
     ("data", "reason"),
     [
         (b"", "empty"),
-        (b"\x00" * 500, "not_an_image"),
-        (b"<!doctype html><title>gone</title>", "not_an_image"),
-        (b"%PDF-1.4 ...", "not_an_image"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not_an_image"),
-        (b"\xff\xd8\xff", "undecodable"),
+        (encoded(Image.new("RGB", (50, 40)), "TIFF"), "not_an_image"),
         (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "undecodable"),
-        (huge_png(50_000, 50_000), "too_many_pixels"),
-        (huge_gif(60_000, 60_000), "too_many_pixels"),
         (huge_jpeg(65_000, 65_000), "too_many_pixels"),
     ],
     ids=str,
@@ -192,47 +183,15 @@ LACKING: dict[str, tuple[str, Exception]] = {
     "OpenCV's allocator": ("cv2.warpAffine", cv2.error("(-4:Insufficient memory) Failed to allocate 9 bytes")),
     "Pillow": ("PIL.ImageFile.ImageFile.load", MemoryError()),
     "Pillow's decoders": ("PIL.ImageFile.ImageFile.load", OSError("out of memory error when reading image file")),
-    "zlib": ("sdp.imaging.containers.zlib.decompressobj", zlib.error("Error -4: insufficient memory")),
 }
 
 
 @pytest.mark.parametrize("who", LACKING)
 def test_an_image_too_large_for_memory_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     where, error = LACKING[who]
-    format = "PNG" if who in ("Pillow", "Pillow's decoders", "zlib") else "JPEG"
+    format = "PNG" if who in ("Pillow", "Pillow's decoders") else "JPEG"
     data = encoded(shapes.render(shapes.sample(1), 150), format)
     monkeypatch.setattr(where, raising(error))
     checked = check(data, image_rules(size=64))
     assert (checked.outcome, checked.reason) == (FAILED, "no_memory")
     assert checked.detail == f"no memory for 150 × 150 pixels of {format} within its limit"
-
-
-def test_an_image_that_its_server_has_compressed_is_unpacked_within_the_limit_of_bytes() -> None:
-    data = encoded(shapes.render(shapes.sample(3), (50, 40)), "PNG")
-    packed = gzip.compress(data[:100]) + gzip.compress(data[100:])  # a file may have several members
-    kept = check(packed, image_rules())
-    assert (kept.outcome, kept.data, kept.sha256) == (WRITTEN, data, hashlib.sha256(data).hexdigest())
-    assert check(packed, image_rules(size=20)).outcome == WRITTEN
-    bomb = gzip.compress(data + bytes(9_000_000))
-    began = time.process_time()
-    refused = check(bomb * 1000, image_rules(max_bytes=1_000_000))
-    assert time.process_time() - began < 1
-    assert (refused.reason, refused.detail) == ("too_big", "more than 1000000 bytes once unpacked")
-    assert check(packed[:-9], image_rules()).reason == "undecodable"
-    assert check(packed + b"no gzip", image_rules()).reason == "undecodable"
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_of_thousands_of_empty_scans_is_refused_whatever_its_kind(progressive: bool) -> None:
-    data = encoded(shapes.render(shapes.sample(3), (64, 64)), "JPEG", progressive=progressive)
-    at = data.index(b"\xff\xda")
-    (length,) = struct.unpack_from(">H", data, at + 2)
-    scan = data[at : at + 2 + length]
-    checked = check(data[:at] + scan * 12_000 + data[at:], image_rules())
-    assert checked.reason == "undecodable"
-    assert "scans" in (checked.detail or "")
-
-
-def test_tiff_is_not_read() -> None:
-    data = encoded(shapes.render(shapes.sample(3), (50, 40)), "TIFF")
-    assert check(data, image_rules()).reason == "not_an_image"
