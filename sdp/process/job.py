@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,9 +32,12 @@ from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, named
 from sdp.lease import Lease
-from sdp.process.local import Local, RowsLost, Runner
+from sdp.process.local import Local, RowsLost
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
+
+if TYPE_CHECKING:
+    from sdp.process.on_ray import OnRay
 
 _WRITES = 4
 """Parts written at once; also the most that may wait before further units begin."""
@@ -218,7 +221,7 @@ class _Run:
 
         return ordered_map(plan, pending, workers=2)
 
-    def _feed(self, runner: Runner) -> None:
+    def _feed(self, runner: "Local | OnRay") -> None:
         while not runner.full and (piece := self._units.next_piece()) is not None:
             retry = self._units.open[piece.work].retry
             self._under_way += 1
@@ -294,7 +297,7 @@ class _Run:
             emit(self._telemetry, figures)
 
 
-def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner:
+def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> "Local | OnRay":
     """Return where the stages run; with `isolate` that is Ray, which outlives a row that kills its process."""
     config = prepared.config
     if cluster.is_needless(config.encode) and not config.transform.node_labels:

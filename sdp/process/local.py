@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from sdp.datasets.parts import PartInfo, patiently, write_part
 from sdp.datasets.units import Work
@@ -36,38 +36,8 @@ class RowsLost(Exception):
     """The rows of a unit were lost before they were written."""
 
 
-class Runner(Protocol):
-    """A place where the stages run: Ray, or this process."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: object, *_: object) -> None: ...
-
-    @property
-    def full(self) -> bool:
-        """True while there is no room for further pieces."""
-
-    def feed(self, key: Any, item: Any) -> None:
-        """Send an item into the stages; its result is returned with the key."""
-
-    def results(self, timeout_s: float) -> Iterator[tuple[Any, Note, Any]]:
-        """Wait up to `timeout_s` for a result, then yield each that is ready: key, note, and what `write` takes."""
-
-    def state(self) -> State:
-        """Return the present state; raise the error that ends the run, if there is one."""
-
-    def keep(self, rows: PieceRows) -> Any:
-        """Return what `write` takes for rows that no encoder has made."""
-
-    def write(self, work: Work, retried: Mapping[str, int], pieces: Sequence[Any]) -> Future[PartInfo]:
-        """Begin to write the part of a unit."""
-
-    def written(self, part: Future[PartInfo]) -> PartInfo:
-        """Return the part that has been written; raise RowsLost if its rows were lost."""
-
-
 class Local:
-    """The runner in this process."""
+    """The stages in this process, with the methods of `OnRay`."""
 
     def __init__(self, stages: RowsSpec) -> None:
         cores = usable_cores()
