@@ -14,18 +14,17 @@ from scripts.dashboards.panels import (
     stacked,
     table,
 )
-from scripts.dashboards.selecting import APART, NODE, RANK, RUN, gpu, select, slices
+from scripts.dashboards.selecting import APART, NODE, RANK, RUN, gpu, select
 
 HELD = select("sdp:gpu_process_memory:bytes", RANK)
 TRAINERS_HOLD = select("sdp:gpu_process_memory:bytes", RANK, 'role="trainer"')
 USED, TOTAL = gpu("sdp_gpu_memory_used_bytes"), gpu("sdp_gpu_memory_total_bytes")
-FULL, FREE = slices("sdp:gpu_memory:ratio"), slices("sdp:gpu_memory_free:bytes")
+FULL, FREE = gpu("sdp:gpu_memory:ratio"), gpu("sdp:gpu_memory_free:bytes")
 FULLEST = (
-    f"topk(1, label_replace({select('sdp:gpu:owner', RANK)} * on (node, uuid, mig_uuid) group_left () "
+    f"topk(1, label_replace({select('sdp:gpu:owner', RANK)} * on (node, uuid) group_left () "
     f"{select('sdp:gpu_memory:ratio', NODE)}, 'run', 'no sdp process', 'run', ''))"
 )
 """The fullest GPU, with the run that has it."""
-OF_SLICE = "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}"
 
 
 def torch(kind: str) -> str:
@@ -39,7 +38,7 @@ _FIRST = Row(
     (
         number(
             "Fullest GPU",
-            "Used share of the memory that processes can have, on a GPU or MIG slice, as the driver counts. Trainers "
+            "Used share of the memory that processes can have, as the driver counts. Trainers "
             "keep what they once reserved: for them, see their peak.",
             Query(FULLEST, "{{node}}/{{gpu}} {{run}}"),
             unit=RATIO,
@@ -84,8 +83,8 @@ _FIRST = Row(
         ),
         lines(
             "By GPU",
-            "Used share of memory; a GPU with MIG appears as its slices.",
-            Query(FULL, OF_SLICE),
+            "Used share of memory.",
+            Query(FULL, "{{node}}/{{gpu}}"),
             unit=RATIO,
             width=12,
             most=1,
@@ -158,23 +157,14 @@ _OTHERS = Row(
             "GPU memory held now.",
             Query(f"topk(12, {HELD})", "{{pod}} {{role}} {{rank}} {{process}}"),
             unit=BYTES,
-        ),
-        lines(
-            "MIG slices",
-            "Used share of each slice's memory.",
-            Query(
-                f"({select('sdp_gpu_mig_memory_used_bytes', NODE)} / {select('sdp_gpu_mig_memory_total_bytes', NODE)})",
-                "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}",
-            ),
-            unit=RATIO,
-            most=1,
+            width=16,
         ),
         table(
             "GPUs and their owners",
-            "Used share of memory, by GPU or MIG slice.",
+            "Used share of memory.",
             Query(
                 f"{select('sdp:gpu:owner', RANK)} "
-                "* on (node, uuid, mig_uuid) group_left (product, mig_profile) "
+                "* on (node, uuid) group_left (product) "
                 f"{select('sdp:gpu_memory:ratio', NODE)}"
             ),
             unit=RATIO,

@@ -38,11 +38,6 @@ def gpu(name: str, *more: str) -> str:
     return f"({select(name, NODE, *more)} {OWNED})"
 
 
-def slices(name: str) -> str:
-    """Return one series for each chosen GPU or MIG slice."""
-    return f"({select(name, NODE)} and on (node, uuid, mig_uuid) {OWNER})"
-
-
 def per_run(expr: str) -> str:
     """Return one series for each run, from those of its processes and of workers that replaced others."""
     return f"max by ({APART}, run) ({expr})"

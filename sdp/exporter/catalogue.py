@@ -21,8 +21,7 @@ class ExportedMetric:
 NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
 """Labels of every metric of a GPU: its index on the node, its UUID, its product name, and the node."""
-MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance")
-PROCESS = (*GPU, "mig_uuid", "pid", *(field.name for field in fields(PodOwner)))
+PROCESS = (*GPU, "pid", *(field.name for field in fields(PodOwner)))
 """`pid` is the host's."""
 
 HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
@@ -64,12 +63,6 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_ecc_errors_total": "Memory errors, corrected or uncorrected, since the driver was loaded.",
     },
     (*GPU, "xid"): {"sdp_gpu_xid_timestamp_seconds": "Unix time of this XID's last report since the exporter started."},
-    MIG: {
-        "sdp_gpu_mig_info": "1 for each MIG slice.",
-        "sdp_gpu_mig_memory_total_bytes": "Memory of the slice.",
-        "sdp_gpu_mig_memory_used_bytes": "Memory of the slice that processes hold.",
-        "sdp_gpu_mig_memory_free_bytes": "Memory of the slice that is free.",
-    },
     PROCESS: {"sdp_gpu_process_memory_bytes": "GPU memory that a process holds."},
     (*NODE, "driver", "cuda"): {"sdp_gpu_driver_info": "1; versions of the driver and its CUDA."},
     NODE: {

@@ -77,7 +77,7 @@ def _add_gpu(result: Families, gpu: GpuReading, labels: MetricLabels, snapshot: 
         result.add(name, labels | own, value)
     for process in gpu.processes:
         owner = snapshot.owners.get(process.pid) or PodOwner()
-        own = {"mig_uuid": process.mig_uuid, "pid": str(process.pid), **asdict(owner)}
+        own = {"pid": str(process.pid), **asdict(owner)}
         result.add("sdp_gpu_process_memory_bytes", labels | own, process.memory)
 
 

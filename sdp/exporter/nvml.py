@@ -27,8 +27,7 @@ GONE = _codes(
     *("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND"),
 )
 """After one of these, further calls about the same GPU are useless."""
-ABSENT = _codes("NOT_FOUND")
-_FIELD_ABSENT = UNSUPPORTED | ABSENT | _codes("INVALID_ARGUMENT", "NO_DATA")
+_FIELD_ABSENT = UNSUPPORTED | _codes("NOT_FOUND", "INVALID_ARGUMENT", "NO_DATA")
 """Errors of fields that this driver does not know; it reports some as invalid arguments."""
 _ERROR_NAMES: Mapping[int, str] = {
     value: name.removeprefix("NVML_ERROR_").lower()
@@ -120,11 +119,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a GPU, or on one of its slices."""
+    """A process on a GPU."""
 
     pid: int
     memory: int | None = None
-    mig_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +149,8 @@ class Calls:
         """The call under way, or the last one; it names a call that hangs."""
         self.gpu, self._report = gpu, report
 
-    def __call__(
-        self, function: str, *arguments: Any, absent: frozenset[int] = frozenset(), required: bool = False
-    ) -> Any:
-        """Return the result; None if it is unsupported, absent or failed.
+    def __call__(self, function: str, *arguments: Any, required: bool = False) -> Any:
+        """Return the result; None if it is unsupported or failed.
 
         Raise Gone if the GPU or the driver is lost, or if the call is required and has no result.
         """
@@ -163,7 +159,7 @@ class Calls:
             return getattr(pynvml, function)(*arguments)
         except pynvml.NVMLError as error:
             code = int(error.value)
-            if not required and code in UNSUPPORTED | absent:
+            if not required and code in UNSUPPORTED:
                 return None
             self.failed(function, code)
             if required or code in GONE:
@@ -222,16 +218,7 @@ class GpuReader:
             uuid=calls("nvmlDeviceGetUUID", handle) or "",
             product=calls("nvmlDeviceGetName", handle) or "",
         )
-        samples = [*_read_samples(calls, handle)]
-        mode = calls("nvmlDeviceGetMigMode", handle)
-        slices: dict[str, Any] = {}
-        for uuid, inner, own in _read_slices(calls, handle) if mode and mode[0] else ():
-            slices[uuid] = inner
-            samples += own
-        # With MIG, the processes of the slices, which the whole GPU would list again.
-        holders = slices or {"": handle}
-        processes = [process for uuid, holder in holders.items() for process in _list_processes(calls, holder, uuid)]
-        return GpuReading(identity, tuple(samples), tuple(processes))
+        return GpuReading(identity, tuple(_read_samples(calls, handle)), tuple(_list_processes(calls, handle)))
 
 
 def address_of(handle: Any) -> int:
@@ -240,12 +227,12 @@ def address_of(handle: Any) -> int:
 
 
 def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
-    """Yield all values of a GPU except those of its slices and processes."""
+    """Yield all values of a GPU except those of its processes."""
     for metric, labels, factor, call, arguments in READINGS:
         if (value := calls(call, handle, *arguments)) is not None:
             yield metric, labels, float(value * factor)
     yield from _read_fields(calls, handle)
-    yield from _read_memory(calls, handle, "sdp_gpu_memory", {})
+    yield from _read_memory(calls, handle)
     if (rates := calls("nvmlDeviceGetUtilizationRates", handle)) is not None:
         yield "sdp_gpu_utilization_ratio", {}, float(rates.gpu * CENTI)
         yield "sdp_gpu_memory_utilization_ratio", {}, float(rates.memory * CENTI)
@@ -274,35 +261,18 @@ def _read_fields(calls: Calls, handle: Any) -> Iterator[Sample]:
             calls.failed(f"nvmlDeviceGetFieldValues:{call}", int(value.nvmlReturn))
 
 
-def _read_memory(calls: Calls, handle: Any, prefix: str, labels: dict[str, str]) -> Iterator[Sample]:
+def _read_memory(calls: Calls, handle: Any) -> Iterator[Sample]:
     """Yield memory samples; what the driver keeps for itself is neither used nor free."""
     memory = calls("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
     for part in ("total", "used", "free") if memory is not None else ():
-        yield f"{prefix}_{part}_bytes", labels, getattr(memory, part)
+        yield f"sdp_gpu_memory_{part}_bytes", {}, getattr(memory, part)
 
 
-def _read_slices(calls: Calls, handle: Any) -> Iterator[tuple[str, Any, list[Sample]]]:
-    """Yield UUID, handle and samples of each slice; indexes of removed slices are missing."""
-    for index in range(calls("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        inner = calls("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=ABSENT)
-        if inner is None:
-            continue
-        uuid, name = (calls(f"nvmlDeviceGet{what}", inner) or "" for what in ("UUID", "Name"))
-        instance = calls("nvmlDeviceGetGpuInstanceId", inner)
-        labels = {
-            "mig_uuid": uuid,
-            "mig_profile": name.rpartition("MIG ")[2],
-            "gpu_instance": "" if instance is None else str(instance),
-        }
-        samples = [("sdp_gpu_mig_info", labels, 1.0), *_read_memory(calls, inner, "sdp_gpu_mig_memory", labels)]
-        yield uuid, inner, samples
-
-
-def _list_processes(calls: Calls, handle: Any, mig_uuid: str) -> list[GpuProcess]:
+def _list_processes(calls: Calls, handle: Any) -> list[GpuProcess]:
     """Return compute, graphics and MPS processes; one in two lists is one process, with the larger memory."""
     memory: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
         for process in calls(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle) or ():
             used = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
             memory[process.pid] = max(used, default=None)
-    return [GpuProcess(pid, used, mig_uuid=mig_uuid) for pid, used in memory.items()]
+    return [GpuProcess(pid, used) for pid, used in memory.items()]

@@ -71,7 +71,7 @@ def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
                     f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
                 ]
         if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
-            known |= {"gpu", "uuid", "product", "process", "mig_uuid", "mig_profile", "gpu_instance"}
+            known |= {"gpu", "uuid", "product", "process"}
         problems += [
             f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)
         ]

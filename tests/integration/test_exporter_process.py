@@ -18,13 +18,6 @@ from tests.programs import ended
 
 pytestmark = pytest.mark.needs("cc")
 
-MIG = {
-    "gpu.1.mig": 1,
-    "gpu.1.mig.0": f"MIG-aaaa 1 0 0 {10 * GIB} {4 * GIB} 1g.10gb",
-    "gpu.1.mig.1": f"MIG-bbbb 2 0 3 {20 * GIB} {5 * GIB} 2g.20gb",
-    "gpu.1.utilization": None,
-}
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -118,11 +111,10 @@ def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path:
 def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_path: Path) -> None:
     everything = {
         **a100s(3),
-        **MIG,
         "gpu.0.process.0": f"C {os.getpid()} {GIB}",
         "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
     }
-    scenario = Scenario(tmp_path / "gpus", {k: v for k, v in everything.items() if v is not None})
+    scenario = Scenario(tmp_path / "gpus", everything)
     with exporting(scenario.environment(library)) as exporter:
         scrape = until_reported(exporter, scenario, 0)
         rows = {row.name: row for row in CATALOGUE}
@@ -295,30 +287,6 @@ def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) ->
             sample = gone.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
             assert (sample.value, sample.labels["process"]) == (7 * GIB, "")
             assert gone.value("sdp_exporter_processes", state="unknown") == 2
-
-
-def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path, tmp_path: Path) -> None:
-    with sleeping() as first, sleeping() as second:
-        lines = {
-            **a100s(2),
-            **MIG,
-            "gpu.1.process.0": f"C {first.pid} {GIB} 1 0",
-            "gpu.1.process.1": f"C {second.pid} {2 * GIB} 2 0",
-        }
-        scenario = Scenario(tmp_path / "gpus", {k: v for k, v in lines.items() if v is not None})
-        scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": nvml.NOT_SUPPORTED})
-        with exporting(scenario.environment(library)) as exporter:
-            scrape = exporter.scrape()
-            small = scrape.one("sdp_gpu_mig_memory_used_bytes", mig_uuid="MIG-aaaa")
-            assert (small.value, small.labels["mig_profile"], small.labels["gpu_instance"]) == (4 * GIB, "1g.10gb", "1")
-            assert scrape.value("sdp_gpu_mig_memory_total_bytes", mig_uuid="MIG-bbbb") == 20 * GIB
-            assert scrape.value("sdp_gpu_mig_memory_free_bytes", mig_uuid="MIG-bbbb") == 15 * GIB
-            held = {
-                s.labels["pid"]: (s.labels["mig_uuid"], s.value) for s in scrape.all("sdp_gpu_process_memory_bytes")
-            }
-            assert held == {str(first.pid): ("MIG-aaaa", GIB), str(second.pid): ("MIG-bbbb", 2 * GIB)}
-            assert gpus(scrape, "sdp_gpu_utilization_ratio") == {"0"}
-            assert errors(scrape) == set()
 
 
 def next_event(scenario: Scenario) -> int:

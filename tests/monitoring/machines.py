@@ -157,7 +157,7 @@ def healthy(count: int, product: str, total: int) -> dict[str, object]:
 
 
 def with_faults() -> dict[str, object]:
-    """Five A100: two that train, a hot one with XIDs and a row to replace, one in slices, one that will be lost."""
+    """Five A100: two that train, a hot one with XIDs and a row to replace, an idle one, one that will be lost."""
     return {
         **healthy(5, "NVIDIA A100-SXM4-80GB", 80 * GIB),
         "gpu.2.throttle_reasons": 0x40,
@@ -166,8 +166,6 @@ def with_faults() -> dict[str, object]:
         "gpu.2.pcie_width": 8,
         "xid.0": "2 79",
         "xid.1": "2 31",
-        "gpu.3.mig": 1,
-        "gpu.3.mig.0": f"MIG-{0:08d}-0000-0000-0000-000000000000 7 0 0 {5 * GIB} {GIB} 1g.5gb",
     }
 
 

@@ -101,9 +101,8 @@ def a100s(count: int) -> dict[str, object]:
         "gpu.*.ecc_driver_load.0": 0,
         "gpu.*.ecc_driver_load.1": 0,
         "gpu.*.remapped": "0 0 0 0",
-        "gpu.*.mig": 0,
     }
     lines |= {f"gpu.*.nvlink.{link}": 1 for link in range(12)}
     for gpu in range(count):
-        lines |= {f"gpu.{gpu}.uuid": uuid(gpu), f"gpu.{gpu}.minor": gpu}
+        lines |= {f"gpu.{gpu}.uuid": uuid(gpu)}
     return lines

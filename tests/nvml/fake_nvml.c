@@ -8,8 +8,7 @@
  *   error.nvmlDeviceGetPowerUsage 999          what that call returns, of every GPU; `gpu.3.error.…` of one
  *   hang.nvmlDeviceGetPowerUsage 3.5           seconds for which it does not return, or until the line is gone
  *   gpu.*.field.82 61                          a value of nvmlDeviceGetFieldValues; `gpu.*.field.82.error 999` an error
- *   gpu.0.process.0 C 4242 1073741824          kind (C, G, M), pid, bytes or "-"; then GPU and compute instance, if any
- *   gpu.0.mig.0 MIG-… 1 0 5 1000 400 1g.5gb    UUID, GPU and compute instance, index, total, used, profile
+ *   gpu.0.process.0 C 4242 1073741824          kind (C, G, M), pid, bytes or "-"
  *   xid.0 3 79                                 an event: GPU and XID; each is told once, in order
  *
  * What has no line is not supported. Names are those of the calls without _v2 and _v3.
@@ -32,15 +31,14 @@
 #define TIMEOUT 10
 
 #define GPUS 64
-#define SLICES 8
 #define NONE 0xFFFFFFFFu
 #define TEXT (1 << 20)
 
 typedef unsigned int uint;
 typedef unsigned long long ull;
-typedef struct { int gpu, slice; } Device; /* slice -1: the GPU itself */
+typedef struct { int gpu; } Device;
 
-static Device gpus[GPUS], slices[GPUS][SLICES];
+static Device gpus[GPUS];
 static int opened;
 static int next_event;
 static ull registered; /* a bit for each GPU */
@@ -137,7 +135,7 @@ static int number(ull *value, const Device *device, const char *name) {
 static int one(const Device *device, const char *call, const char *name, uint *value) {
     ENTER(device, call);
     ull wide;
-    int code = device->slice < 0 ? number(&wide, device, name) : NOT_SUPPORTED;
+    int code = number(&wide, device, name);
     if (code == OK) *value = (uint)wide;
     return code;
 }
@@ -158,10 +156,7 @@ int nvmlInitWithFlags(uint flags) {
     int code = enter(-1, "nvmlInit");
     if (code) return code;
     if (!lookup(value, sizeof value, "gpus")) return DRIVER_NOT_LOADED;
-    for (int gpu = 0; gpu < GPUS; gpu++) {
-        gpus[gpu] = (Device){gpu, -1};
-        for (int slice = 0; slice < SLICES; slice++) slices[gpu][slice] = (Device){gpu, slice};
-    }
+    for (int gpu = 0; gpu < GPUS; gpu++) gpus[gpu] = (Device){gpu};
     opened = 1;
     return OK;
 }
@@ -213,72 +208,15 @@ int nvmlDeviceGetHandleByIndex_v2(uint index, Device **device) {
     return OK;
 }
 
-/* ---- slices ---- */
-
-typedef struct { char uuid[96], profile[64]; uint gi, ci; int index; ull total, used; } Slice;
-
-static int slice_of(Slice *slice, int gpu, int place) {
-    char line[256], name[32];
-    snprintf(name, sizeof name, "mig.%d", place);
-    if (!of_gpu(line, sizeof line, gpu, name)) return 0;
-    return sscanf(line, "%95s %u %u %d %llu %llu %63s", slice->uuid, &slice->gi, &slice->ci, &slice->index, &slice->total,
-                  &slice->used, slice->profile) == 7;
-}
-
-int nvmlDeviceGetMigMode(const Device *device, uint *now, uint *pending) {
-    int code = one(device, "nvmlDeviceGetMigMode", "mig", now);
-    *pending = *now;
-    return code;
-}
-
-int nvmlDeviceGetMaxMigDeviceCount(const Device *device, uint *value) {
-    ENTER(device, "nvmlDeviceGetMaxMigDeviceCount");
-    *value = SLICES - 1;
-    return OK;
-}
-
-int nvmlDeviceGetMigDeviceHandleByIndex(const Device *device, uint index, Device **slice) {
-    ENTER(device, "nvmlDeviceGetMigDeviceHandleByIndex");
-    Slice found;
-    for (int place = 0; place < SLICES && slice_of(&found, device->gpu, place); place++)
-        if (found.index == (int)index) {
-            *slice = &slices[device->gpu][place];
-            return OK;
-        }
-    return NOT_FOUND;
-}
-
-int nvmlDeviceGetGpuInstanceId(const Device *device, uint *value) {
-    ENTER(device, "nvmlDeviceGetGpuInstanceId");
-    Slice slice;
-    if (device->slice < 0 || !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
-    *value = slice.gi;
-    return OK;
-}
-
 /* ---- what a GPU is ---- */
 
 int nvmlDeviceGetName(const Device *device, char *value, uint size) {
-    char product[96];
-    int code = words(device, "nvmlDeviceGetName", "name", product, sizeof product);
-    Slice slice = {.profile = ""};
-    if (code == OK && device->slice >= 0 && slice_of(&slice, device->gpu, device->slice))
-        snprintf(value, size, "%s MIG %s", product, slice.profile);
-    else if (code == OK)
-        snprintf(value, size, "%s", product);
-    return code;
+    return words(device, "nvmlDeviceGetName", "name", value, size);
 }
 
 int nvmlDeviceGetUUID(const Device *device, char *value, uint size) {
-    Slice slice;
-    if (device->slice < 0) return words(device, "nvmlDeviceGetUUID", "uuid", value, size);
-    ENTER(device, "nvmlDeviceGetUUID");
-    if (!slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
-    snprintf(value, size, "%s", slice.uuid);
-    return OK;
+    return words(device, "nvmlDeviceGetUUID", "uuid", value, size);
 }
-
-ONE(nvmlDeviceGetMinorNumber, "minor")
 
 /* ---- utilization and memory ---- */
 
@@ -289,16 +227,10 @@ int nvmlDeviceGetUtilizationRates(const Device *device, uint value[2]) {
 
 static int memory(const Device *device, ull *total, ull *used, ull *reserved) {
     ENTER(device, "nvmlDeviceGetMemoryInfo");
-    Slice slice;
     *reserved = 0;
-    if (device->slice < 0) {
-        int code = number(total, device, "memory_total");
-        number(reserved, device, "memory_reserved");
-        return code ? code : number(used, device, "memory_used");
-    }
-    if (!slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
-    *total = slice.total, *used = slice.used;
-    return OK;
+    int code = number(total, device, "memory_total");
+    number(reserved, device, "memory_reserved");
+    return code ? code : number(used, device, "memory_used");
 }
 
 typedef struct { uint version; ull total, reserved, free, used; } MemoryV2;
@@ -399,18 +331,15 @@ typedef struct { uint pid; ull memory; uint gi, ci; } Process;
 
 static int processes(const Device *device, const char *call, char wanted, uint *count, Process *room) {
     ENTER(device, call);
-    Slice slice;
-    if (device->slice >= 0 && !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
     uint found = 0;
     for (int place = 0;; place++) {
         char line[128], name[32], kind, bytes[32];
-        uint pid, gi = NONE, ci = NONE;
+        uint pid;
         snprintf(name, sizeof name, "process.%d", place);
         if (!of_gpu(line, sizeof line, device->gpu, name)) break;
-        if (sscanf(line, " %c %u %31s %u %u", &kind, &pid, bytes, &gi, &ci) < 3 || kind != wanted) continue;
-        if (device->slice >= 0 && (gi != slice.gi || ci != slice.ci)) continue;
+        if (sscanf(line, " %c %u %31s", &kind, &pid, bytes) < 3 || kind != wanted) continue;
         if (room && found < *count)
-            room[found] = (Process){pid, bytes[0] == '-' ? ~0ull : strtoull(bytes, NULL, 10), gi, ci};
+            room[found] = (Process){pid, bytes[0] == '-' ? ~0ull : strtoull(bytes, NULL, 10), NONE, NONE};
         found++;
     }
     int enough = room ? found <= *count : found == 0;
