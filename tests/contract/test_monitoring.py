@@ -237,10 +237,10 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
     manifests = render(*settings)
-    for pod in (one(manifests, "DaemonSet")["spec"]["template"]["spec"], one(manifests, "Pod")["spec"]):
-        assert [volume["name"] for volume in pod["volumes"]] == ["driver"]
-        assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == ["driver"]
-        assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
+    pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["driver"]
+    assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == ["driver"]
+    assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
 
 
 @NEEDS_HELM
@@ -300,29 +300,6 @@ def test_kube_prometheus_stack_selects_everything_that_is_for_it(render: Render)
 
 
 @NEEDS_HELM
-def test_helm_test_asks_prometheus_for_all_that_the_release_has(render: Render) -> None:
-    """By the operator's names of scrape jobs, with no right at Kubernetes and no role."""
-
-    def asked(*settings: str) -> tuple[str, set[str]]:
-        manifests = render(*settings)
-        spec = one(manifests, "Pod")["spec"]
-        assert spec["automountServiceAccountToken"] is False
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        (container,) = spec["containers"]
-        assert container["command"] == ["python", "-c", (chart.CHART / "files" / "helm_test.py").read_text()]
-        return container["args"][0], set(container["args"][1:])
-
-    manifests = render()
-    pools = {f"--pool=podMonitor/default/{m['metadata']['name']}/0" for m in manifests if m["kind"] == "PodMonitor"}
-    groups = {f"--group={group['name']}" for group in one(manifests, "PrometheusRule")["spec"]["groups"]}
-    assert asked() == ("http://prometheus-operated.default.svc:9090", pools | groups)
-    assert asked("test.prometheusUrl=http://elsewhere:9090")[0] == "http://elsewhere:9090"
-    assert not {word for word in asked("exporter.enabled=false")[1] if "exporter" in word}
-    plain = asked("mode=plain", "test.prometheusUrl=http://prometheus", "rules.enabled=false")
-    assert plain == ("http://prometheus", {"--pool=sdp-ray-head", "--pool=sdp-ray-worker"})
-
-
-@NEEDS_HELM
 def test_dashboards_come_as_config_maps_that_grafana_s_sidecar_finds(render: Render) -> None:
     maps = [m for m in render() if m["kind"] == "ConfigMap"]
     assert all(m["metadata"]["labels"]["grafana_dashboard"] == "1" for m in maps)
@@ -375,7 +352,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     render: Render, tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
     plain, operator = render("mode=plain"), render()
-    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap", "NetworkPolicy"}, "and no test without an address"
+    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap", "NetworkPolicy"}
     annotations = one(plain, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/port"] == "9850"
@@ -409,13 +386,13 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
 @pytest.mark.parametrize(
     ("settings", "kinds"),
     [
-        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap", "Pod"}),
+        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
         (
             ["exporter.enabled=false", "ray.enabled=false", "operator.enabled=false"],
-            {"PrometheusRule", "ConfigMap", "Pod"},
+            {"PrometheusRule", "ConfigMap"},
         ),
         (["exporter.enabled=false", "exporter.image.repository="], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
-        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy", "Pod"}),
+        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy"}),
     ],
 )
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: list[str], kinds: set[str]) -> None:

@@ -22,12 +22,10 @@ WRONG_HERE = {
     "CKV_K8S_11": "a CPU limit throttles; memory has limits",
     "CKV_K8S_15": "a tag is a version and never moves; image.pullPolicy is the user's",
     "CKV_K8S_17": "the exporter finds the processes that use a GPU",
-    "CKV_K8S_35": "Ray and the test pod read the cluster's token from their environment",
     "CKV_K8S_40": "1000 is the user of Ray's images, and files have its number",
     "CKV_K8S_43": "image.digest is the user's: the project has no image",
-    "CKV2_K8S_6": "the pods of helm test open one connection, and none may be opened to them",
 }
-WRONG_FOR = {"CKV_K8S_17": {"sdp-exporter"}, "CKV2_K8S_6": {"sdp-test"}}
+WRONG_FOR = {"CKV_K8S_17": {"sdp-exporter"}}
 """Findings that are wrong for some objects only."""
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.ledger import Ledger
-from sdp.device import choose_device, configure_torch, enter, record, share_cores
+from sdp.device import choose_device, configure_torch, enter, share_cores
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
@@ -119,58 +119,6 @@ def test_the_stopwatch_times_the_stream_of_its_own_gpu(gpus: Gpus) -> None:
         pass
     ((_, began, ended),) = watch._events
     assert began.stream is ended.stream is gpus.current_stream(SECOND)  # type: ignore[attr-defined]
-
-
-# --- the double ------------------------------------------------------------------------------------------------------
-
-
-def test_the_double_shows_old_memory_to_whoever_waits_for_another_gpus_stream(gpus: Gpus) -> None:
-    enter(SECOND)
-    source, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
-    host.copy_(source, non_blocking=True)
-    enter(torch.device("cuda", 0))
-    event = torch.cuda.Event()
-    event.record()
-    event.synchronize()
-    assert host.tolist() == [0.0] * 3
-    record(gpus.current_stream(SECOND)).synchronize()  # type: ignore[arg-type]
-    assert host.tolist() == [1.0] * 3
-
-
-def no_device_set(_: Gpus) -> None:
-    in_a_thread(lambda: torch.empty(3, pin_memory=True))
-
-
-def no_wait(gpus: Gpus) -> None:
-    copied = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
-    with gpus.on_stream(gpus.new_stream(SECOND)):
-        copied.add(1)
-
-
-def changed_early(_: Gpus) -> None:
-    host = torch.empty(3, pin_memory=True)
-    host.to(SECOND, non_blocking=True)
-    host.fill_(1.0)
-
-
-@pytest.mark.parametrize(
-    ("misuse", "message"),
-    [
-        (no_device_set, r"touches CUDA before torch\.cuda\.set_device"),
-        (no_wait, "used on a stream that has not waited"),
-        (changed_early, "changed before it was copied"),
-    ],
-)
-def test_the_double_fails_what_a_gpu_would_not_forgive(
-    monkeypatch: pytest.MonkeyPatch, misuse: Callable[[Gpus], None], message: str
-) -> None:
-    def run() -> None:
-        with two_gpus(monkeypatch) as gpus:
-            enter(SECOND)
-            misuse(gpus)
-
-    with pytest.raises(AssertionError, match=message):
-        run()
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
