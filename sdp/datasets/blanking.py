@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sdp.datasets import address_sets, repeated, tombstones
+from sdp.datasets import repeated, tombstones
 from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import MANIFEST, PARTS_SCHEMA, Dataset, finish, open_dataset, refuse_foreign
 from sdp.datasets.output import read_output
@@ -88,5 +88,4 @@ def _keep_repeated(dataset: Dataset, digest: str, check: Callable[[], None]) -> 
     """Store the dataset's repeated rows for its new list of parts; return their number."""
     if (rows := dataset.repeated_rows) is None:
         return 0
-    members = address_sets.within(rows.storage, rows.folder, 0, dataset.rows)
-    return repeated.keep(dataset.storage, digest, [np.array(members.to_array(), np.int64)], check)
+    return repeated.keep(dataset.storage, digest, [np.array(rows.rows.to_array(), np.int64)], check)

@@ -5,21 +5,22 @@ stored beside them; the manifest counts these rows as filtered, and readers leav
 list, or `urls-` and the number of rows whose URLs have been compared.
 
     _repeated/NAME.json            the number of rows; written last
-    _repeated/NAME/000000.roaring  the rows
+    _repeated/NAME/000000.roaring  the rows; earlier versions wrote several files
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyroaring import BitMap64
 
-from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo, read_rows
-from sdp.datasets.records import BadRecord, Whole, dump, parse
+from sdp.datasets.records import BadRecord, Whole, dump, parse, reading
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.storage import Storage
@@ -47,11 +48,26 @@ class Repeated:
     storage: Storage
     folder: str
 
+    @property
+    def rows(self) -> BitMap64:
+        return _load(self.storage, self.folder)
+
     def __contains__(self, row: int) -> bool:
-        return bool(self.mask(np.array([row]))[0])
+        return row in self.rows
 
     def mask(self, rows: Addresses) -> NDArray[np.bool_]:
-        return address_sets.mask(self.storage, self.folder, rows)
+        members = self.rows
+        return np.array([row >= 0 and row in members for row in rows.tolist()], np.bool_)
+
+
+@lru_cache(maxsize=2)
+def _load(storage: Storage, folder: str) -> BitMap64:
+    members = BitMap64()
+    for name in storage.names(folder):
+        hint = f"delete {folder}* and run the job that writes the dataset again"
+        with reading(storage.uri_of(name), hint, "not a set of addresses"):
+            members |= BitMap64.deserialize(storage.read(name))
+    return members
 
 
 def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
@@ -69,9 +85,13 @@ def known(storage: Storage, name: str) -> int | None:
 
 def keep(storage: Storage, name: str, rows: Iterable[Addresses], check: Callable[[], None]) -> int:
     """Store the repeated rows; return their number. `check` checks the lease."""
-    count = address_sets.publish(storage, folder(name), rows, check)
-    storage.publish_held(f"{folder(name)}.json", dump(_Record(count)), check)
-    return count
+    members = BitMap64()
+    for addresses in rows:
+        members.update(addresses.astype(np.uint64))
+    members.run_optimize()
+    storage.publish_held(f"{folder(name)}/000000.roaring", members.serialize(), check)
+    storage.publish_held(f"{folder(name)}.json", dump(_Record(len(members))), check)
+    return len(members)
 
 
 def without(counts: Counts, repeated: int) -> Counts:

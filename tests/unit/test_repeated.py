@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
-from sdp.datasets import address_sets, repeated
+from sdp.datasets import repeated
 from sdp.datasets.inspect import accounts, describe
 from sdp.datasets.manifest import finish, open_dataset, part_infos
 from sdp.datasets.output import read_output
@@ -34,24 +35,12 @@ def test_all_rows_of_a_content_but_the_lowest_are_repeated(contents: list[int], 
     assert result.tolist() == expected
 
 
-def test_a_set_is_read_by_the_shards_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_sets, "_SHARD_ROWS", 100)
+def test_a_set_that_an_earlier_version_wrote_in_several_files_is_read_whole(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
-    rows = np.array([0, 99, 100, 350, 2_000_000_000], np.int64)
-    assert address_sets.publish(storage, "set", [rows[:2], rows[2:]], lambda: None) == 5
-    assert len(list((tmp_path / "set").iterdir())) == 4
-    assert list(address_sets.within(storage, "set", 99, 351)) == [99, 100, 350]
-    assert list(address_sets.within(storage, "set", 101, 300)) == []
+    assert repeated.keep(storage, "set", [np.array([0, 99]), np.array([2_000_000_000])], lambda: None) == 3
+    storage.publish("_repeated/set/000001.roaring", BitMap64([350]).serialize())
     asked = np.array([2_000_000_000, -1, 350, 351, 0, 77_777], np.int64)
-    assert address_sets.mask(storage, "set", asked).tolist() == [True, False, True, False, True, False]
-
-
-def test_a_set_has_nothing_of_an_attempt_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_sets, "_SHARD_ROWS", 100)
-    storage = open_storage(str(tmp_path))
-    address_sets.publish(storage, "set", [np.array([7, 250], np.int64)], lambda: None)
-    assert address_sets.publish(storage, "set", [np.array([8], np.int64)], lambda: None) == 1
-    assert list(address_sets.within(storage, "set", 0, 300)) == [8]
+    assert repeated.Repeated(storage, "_repeated/set").mask(asked).tolist() == [True, False, True, False, True, False]
 
 
 def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
