@@ -29,8 +29,6 @@ if "sdp.sandbox.child" in sys.orig_argv:
             os._exit(3)
         if text.endswith(b"HANG"):
             threading.Event().wait()
-        if text.endswith(b"GREEDY"):
-            bytearray(8_000_000_000)
         if text.endswith(b"ONCE") and not again:
             os._exit(3)
         if text.endswith(b"BUSY"):

@@ -3,8 +3,6 @@
 import io
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from PIL import Image as Pillow
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
 from sdp.process import job
-from sdp.storage import open_storage
 from tests.kit import account_of, accounted, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.misbehaving import bodies
@@ -176,35 +172,3 @@ def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Pat
     assert len(set(chunks_in(traces).values())) == 2, "another one took over"
     assert summary.dataset.manifest.counts.written == 108
     check_whole(summary.dataset, [row for row in range(120) if row % 10 != 7])
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed_is_continued_by_the_next(tmp_path: Path, model: Path) -> None:
-    make_images(tmp_path, rows=160, unit_rows=40)
-    out = open_storage(str(tmp_path / "out"))
-    settings = ("output.rows_per_file=20", "encode.batch_size=4")
-    arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={out.uri}", f"model.source={model}"]
-    arguments += ["resolutions=[64]", "encode.dtype=fp32", "encode.accelerator=cpu", *settings]
-    program = f"from sdp.config import load\nfrom sdp.process import job\njob.run(load('process', None, {arguments!r}))"
-    address = ray.get_runtime_context().gcs_address
-
-    kept: dict[str, float] = {}
-    for wanted in (1, 3):
-        driver = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": address})
-        try:
-            until(lambda wanted=wanted: len(out.names("parts")) >= wanted, f"part {wanted}")  # type: ignore[misc]
-        finally:
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
-        assert len(out.names("parts")) < 8, "it was killed too late to tell anything"
-        for name, modified in kept.items():
-            assert (tmp_path / "out" / name).stat().st_mtime == modified
-        kept = {name: (tmp_path / "out" / name).stat().st_mtime for name in out.names("parts")}
-
-    summary = job.run(config_of(tmp_path / "images", out.uri, model, *settings))
-    assert summary.dataset is not None
-    assert summary.figures.parts_written <= 8 - len(kept)
-    for name, modified in kept.items():
-        assert (tmp_path / "out" / name).stat().st_mtime == modified, "a part was made twice"
-    assert summary.dataset.manifest.counts.written == 144
-    check_whole(summary.dataset, [row for row in range(160) if row % 10 != 7])

@@ -274,17 +274,6 @@ def test_a_confined_decoder_decodes_images_like_any_other_process() -> None:
     assert outcomes == {token: check(data, RULES) for token, data in enumerate(images)}
 
 
-@pytest.mark.usefixtures("poisoned")
-def test_an_image_that_needs_all_memory_is_refused_and_kills_no_decoder() -> None:
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD, b"GREEDY"])
-        pool.put(1, [GOOD])
-        outcomes = results.wait_for(2)
-    assert outcomes[0].reason == "no_memory"
-    assert outcomes[1].outcome == WRITTEN
-
-
 def test_an_image_too_large_for_memory_is_reported_as_such_in_every_format() -> None:
     picture = Image.linear_gradient("L").resize((1200, 1200)).convert("RGB")
     images = []
@@ -319,21 +308,6 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     assert isinstance(pool.error, SdpError)
     assert "does not start" in str(pool.error)
     assert results.by_token == {}
-
-
-@pytest.mark.parametrize(
-    "checked",
-    [
-        Checked(FAILED, "undecodable", "a 'detail' with \u00e4 and \ud83d", None, sha256="ab"),
-        Checked(WRITTEN, None, None, b"\x00\xff", 1, 2, 3, 4, "cd" * 32),
-        Checked(WRITTEN, None, None, None, 1, 2, 3, 4, "cd" * 32),
-        Checked(WRITTEN, None, None, b"", 1, 2, 3, 4, "cd" * 32),
-    ],
-)
-def test_a_reply_crosses_the_pipe_as_it_is(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.download.image.check", lambda *_: checked)
-    reply, data = examine(RULES, memoryview(b""), lambda _: None)
-    assert examined(json.loads(json.dumps(reply)), memoryview(data)) == checked
 
 
 def encoded(format: str, options: dict[str, object], side: int = 300) -> bytes:

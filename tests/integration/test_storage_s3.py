@@ -2,13 +2,12 @@
 
 import re
 import sys
-import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 
-from sdp.errors import AccessDenied, AlreadyExists, NotFound, SdpError, StorageError
+from sdp.errors import AccessDenied, NotFound, SdpError, StorageError
 from sdp.storage import FileInfo, Storage, list_source, open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 from tests.programs import ROOT, ended
@@ -58,23 +57,6 @@ def test_markers_of_folders_are_not_objects(storage: Storage, s3_env: Gateway) -
     assert storage.read("made/empty") == storage.open("made/empty").read() == b""
     assert storage.names() == ["made/by/a/console/file", "made/empty"]
     assert storage.names("made/by/a/console") == ["made/by/a/console/file"]
-
-
-def test_one_of_many_creating_threads_wins(storage: Storage) -> None:
-    together = threading.Barrier(12)
-
-    def attempt(number: int) -> bool:
-        together.wait()
-        try:
-            storage.create("race", str(number).encode())
-        except AlreadyExists:
-            return False
-        return True
-
-    with ThreadPoolExecutor(12) as pool:
-        won = list(pool.map(attempt, range(12)))
-    assert won.count(True) == 1
-    assert storage.read("race") == str(won.index(True)).encode()
 
 
 ENDING = """

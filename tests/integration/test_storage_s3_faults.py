@@ -106,18 +106,6 @@ def test_a_server_that_stalls_or_is_gone_is_unavailable_by_the_deadline(
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_cut_once_is_written_by_the_next_attempt(
-    storage: Storage, direct: Storage, proxy: Proxy, name: str
-) -> None:
-    if name == "replace":
-        direct.publish("k", OLD)
-        storage.names()
-    proxy.cut(up=5_000_000, times=1)
-    WRITES[name](storage)
-    assert direct.read("k") == BIG
-
-
-@pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_is_always_cut_leaves_nothing_of_itself(
     hasty: Storage, direct: Storage, proxy: Proxy, name: str
 ) -> None:

@@ -35,16 +35,6 @@ def test_no_second_sees_more_requests_than_the_rate_allows(rate: float, pauses: 
     assert most_in_a_second(began) <= math.ceil(rate)
 
 
-def test_a_host_that_is_asked_at_its_own_pace_is_used_at_its_full_rate() -> None:
-    budgets = HostBudgets(HostsConfig(at_once=1000, per_second=10))
-    now, began = 0.0, 0
-    while now < 100:
-        wait = budgets.acquire("a", now)
-        began += wait == 0.0
-        now += wait
-    assert 850 <= began <= 1000
-
-
 def test_a_host_that_complains_is_left_alone_and_then_asked_less() -> None:
     budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
     budgets.throttle("a", 100.0)
@@ -84,17 +74,6 @@ def test_a_host_that_has_calmed_down_gets_its_budget_back() -> None:
     assert granted[0] < granted[1] <= granted[2] == 8
 
 
-def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
-    budgets = HostBudgets(HostsConfig(at_once=8, per_second=None))
-    for now in (0.0, 2.0, 5.0):
-        budgets.throttle("a", now)
-    for _ in range(100):
-        budgets.served("a")
-    assert sum(budgets.acquire("a", 10.0) == 0.0 for _ in range(20)) == 8
-    budgets.throttle("a", 10.0)
-    assert budgets.acquire("a", 10.0) == pytest.approx(1.0), "the next complaint is a first one"
-
-
 def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_halt() -> None:
     turnstile: Turnstile[str] = Turnstile(HostBudgets(HostsConfig(at_once=8, per_second=None)))
     for number in range(1000):
@@ -112,17 +91,6 @@ def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_
             if busy:
                 turnstile.throttle(host, now, None)
     assert 30 < now < 90, "a pause of a second or two for each of 33 complaints"
-
-
-def test_responses_to_one_worker_count_for_all() -> None:
-    cluster = Cluster(3, HostsConfig(at_once=8, per_second=None))
-    for now in (0.0, 2.0, 5.0):
-        cluster.budgets[0].exchange(Ask("w0", {}, {}, {"a": None}), now)
-    cluster.now = 10.0
-    for number in range(120):
-        cluster.turnstiles[number % 3].push("a", str(number))
-    cluster.run(120)
-    assert cluster.most_at_once["a"] > 4
 
 
 def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
@@ -252,15 +220,6 @@ def test_the_permits_of_a_dead_worker_are_released() -> None:
     for _ in range(int(40 / 0.05)):
         cluster.step(dead=dead)
     assert len([job for _, _, job in cluster.begun if int(job) % 2 != dead]) == 2
-
-
-def test_restarted_budgets_learn_the_requests_in_flight_from_the_next_message() -> None:
-    budgets = SharedBudgets(HostsConfig(at_once=2, per_second=None))
-    answer = budgets.exchange(Ask("old", {"a": 2}, {}, {}), 0.0)
-    assert not answer.permits
-    assert not budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.1).permits
-    budgets.exchange(Ask("old", {"a": 1}, {}, {}), 0.2)
-    assert budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.3).permits == {"a": 1}
 
 
 def test_restarted_budgets_grant_nothing_until_they_know_all_that_a_worker_holds() -> None:

@@ -21,7 +21,6 @@ from tests.kit import (
     accounted,
     begin_images,
     begin_latents,
-    default_outcome,
     image_rows,
     make_images,
     make_latents,
@@ -97,20 +96,6 @@ def test_an_output_of_another_configuration_is_refused_by_its_keys(tmp_path: Pat
     ):
         with pytest.raises(DatasetError, match=message):
             open_output(storage, head)
-
-
-def test_a_look_before_the_start_writes_nothing(tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path / "new"))
-    assert open_output(storage, Head("images", 10, False, {}), writes=False).pending() == []
-    assert not (tmp_path / "new").exists()
-
-
-def test_addresses_travel_to_the_next_stage_whose_manifest_records_its_input(tmp_path: Path) -> None:
-    images = make_images(tmp_path)
-    latents = make_latents(tmp_path)
-    assert latents.manifest.input == images.lineage | {"version": 1}
-    written = [row for row in range(42) if default_outcome(row).outcome == WRITTEN]
-    assert sorted(accounted(latents)) == written
 
 
 def test_a_second_run_processes_only_rows_appended_upstream(tmp_path: Path) -> None:

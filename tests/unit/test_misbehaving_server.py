@@ -12,7 +12,6 @@ import pytest
 
 from scripts.demo import shapes
 from tests.misbehaving.server import ImageServer
-from tests.misbehaving.traffic import Traffic, Visit
 
 PATIENCE_S = 10.0
 IMAGE = shapes.encode(shapes.sample(7))[0]
@@ -63,14 +62,6 @@ def test_a_slow_answer_takes_its_time(
     assert seconds >= least_s
 
 
-def test_a_chunked_answer_has_chunks_and_no_length(server: ImageServer) -> None:
-    head, body, _ = ask(server, "chunked", size=999)
-    assert b"Transfer-Encoding: chunked" in head
-    assert b"Content-Length" not in head
-    assert body.startswith(b"3e7\r\n" + IMAGE[:999] + b"\r\n")
-    assert body.endswith(b"\r\n0\r\n\r\n")
-
-
 def test_a_server_may_drop_the_connection_that_it_promised_to_keep(server: ImageServer) -> None:
     with connect(server) as plug:
         plug.sendall(request(server.image_url(7, "drop"), last=False) + request(server.image_url(8), last=False))
@@ -101,8 +92,3 @@ def test_requests_at_once_are_counted_overall_and_by_host(server: ImageServer) -
         "a.example": 3,
         "b.example": 2,
     }
-
-
-def test_requests_a_second_are_those_of_the_busiest_second() -> None:
-    began = [0.0, 0.9, 1.0, 1.1, 1.2, 2.05, 3.0]
-    assert Traffic([Visit("a", "/", "", at) for at in began]).most_a_second == 4

@@ -71,39 +71,6 @@ def expected_of(clip: FeatureNetwork, model: Any) -> tuple[Any, Any]:
     return output.image_embeds, (output.logits_per_image / model.logit_scale.exp()).diagonal().numpy()
 
 
-def test_the_similarity_is_that_of_transformers_own_forward(clip: FeatureNetwork, model: Any) -> None:
-    view = view_of(clip)
-    scores = Scorer(model, view, settings_of(view))(chunk_of(clip, view, CAPTIONS))
-    _, expected = expected_of(clip, model)
-    np.testing.assert_allclose(scores.similarity, expected, atol=1e-5)
-    assert np.ptp(expected) > 0.01, "they differ enough to tell"
-    assert scores.good.all()
-    assert scores.aesthetics is None
-
-
-def test_aesthetics_are_the_predictors_layers_on_the_normalised_embedding(
-    clip: FeatureNetwork, model: Any, tmp_path: Path
-) -> None:
-    view = view_of(clip)
-    network = write_predictor(tmp_path / "laion.pth", [12, 8, 5, 1])
-    layers = find_predictor(str(tmp_path / "laion.pth"), clip, None).load(None)
-    scores = Scorer(model, view, settings_of(view), layers)(chunk_of(clip, view, CAPTIONS))
-    with torch.no_grad():
-        expected = network.eval()(expected_of(clip, model)[0])[:, 0].numpy()
-    np.testing.assert_allclose(scores.aesthetics, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_lower_precision_gives_nearly_the_same_scores(clip: FeatureNetwork, model: Any, dtype: str) -> None:
-    from transformers import CLIPModel
-
-    view = view_of(clip)
-    scorer = Scorer(load_network(CLIPModel, clip.path), view, settings_of(view, dtype))
-    np.testing.assert_allclose(
-        scorer(chunk_of(clip, view, CAPTIONS)).similarity, expected_of(clip, model)[1], atol=0.02
-    )
-
-
 def test_scores_do_not_depend_on_the_batch(clip: FeatureNetwork, model: Any) -> None:
     view = view_of(clip)
     one, many = (Scorer(model, view, settings_of(view, batch=size))(chunk_of(clip, view, CAPTIONS)) for size in (1, 64))
@@ -155,14 +122,6 @@ def test_a_file_that_is_no_predictor_of_this_model_is_refused(clip: FeatureNetwo
     assert "not a readable file of weights" in refused("forged.pth")
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     assert "not a readable file of weights" in refused("torn.safetensors")
-
-
-def test_more_than_ten_layers_are_applied_in_the_order_of_their_numbers(clip: FeatureNetwork, tmp_path: Path) -> None:
-    network = write_predictor(tmp_path / "deep.safetensors", [12, *[6] * 11, 1])
-    layers = find_predictor(str(tmp_path / "deep.safetensors"), clip, None).load(None)
-    assert [tuple(weight.shape) for weight, _ in layers] == [(6, 12), *[(6, 6)] * 10, (1, 6)]
-    linears = [each for each in network.modules() if isinstance(each, nn.Linear)]
-    assert all(torch.equal(weight, linear.weight) for (weight, _), linear in zip(layers, linears, strict=True))
 
 
 def test_a_predictor_that_changes_while_it_is_in_use_is_refused(clip: FeatureNetwork, tmp_path: Path) -> None:

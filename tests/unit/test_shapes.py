@@ -2,21 +2,18 @@
 
 import hashlib
 import io
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
 from scripts.demo import pictures, shapes
-from scripts.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, is_ring, render, sample
+from scripts.demo.shapes import COLORS, dominant_shape_color, encode, is_ring, render, sample
 
 MANY = 3000
 
@@ -39,11 +36,6 @@ def first(count: int, **wanted: object) -> list[shapes.Shape]:
     raise AssertionError(f"fewer than {count} samples with {wanted}")
 
 
-def test_a_sample_follows_from_seed_and_index_alone() -> None:
-    assert (sample(17, seed=3), encode(sample(17))) == (sample(17, seed=3), encode(sample(17)))
-    assert sample(17, seed=3) not in (sample(17, seed=4), sample(18, seed=3))
-
-
 def test_samples_are_the_same_in_every_version_and_on_every_machine() -> None:
     # Golden values: changing the samples changes every dataset made from them. The hash is from one machine, and
     # correctly rounded arithmetic has no other answer.
@@ -53,26 +45,6 @@ def test_samples_are_the_same_in_every_version_and_on_every_machine() -> None:
     pixels = [shapes.render_array(sample(i), 32) for i in range(40)]
     digest = hashlib.sha256(np.stack(pixels).tobytes()).hexdigest()
     assert digest == "30f8b36431d4d7c6143ab51ec3e508b881bf186d25db2e037e9f4f19f14307fa"
-
-
-def test_every_colour_shape_and_background_occurs_about_equally_often() -> None:
-    samples = [sample(i) for i in range(MANY)]
-    for attribute, values in (("color", COLORS), ("background", COLORS), ("shape", SHAPES)):
-        counts = Counter(getattr(picture, attribute) for picture in samples)
-        assert set(counts) == set(values)
-        assert min(counts.values()) > 0.8 * MANY / len(values)
-
-
-def test_captions_describe_the_picture_in_good_english() -> None:
-    for i in range(MANY):
-        picture = sample(i)
-        words = picture.caption.split()
-        assert [word for word in words if word in COLORS] == [picture.color, picture.background]
-        assert picture.shape in words
-        assert picture.color != picture.background
-        for article, word in pairwise(words):
-            if article in ("a", "an"):
-                assert (article == "an") == (word[0] in "aeiou"), picture.caption
 
 
 def test_encodings_are_as_mixed_as_those_of_a_crawl() -> None:
@@ -85,28 +57,6 @@ def test_encodings_are_as_mixed_as_those_of_a_crawl() -> None:
     assert {how.subsampling for how in encodings} == {"4:4:4", "4:2:2", "4:2:0"}
     assert {how.progressive for how in encodings} == {True, False}
     assert {how.lossless for how in encodings} == {True, False}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "format_", "mode"),
-    [
-        ({"format": "JPEG", "mode": "RGB", "orientation": 1}, "JPEG", "RGB"),
-        ({"format": "JPEG", "mode": "CMYK"}, "JPEG", "CMYK"),
-        ({"format": "JPEG", "mode": "L"}, "JPEG", "L"),
-        ({"format": "PNG", "mode": "RGBA"}, "PNG", "RGBA"),
-        ({"format": "PNG", "mode": "P"}, "PNG", "P"),
-        ({"format": "WEBP", "lossless": True}, "WEBP", "RGB"),
-        ({"format": "WEBP", "lossless": False}, "WEBP", "RGB"),
-    ],
-)
-def test_the_bytes_agree_with_the_samples_description(wanted: dict[str, object], format_: str, mode: str) -> None:
-    picture = first(1, **wanted)[0]
-    data, content_type, extension = encode(picture)
-    image = Image.open(io.BytesIO(data))
-    assert (image.format, image.mode) == (format_, mode)
-    assert content_type == f"image/{format_.lower()}"
-    assert picture.path.endswith(f".{extension}")
-    assert image.size == (picture.width, picture.height)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -154,23 +104,6 @@ def test_the_list_has_laions_columns_and_agrees_with_the_pictures() -> None:
         assert (row["TEXT"], row["WIDTH"], row["HEIGHT"]) == (picture.caption, picture.width, picture.height)
         assert 0 <= row["punsafe"] <= 1
         assert 0 <= row["pwatermark"] <= 1
-
-
-def test_a_list_in_several_files_is_the_list_in_one(tmp_path: Path) -> None:
-    paths = shapes.write_metadata(tmp_path / "many", 100, "http://x", files=7, seed=2)
-    assert [path.name for path in paths] == [f"part-{k:05d}.parquet" for k in range(7)]
-    parts = [pq.read_table(path) for path in paths]
-    assert max(len(part) for part in parts) - min(len(part) for part in parts) <= 1
-    assert pa.concat_tables(parts).equals(shapes.metadata_table(100, "http://x", seed=2))
-
-
-def test_the_list_is_made_without_pillow_and_torch() -> None:
-    code = (
-        "import sys; sys.modules['PIL'] = None; sys.modules['torch'] = None\n"
-        "from scripts.demo import shapes\n"
-        "assert shapes.metadata_table(3, 'http://x').num_rows == 3\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_pictures_without_pillow_end_with_what_to_install(

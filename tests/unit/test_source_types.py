@@ -1,17 +1,11 @@
 """Source files that disagree on what their columns hold."""
 
-import datetime
-import decimal
 import math
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from sdp.datasets.columns import kind_of
 from sdp.datasets.output import Head, Output, open_output, read_output
@@ -102,59 +96,3 @@ def test_a_column_of_lists_is_refused_before_anything_is_written(tmp_path: Path)
     with pytest.raises(DatasetError, match=r"^source\.columns: similarity holds list<.*>, .*; leave it out$"):
         frozen(tmp_path)
     assert not list((tmp_path / "out").glob("_index/*"))
-
-
-def whole(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    return st.integers(0, 100) | st.integers(low, high)
-
-
-FAMILIES: list[dict[pa.DataType, st.SearchStrategy[Any]]] = [
-    {
-        **{kind: whole(kind.bit_width) for kind in (pa.int8(), pa.int64())},
-        **{kind: whole(kind.bit_width, signed=False) for kind in (pa.uint8(), pa.uint64())},
-        **{
-            kind: st.floats(allow_nan=False, width=kind.bit_width)
-            for kind in (pa.float16(), pa.float32(), pa.float64())
-        },
-        pa.decimal128(20, 5): st.decimals(-(10**6), 10**6, places=5),
-    },
-    {
-        **dict.fromkeys((pa.string(), pa.dictionary(pa.int32(), pa.string())), st.text(max_size=3)),
-        pa.binary(): st.binary(max_size=3),
-        pa.binary(2): st.binary(min_size=2, max_size=2),
-        pa.bool_(): st.booleans(),
-    },
-    {pa.date32(): st.dates(datetime.date(1700, 1, 1), datetime.date(2200, 1, 1)), pa.timestamp("us"): st.datetimes()},
-]
-
-
-def columns(family: dict[pa.DataType, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[pa.Array]]:
-    """Return two or three columns of one family, some of them without any value."""
-    family = {**family, pa.null(): st.none()}
-    column = st.sampled_from(list(family)).flatmap(
-        lambda kind: st.lists(st.none() | family[kind], min_size=1, max_size=3).map(lambda cells: pa.array(cells, kind))
-    )
-    return st.lists(column, min_size=2, max_size=3)
-
-
-@settings(max_examples=15)
-@given(st.sampled_from(FAMILIES).flatmap(columns), st.booleans())
-@example([pa.array([2**64 - 1], pa.uint64()), pa.array([-1], pa.int8())], False)
-@example([pa.array([decimal.Decimal("0.10")]), pa.array([0.1])], False)
-def test_parts_have_one_type_and_the_values_of_their_files_whatever_these_hold(
-    files: list[pa.Array], later: bool
-) -> None:
-    with tempfile.TemporaryDirectory() as root:
-        try:
-            for number, column in enumerate(files):
-                if later and number + 1 == len(files):
-                    frozen(Path(root))
-                write(Path(root, "source"), number, column)
-            output = frozen(Path(root))
-            parts = carried(output)
-        except DatasetError:
-            return
-    assert {part.type for part in parts} == {output.index.columns.field("similarity").type}
-    read = [value for part in parts for value in part.to_pylist()]
-    assert read == [value for column in files for value in column.to_pylist()]

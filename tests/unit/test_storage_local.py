@@ -10,8 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -19,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
+from sdp.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage import local as local_module
 from sdp.storage.base import HIDDEN
@@ -178,43 +176,6 @@ def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
 
 
 # One of many
-
-
-def test_one_of_many_threads_with_drafts_wins(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(6)
-    real = local_module._write
-
-    def write(draft: Path, content: memoryview) -> None:
-        real(draft, content)
-        together.wait()
-
-    monkeypatch.setattr(local_module, "_write", write)
-
-    def attempt(name: str) -> bool:
-        try:
-            storage.create(name, b"")
-        except AlreadyExists:
-            return False
-        return True
-
-    with ThreadPoolExecutor(6) as pool:
-        for number in range(60):
-            assert list(pool.map(attempt, [f"k{number}"] * 6)).count(True) == 1
-
-
-def test_replace_loses_no_update(storage: Storage) -> None:
-    storage.create("counter", b"0")
-
-    def increment(_: int) -> None:
-        while True:
-            etag, value = storage.stat("counter").etag or "", int(storage.read("counter"))
-            with suppress(Conflict):
-                storage.replace("counter", str(value + 1).encode(), etag)
-                return
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(increment, range(60)))
-    assert storage.read("counter") == b"60"
 
 
 def test_content_published_during_a_replace_is_not_lost(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,19 +60,6 @@ def test_it_reads_like_a_file(size: int, tail: int, script: list[tuple[str, int 
         assert actual.tell() == expected.tell()
 
 
-def test_small_reads_in_a_row_are_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "TAIL", 1000)
-    monkeypatch.setattr(reader, "AHEAD", 100_000)
-    memory = Memory(CONTENT, 1000)
-    file = RangeFile(memory)  # type: ignore[arg-type]
-    assert b"".join(file.read(500) for _ in range(1000)) == CONTENT[:500_000]
-    assert len(memory.fetched) <= 7
-    file.seek(-10, io.SEEK_END)
-    memory.fetched.clear()
-    assert file.read(10) == CONTENT[-10:]
-    assert memory.fetched == []  # it came with the first request
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serving(lambda request: ranged(CONTENT, request)) as running:
