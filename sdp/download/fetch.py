@@ -417,7 +417,8 @@ class Fetcher(Generic[Token]):
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
-        pause = pause_s(request.attempts, failure.retry_after)
+        pause = backoff(max(0, request.attempts - 1), _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
+        pause = max(pause, failure.retry_after or 0.0)
         hopeless = (
             not failure.retry
             or request.attempts > self._fetch.retries
@@ -449,9 +450,3 @@ class Fetcher(Generic[Token]):
             return
         request.failure = failure
         self._deliver(request)
-
-
-def pause_s(attempts: int, retry_after: float | None) -> float:
-    """Return the seconds before the next attempt, at least Retry-After."""
-    pause = backoff(max(0, attempts - 1), _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
-    return max(pause, retry_after or 0.0)

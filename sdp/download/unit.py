@@ -1,7 +1,6 @@
 """A unit under way. Several threads record the outcomes of its rows in any order; then it becomes a part."""
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +95,7 @@ class UnitRun:
             "key": [f"{row.row:012d}" for row in fetched],
             "url": list(map(_shown, source[self._source.url_column].to_pylist(), [row.url for row in fetched])),
             "caption": [row.caption for row in fetched],
-            "image": _chunked([image.data or b"" for image in images]),
+            "image": pa.array([image.data or b"" for image in images], pa.binary()),  # in chunks beyond 2 GB
         }
         for name in (*_SIDES, "sha256"):
             columns[name] = [getattr(image, name) for image in images]
@@ -110,12 +109,3 @@ def _shown(cell: object, url: Url) -> str:
     """Return the URL as the source has it, unless it has control characters."""
     text = as_text(cell)
     return text if isinstance(text, str) and text.isprintable() else url.text
-
-
-def _chunked(images: Sequence[bytes]) -> pa.ChunkedArray:
-    """Return the images in chunks of a row group, since one array holds no more than 2 GB."""
-    starts = range(0, len(images), ROW_GROUP_ROWS)
-    chunks = [pa.array(images[at : at + ROW_GROUP_ROWS], pa.binary()) for at in starts]
-    # pyarrow makes several chunks of more than 2 GB.
-    pieces = [piece for chunk in chunks for piece in (chunk.chunks if isinstance(chunk, pa.ChunkedArray) else [chunk])]
-    return pa.chunked_array(pieces, pa.binary())

@@ -17,8 +17,6 @@ class SourceRow:
     key: str
     image: bytes | memoryview | None
     caption: str | None
-    error: str = ""
-    """The reason why the row has no image, where its table has one."""
     filtered: str = ""
     """The reason to leave the row out, if there is one."""
 

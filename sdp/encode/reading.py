@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 TAR = ".tar"
 FILE = "file"
 """The column of image files' names, by which tables may be joined."""
-STATUS = ("status", "error_message")
-"""img2dataset's columns for the reason why a row has no image."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
@@ -108,7 +106,7 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns to read, of which the source may lack some."""
-        return ("key", self.image, *self.captions, *STATUS, *self.keys, *self.numbers)
+        return ("key", self.image, *self.captions, *self.keys, *self.numbers)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -264,18 +262,10 @@ def _rows_of(
     keys, *captions = (
         table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
     )
-    images = table[columns.image]
-    statuses = [table[name] for name in STATUS if name in table.column_names]
-    has_path = pa.types.is_struct(images.type) and images.type.get_field_index("path") >= 0
-    paths = pc.struct_field(images, "path") if has_path else [None] * len(rows)
-    for at, (row, key, image, *cells) in enumerate(zip(rows.tolist(), keys, _images(images), *captions, strict=True)):
+    images = _images(table[columns.image])
+    for row, key, image, reason, *cells in zip(rows.tolist(), keys, images, filtered, *captions, strict=True):
         text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
-        error = ""
-        if image is None:
-            path = _text(paths[at])
-            reasons = [*(_text(status[at]) for status in statuses), path and f"no bytes, only the path {path}"]
-            error = ": ".join(filter(None, reasons))
-        yield SourceRow(row, _text(key) or f"{row:012d}", image, text, error, filtered[at])
+        yield SourceRow(row, _text(key) or f"{row:012d}", image, text, reason)
 
 
 def _choose(row: int, captions: Sequence[str | None], columns: Columns, seed: int) -> str | None:

@@ -173,7 +173,7 @@ class Transform:
 
     def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:
-            raise RowError("empty", source.error or "the row has no image")
+            raise RowError("empty", "the row has no image")
         caption = source.caption or ""
         if self._captioned and not caption.strip():
             raise RowError("no_caption", "")

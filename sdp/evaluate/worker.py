@@ -77,7 +77,7 @@ class EvaluateWorker:
                 return Counts(filtered=1, reasons={reason: 1})
             try:
                 if picture.image is None:
-                    raise RowError("empty", picture.error or "the row has no image")
+                    raise RowError("empty", "the row has no image")
                 pixels = self._decode(spec, picture.image)
                 views = {digest: network.prepare(pixels) for digest, network in used.items()}
             except RowError as error:
