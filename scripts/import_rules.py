@@ -124,6 +124,7 @@ GPU_ROOMS = frozenset({"train", "process", "score", "encode", "model", "generate
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
     "sdp/process/local.py": "the encoder makes its device that of each thread that calls it",
+    "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
 }
 """Files of these rooms that start threads without sdp.device, and why their threads use no GPU. RAY_FILES are drivers,
 which use none."""

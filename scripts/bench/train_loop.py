@@ -113,7 +113,7 @@ def loop(folder: Path) -> dict[str, float]:
             self.since = time.process_time()
 
     emit = EmitMetrics(telemetry.begin(config.output.uri))
-    callbacks = [SaveCheckpoints(10**9), RecordMetrics(10), emit, Watchdog(1800.0, 1800.0), CollectGarbage()]
+    callbacks = [SaveCheckpoints(10**9), RecordMetrics(10), emit, Watchdog(1800.0), CollectGarbage()]
     _trainer(config, model, batch, [*callbacks, Turns()]).train()
     # Medians, because outliers come from a busy machine and not from the code.
     sdp_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (sdp_s, bare_s))

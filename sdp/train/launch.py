@@ -59,7 +59,7 @@ _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
 _AFTER_WATCHDOG_S = 120
-"""Time that collectives wait longer than the watchdog, which logs the stacks: NCCL's timeout would only abort."""
+"""Time that collectives wait longer than the watchdog, which saves the stacks: NCCL's timeout would only abort."""
 _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 

@@ -1,6 +1,5 @@
-"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the watchdog."""
+"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the record of a hang."""
 
-import faulthandler
 import gzip
 import json
 import sys
@@ -12,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
 from sdp.console import size
 from sdp.datasets.outcomes import FAILED, Outcome
@@ -26,6 +27,7 @@ from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile, phases
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
+from sdp.train.callbacks.watchdog import save_flight_record
 from sdp.train.data.batch import Batch
 from sdp.train.data.direct import DirectReader
 from sdp.train.job import run
@@ -34,6 +36,7 @@ from sdp.train.trainer import Callback
 from sdp.train.world import World
 from tests.registry import RegistryBackend
 from tests.training import Crash, CrashAt, Watch, config, train
+from tests.workers import run_workers
 
 # --- profile ---------------------------------------------------------------------------------------------------------
 
@@ -180,17 +183,22 @@ def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypa
     assert not (root / "run").exists()
 
 
-# --- other callbacks -------------------------------------------------------------------------------------------------
+# --- a worker that hangs ---------------------------------------------------------------------------------------------
 
 
-def test_a_worker_ends_after_half_an_hour_without_a_first_step_and_ten_minutes_without_a_later_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = list[float]()
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: limits.append(seconds))
-    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: limits.append(0))
-    run(config(root, max_steps=2, scaling__in_driver=True))
-    assert limits == [1800, 600, 600, 600, 0]
+def exchange(world: World, root: Path) -> None:
+    distributed.all_reduce(torch.ones(3))
+    distributed.barrier()
+    save_flight_record(open_storage(str(root)), f"{world.rank}.json")
+
+
+def test_a_worker_that_hangs_records_its_last_collectives(tmp_path: Path) -> None:
+    save_flight_record(open_storage(str(tmp_path)), "alone.json")
+    assert not (tmp_path / "alone.json").exists(), "a worker alone takes part in none"
+    run_workers(2, exchange, tmp_path)
+    entries = json.loads((tmp_path / "1.json").read_text())["entries"]
+    assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce", "gloo:barrier"]
+    assert entries[0]["input_sizes"] == [[3]]
 
 
 def test_every_bad_row_is_counted_however_many_checkpoints_come_between(

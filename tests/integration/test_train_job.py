@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from sdp import ray_private
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
+from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.job import _absolute, run
 from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Callback, StepReport, Trainer
 from tests.latents import make_latents
 from tests.local_ray import one_node
 from tests.tiny_model import make_tiny_model
@@ -176,6 +179,28 @@ def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path, monkeypatch: 
     with pytest.raises(LeaseLost, match="lease is lost"):
         run(how)
     assert RunFolder(run_folder).latest() is None
+
+
+def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Hang(Callback):
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+            if report.step == 2:
+                assert ended.wait(_DEADLINE_S)
+
+    # The limit falls from a time that the test would not wait for.
+    watchdog = Watchdog(10 * _DEADLINE_S, then=3.0)
+
+    def end(_: int) -> None:
+        watchdog._done.set()
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    train(config(root, max_steps=3), callbacks=[Hang(), watchdog])
+    (stacks,) = (root / "run/stacks").iterdir()
+    assert stacks.name.endswith("-worker-00000.txt")
+    assert "in on_step" in stacks.read_text()
 
 
 class TestBeforeAnyWork:

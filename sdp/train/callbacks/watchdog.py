@@ -1,40 +1,102 @@
-"""Ends a worker that has made no progress for too long, with its stacks in its log."""
+"""Ends a worker that has made no progress for too long, after saving its stacks."""
 
 import faulthandler
-from dataclasses import dataclass
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from tempfile import TemporaryFile
+from typing import Any
 
+from sdp.errors import SdpError
+from sdp.storage import Storage
 from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.trainer import Callback, StepReport, Trainer
 
+log = logging.getLogger(__name__)
+
 WATCHDOG_S = 1800.0
 """The longest time without a first step: compiling and a first read of slow storage take less."""
-_STDERR = 2
+EXIT_CODE = 70
+_RECORD_S = 20.0
+_LOOK_S = 1.0
+"""Time between looks, since the limit changes with the first step."""
 
 
 @dataclass
 class Watchdog(Callback):
-    """Writes the stacks of all threads to stderr when steps stay away for too long, and ends the process.
+    """Saves the stacks of all threads to the run's stacks/ when steps stay away for too long, and ends the process.
 
-    Every worker has one: when a collective hangs, all workers hang, and each shows its own side of it. Python's timer
-    also works where native code holds its lock.
+    Every worker has one. When a collective hangs, all workers hang, and each saves its own side of it, with torch's
+    record of its last collectives.
     """
 
     seconds: float
-    """The longest time until the first step is done, which may compile."""
-    then: float
-    """The longest time without a later step or checkpoint."""
+    """The longest time without a step until the first one is done, which may compile."""
+    then: float | None = None
+    """The same after the first step; None means that it stays."""
+    _beat: float = 0.0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
-    def on_start(self, trainer: Trainer) -> None:  # noqa: ARG002
-        self._restart(self.seconds)
+    def on_start(self, trainer: Trainer) -> None:
+        self._beat = time.monotonic()
+        where = trainer.checkpointer.run.storage, trainer.world.rank
+        self._thread = threading.Thread(target=self._watch, args=where, name="sdp-watchdog", daemon=True)
+        self._thread.start()
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
-        self._restart(self.then)
+        self._beat = time.monotonic()
+        self.seconds = self.then or self.seconds
 
     def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
-        self._restart(self.then)
+        self._beat = time.monotonic()
 
     def close(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(timeout=60)
 
-    def _restart(self, seconds: float) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    def _watch(self, run: Storage, rank: int) -> None:
+        while not self._done.wait(min(self._left(), _LOOK_S)):
+            if self._left() > 0:
+                continue
+            log.error("worker %d: no step for %.0f s; saving stacks to %s", rank, self.seconds, run.uri_of("stacks"))
+            moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            try:
+                run.publish(f"stacks/{moment}-worker-{rank:05d}.txt", stacks())
+                # In a thread, since a hanging CUDA driver may never return.
+                name = f"stacks/{moment}-worker-{rank:05d}-collectives.json"
+                save = threading.Thread(target=save_flight_record, args=(run, name), name="sdp-flight", daemon=True)
+                save.start()
+                save.join(_RECORD_S)
+            except SdpError as error:
+                log.error("could not save the stacks: %s\n%s", error, stacks().decode())
+            os._exit(EXIT_CODE)  # nothing else ends a thread that hangs in a collective or a read
+
+    def _left(self) -> float:
+        return max(0.0, self._beat + self.seconds - time.monotonic())
+
+
+def save_flight_record(run: Storage, name: str) -> None:
+    """Write torch's flight record of this worker's last collectives, if there is one."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        from torch._C import _distributed_c10d as recorders
+
+        module: Any = recorders
+        records = [json.loads(dump()) for dump in (module._dump_nccl_trace_json, module._dump_fr_trace_json)]
+        record = next((record for record in records if record.get("entries")), records[0])
+        run.publish(name, json.dumps(record, indent=1).encode())
+
+
+def stacks() -> bytes:
+    """Return the stacks of all threads of this process."""
+    with TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
