@@ -87,7 +87,7 @@ class DataConfig(Section):
     holdout: float = key(0.0, shapes_output=True, ge=0, lt=1)
     """Share of rows, chosen by a hash of their address, that are never trained on."""
     readers: Positive = key(4)
-    """Threads of each trainer that read latents if mode is offline, or transform images if it is collocated."""
+    """Readers for each trainer: threads if mode is offline, processes if it is collocated."""
 
     def batch_of(self, trainers: int) -> int:
         """Return the samples per step of that many trainers."""

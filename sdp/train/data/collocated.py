@@ -1,27 +1,96 @@
-"""Everything on the training node: threads transform, and the trainer's GPU encodes."""
+"""The usual setup, all on the training node: DataLoader workers transform, and the trainer's GPU encodes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sdp.datasets.concurrently import ordered_map
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sdp.encode.chunk import ShapeGroup
 from sdp.encode.encoder import Encoder
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
+from sdp.errors import SdpError
+from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed
 from sdp.train.stopwatch import Stopwatch
+
+_AHEAD = 2
+"""Slices that each DataLoader worker prepares ahead."""
 
 
 @dataclass(frozen=True)
 class Collocated:
-    """An engine that encodes in this process."""
+    """An engine that encodes in this process what DataLoader workers have transformed."""
 
     images: ImagesDataset
     encoder: Encoder
-    threads: int
+    workers: int
     stopwatch: Stopwatch
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
-        for transformed, _ in ordered_map(self.images.transform, slices, self.threads):
+        # No fork: this process has threads, and perhaps CUDA.
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
+        with warnings.catch_warnings():
+            # torch warns if there are more workers than cores, but data.readers is the user's choice.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader: Any = DataLoader(
+                _Slices(self.images),
+                batch_size=None,
+                sampler=_SliceSampler(slices),
+                num_workers=self.workers,
+                prefetch_factor=_AHEAD,
+                worker_init_fn=_use_one_thread,
+                multiprocessing_context=context,
+                collate_fn=_identity,
+            )
+        for result in loader:
+            if isinstance(result, SdpError):
+                raise result
             with self.stopwatch.measure("encode"):
-                encoded = self.images.encode(self.encoder, transformed)
-            self.stopwatch.encoded += len(transformed.chunk)
+                encoded = self.images.encode(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
+            self.stopwatch.encoded += len(result.chunk)
             yield encoded
+
+
+class _Slices(Dataset[Any]):
+    """Transforms slices. Errors are returned, since a DataLoader would wrap a raised one in its own traceback."""
+
+    def __init__(self, images: ImagesDataset) -> None:
+        self._images = images
+
+    def __getitem__(self, data_slice: Slice) -> Transformed | SdpError:
+        try:
+            # Tensors cross to the trainer in shared memory, arrays through a pipe.
+            return _with_values(self._images.transform(data_slice)[0], torch.from_numpy)
+        except SdpError as error:
+            return error
+
+
+class _SliceSampler:
+    """A sampler that passes slices on as they are."""
+
+    def __init__(self, slices: Iterator[Slice]) -> None:
+        self._slices = slices
+
+    def __iter__(self) -> Iterator[Slice]:
+        return self._slices
+
+
+def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Transformed:
+    """Return a transformed slice whose pixels are converted by `change`."""
+    crops = {
+        side: [ShapeGroup(group.positions, change(group.values)) for group in groups]
+        for side, groups in transformed.chunk.crops.items()
+    }
+    return replace(transformed, chunk=replace(transformed.chunk, crops=crops))
+
+
+def _use_one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _identity(item: Any) -> Any:
+    return item
