@@ -114,6 +114,8 @@ class Poison(Callback):
 
     def __init__(self, *steps: int) -> None:
         self.steps = steps
+        self.rows: list[int] = []
+        """The rows of the last one."""
 
     def on_start(self, trainer: Trainer) -> None:
         step = trainer._step
@@ -121,6 +123,7 @@ class Poison(Callback):
         def poisoned(batch: Any) -> None:
             if trainer.state.step + 1 + (trainer._unfinished is not None) in self.steps:
                 batch.latents.fill_(float("inf"))
+                self.rows = batch.counted.tolist()
             step(batch)
 
         trainer._step = poisoned  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """The audit of one image: its outcome in every dataset of a lineage, and every checkpoint whose run has consumed it.
 
-A run has also consumed the rows of the few steps that it skipped, which its folder `bad_steps/` lists.
+A run has also consumed the rows of the few steps that it skipped, which its events list.
 """
 
 from collections.abc import Sequence

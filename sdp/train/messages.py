@@ -48,7 +48,7 @@ def summary_lines(
         f"{spent(state.seconds, state.gpu_hours, cost)}{loss}",
     ]
     if state.skipped:
-        lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")
+        lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the run's events.jsonl lists them")
     if state.empty:
         lines.append(
             f"train: {counted(state.empty, 'step')} had no row that counts (held out, filtered, taken down, beyond "

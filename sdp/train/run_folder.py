@@ -3,8 +3,7 @@
     _run.json                        the run's identity, written once
     checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last complete.json
     bad_rows/step-000001000.jsonl    bad rows since the previous checkpoint, with reasons
-    bad_steps/step-000001000.json    the rows of a skipped step
-    events.jsonl                     starts, failures, checkpoints, resizes
+    events.jsonl                     starts, failures, checkpoints, resizes, skipped steps
     metrics/000003-000055000.jsonl   a line every few steps: the third file, for the steps after 55,000
     samples/step-000001000/          pictures drawn at that step, and last prompts.json
 
@@ -44,8 +43,6 @@ PROFILE = "profile/summary.txt"
 FORMAT = 1
 SAMPLES, PROMPTS = "samples/", "prompts.json"
 """The pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
-
-_BAD_STEPS = "bad_steps/"
 
 METRICS, _ONE = "metrics/", "metrics.jsonl"
 FILE_LINES = 1000
@@ -151,23 +148,6 @@ class RunFolder:
         line = json_line({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details})
         self._append(EVENTS, line + b"\n")
 
-    def record_bad_step(
-        self, step: int, verdict: str, loss: float, norm: float, rows: Mapping[int, Sequence[int]]
-    ) -> None:
-        """Write the rows of a skipped step, by epoch."""
-        name = bad_step_name(step)
-        epochs = {str(epoch): sorted(epoch_rows) for epoch, epoch_rows in sorted(rows.items())}
-        content = {"verdict": verdict, "loss": repr(loss), "gradient_norm": repr(norm), "epochs": epochs}
-        self.storage.publish_held(name, json_line(content), self.check)
-        self.record("bad_step", verdict=verdict, rows=self.storage.uri_of(name))
-
-    def forget_bad_steps(self, after: int) -> None:
-        """Delete the rows of skipped steps after this one."""
-        for name in self.storage.names(_BAD_STEPS):
-            if name > bad_step_name(after):
-                self.check()
-                self.storage.delete(name)
-
     def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
         """Write the reasons of bad rows."""
         if bad:
@@ -237,11 +217,6 @@ class RunFolder:
             problem = f"{self.storage.uri_of(path)}: {what}"
             log.warning("%s", problem) if problems is None else problems.append(problem)
         return good
-
-
-def bad_step_name(step: int) -> str:
-    """Return the path of the file with the rows of a step that was skipped as bad."""
-    return f"{_BAD_STEPS}step-{step:09d}.json"
 
 
 def samples_folder(step: int) -> str:

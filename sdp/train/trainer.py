@@ -25,7 +25,7 @@ from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget
 from sdp.train.optimizer import AdamW, Ema, learning_rate, skips
 from sdp.train.randomness import RowRandom, seed_of_phase
-from sdp.train.run_folder import bad_step_name
+from sdp.train.run_folder import EVENTS
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
@@ -186,8 +186,6 @@ class Trainer:
             self.optimizer.set_steps_taken(state.optimized)
         elif self.begin_from is not None:
             self._begin_with(self.begin_from)
-        if self.world.is_main:  # later steps are done again
-            self.checkpointer.run.forget_bad_steps(after=self.state.step)
 
     def _begin_with(self, other: Storage) -> None:
         """Load the weights and moving average of another run's checkpoint."""
@@ -312,7 +310,7 @@ class Trainer:
         if self._unfinished is None:
             return
         (batch, rate, copied), self._unfinished = self._unfinished, None
-        state, epoch = self.state, self.state.epoch
+        state, epoch, position = self.state, self.state.epoch, self.state.position
         copied.wait()
         loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
         verdict: Verdict = "good" if not skipped else "not_finite" if samples else "empty"
@@ -337,7 +335,7 @@ class Trainer:
             bad=len(batch.bad), learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),
         )  # fmt: skip
         if verdict not in ("good", "empty"):
-            self._record_bad_step(batch, report)
+            self._record_bad_step(report, position)
         for callback in self.callbacks:
             callback.on_step(self, report)
         if self.save_wanted:
@@ -362,20 +360,20 @@ class Trainer:
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         return done
 
-    def _record_bad_step(self, batch: Batch, report: StepReport) -> None:
-        """Record a skipped step with its rows; end the run if there have been too many in a row."""
+    def _record_bad_step(self, report: StepReport, position: int) -> None:
+        """Record a skipped step with its place in the epoch; end the run if there have been too many in a row."""
         self._bad_in_a_row += 1
-        shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(report.epoch)})
         run = self.checkpointer.run
         if self.world.is_main:
-            epochs = set().union(*shares)
-            rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
-            run.record_bad_step(report.step, report.verdict, report.loss, report.norm, rows)
+            run.record(
+                "bad_step", step=report.step, verdict=report.verdict, epoch=report.epoch, position=position,
+                loss=repr(report.loss), gradient_norm=repr(report.norm),
+            )  # fmt: skip
         if self._bad_in_a_row >= MOST_BAD_STEPS:
             raise TrainingDiverged(
-                f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite); their "
-                f"rows are in {run.storage.uri_of(bad_step_name(report.step))} and the files before it; "
-                "lower optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
+                f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite), which "
+                f"{run.storage.uri_of(EVENTS)} lists; lower optimizer.learning_rate, set optimizer.clip_norm, or check "
+                "the rows, and run the job again"
             )
 
     def save(self) -> None:

@@ -1,6 +1,5 @@
 """The end of a run, refused settings, and reports of skipped steps."""
 
-import json
 import re
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from sdp.train.job import run
 from sdp.train.messages import summary_lines
 from sdp.train.run_folder import RunFolder
 from tests.registry import RegistryBackend
-from tests.training import Crash, CrashAt, Poison, Watch, config, train
+from tests.training import Poison, Watch, config, train
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
@@ -85,11 +84,12 @@ def test_an_epoch_that_has_shrunk_below_its_position_is_told_in_a_line(root: Pat
 # --- bad steps -------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_skipped_step_are_recorded_and_count_as_consumed(root: Path) -> None:
+def test_a_skipped_step_is_recorded_and_its_rows_count_as_consumed(root: Path) -> None:
     how_ = config(root, max_steps=5)
     folder(root).claim({"datasets": [how_.source.uri], "identity": {}})
     emit = EmitMetrics(Telemetry(RegistryBackend(), "run"))
-    state = train(how_, callbacks=[SaveCheckpoints(2), emit, Poison(3)]).state
+    poison = Poison(3)
+    state = train(how_, callbacks=[SaveCheckpoints(2), emit, poison]).state
     assert (state.samples, state.skipped_samples, state.skipped) == (32, 8, 1)
     counter: Any = emit.telemetry.backend
     assert counter.registry.get_sample_value("sdp_train_samples_total", {"run": "run"}) == 32
@@ -97,22 +97,10 @@ def test_rows_of_a_skipped_step_are_recorded_and_count_as_consumed(root: Path) -
     ledger = Ledger.from_bytes(newest.read("ledger.roaring"))
     assert ledger.consumed(0) == 40
     assert checkpoint_section(newest).problems == []
-    skipped = json.loads((root / "run/bad_steps/step-000000003.json").read_text())["epochs"]["0"]
-    assert len(skipped) == 8
-    (trace,) = audit([str(root / "run")], row=skipped[0])
+    (skipped,) = events(root, "bad_step")
+    assert (skipped["step"], skipped["verdict"], skipped["epoch"], skipped["position"]) == (3, "not_finite", 0, 16)
+    (trace,) = audit([str(root / "run")], row=poison.rows[0])
     assert [use["checkpoint"] for use in trace.checkpoints] == ["step-000000004", "step-000000005"]
-
-
-def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:
-    """Otherwise its rows would count as not trained on."""
-    how_ = config(root, max_steps=5)
-    with pytest.raises(Crash):
-        train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3), CrashAt(3)])
-    file = root / "run/bad_steps/step-000000003.json"
-    assert file.exists()
-    train(how_)
-    assert not file.exists()
-    assert (root / "run/bad_steps/step-000000001.json").exists()  # it belongs to what was gone on from
 
 
 def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(

@@ -87,7 +87,7 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
         {"time": when(4), "event": "checkpoint", "step": 4},
         {"time": when(5), "event": "recovered", "from_step": 4, "failures": ["worker 1: killed"]},
         {"time": when(7), "event": "checkpoint", "step": 7},
-        {"time": when(8), "event": "bad_step", "verdict": "not_finite", "rows": "run/bad_steps/step-000000008.json"},
+        {"time": when(8), "event": "bad_step", "verdict": "not_finite", "step": 8},
         *([{"time": when(9), **last}] if last else []),
     ]
     publish_lines(folder, "events.jsonl", events)

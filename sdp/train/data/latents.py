@@ -44,8 +44,7 @@ class LatentsDataset:
     stored_latents: Stored
     stored_text: Stored
     low: Ints
-    high: Ints
-    """The addresses of each row group are in [low, high)."""
+    """The first address of each row group, if no column has the addresses."""
     addressed: bool = True
     """True if a column has the addresses; otherwise they count up from `low`."""
     bucket: int | None = None
@@ -80,8 +79,7 @@ def open_latents(
     with reading(dataset.storage, paths[0]):
         file = pq.ParquetFile(dataset.storage.open(paths[0]))
     kinds = find_columns(file, uri, resolution, columns or ColumnsConfig())
-    low, high = (parts[name].to_numpy()[groups.part] for name in ("start", "stop"))
-    return LatentsDataset(dataset.storage, paths, groups, *kinds, low, high)
+    return LatentsDataset(dataset.storage, paths, groups, *kinds, parts["start"].to_numpy()[groups.part])
 
 
 def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[str, ...], RowGroups]:

@@ -81,10 +81,9 @@ def open_plain(
         row_groups = RowGroups(row_groups.part[wanted], row_groups.group[wanted], row_groups.rows[wanted])
         low = low[wanted]
     first = paths[int(row_groups.part[np.flatnonzero(row_groups.rows)[0]])]
-    files, high = PlainFiles(uri, options), low + row_groups.rows
     file = pq.ParquetFile(open_source(first, options), metadata=footer_of(first, options))
     kinds = find_columns(file, first, resolution, columns)
-    return LatentsDataset(files, paths, row_groups, *kinds, low, high, addressed=False)
+    return LatentsDataset(PlainFiles(uri, options), paths, row_groups, *kinds, low, addressed=False)
 
 
 def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
