@@ -53,7 +53,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
     },
     {
-        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, similarity, held-out loss.",
+        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, similarity.",
         "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
     },
     {

@@ -77,7 +77,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
     generate_command(),
-    job_command("evaluate", "Judge pictures by CLIP score, FID and KID, and a checkpoint by its held-out loss."),
+    job_command("evaluate", "Judge pictures by CLIP score, FID and KID."),
     job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),
     look.export,
     look.init,

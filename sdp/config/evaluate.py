@@ -1,11 +1,10 @@
-"""The configuration of `sdp evaluate`: the quality of pictures, and a checkpoint's loss on held-out data."""
+"""The configuration of `sdp evaluate`: the quality of pictures."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.shared import JobConfig, OutputConfig, WorkersConfig
-from sdp.config.types import Name, Positive, Uri
+from sdp.config.types import Name, Uri
 from sdp.errors import Problem
 
 
@@ -22,6 +21,8 @@ class ReferenceSource(Section):
 class PictureSource(ReferenceSource):
     """The pictures to judge."""
 
+    uri: Uri = key(REQUIRED, example="s3://bucket/pictures")
+    """The pictures: a dataset of sdp generate or sdp download, Parquet files, or a folder of picture files."""
     caption_column: Name | None = key(None)
     """The column that holds the captions; null means prompt for pictures of sdp generate, else caption."""
 
@@ -42,23 +43,8 @@ class FeaturesConfig(Section):
     with CLIP, DINO or DINOv2 in transformers layout; null compares nothing."""
 
 
-class LossConfig(Section):
-    """The denoising loss of a checkpoint, by timestep, on latents that it was not trained on."""
-
-    checkpoint: Name | None = key(None)
-    """A checkpoint of sdp train, or a run for its newest one; null measures no loss."""
-    weights: Literal["auto", "ema", "raw"] = key("auto")
-    """The moving average (ema), the weights trained (raw), or the average if there is one (auto)."""
-    model: Name | None = key(None)
-    """The source of the model that training started from; null uses that of training."""
-    source: Uri | None = key(None)
-    """A latents dataset, all rows of which may be used; null uses the rows that training held out (data.holdout)."""
-    rows: Positive = key(1024)
-    """Number of rows to use."""
-
-
 class EvaluateConfig(JobConfig):
-    """Measure the quality of pictures (CLIP score, FID, KID), and a checkpoint's loss on held-out data."""
+    """Measure the quality of pictures: CLIP score, FID, KID."""
 
     source: PictureSource = key(PictureSource)
     """The pictures to judge."""
@@ -70,25 +56,13 @@ class EvaluateConfig(JobConfig):
     """The CLIP score."""
     features: FeaturesConfig = key(FeaturesConfig)
     """The network whose features FID and KID compare."""
-    loss: LossConfig = key(LossConfig)
-    """The denoising loss on held-out latents."""
     scaling: WorkersConfig = key(WorkersConfig)
     """The number and placement of the evaluators."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
-        if self.source.uri is None and self.loss.checkpoint is None:
-            expected = "pictures, or a checkpoint in loss.checkpoint"
-            yield self.problem("source.uri", expected, "name one of the two", "neither")
-        if self.source.uri is None:
-            judges = {"clip.model": self.clip.model, "features.model": self.features.model}
-            for path, value in {**judges, "reference.uri": self.reference.uri}.items():
-                if value is not None:
-                    yield self.problem(path, "null while source.uri is null", "name the pictures in source.uri")
-            return
         if self.clip.model is None and self.features.model is None:
-            expected = "null while clip.model and features.model are null"
-            yield self.problem("source.uri", expected, "set a network to measure the pictures with")
+            yield self.problem("clip.model", "a value while features.model is null", "set one of them, or both")
         if (self.reference.uri is None) != (self.features.model is None):
             present, missing = "features.model", "reference.uri"
             if self.features.model is None:

@@ -1,1 +1,1 @@
-"""Quality of pictures (CLIP score, FID, KID), and a checkpoint's loss on held-out data."""
+"""Quality of pictures: CLIP score, FID, KID."""

@@ -8,9 +8,8 @@ from sdp.config import EvaluateConfig
 from sdp.console import say, table
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT, headlines
-from sdp.evaluate.loss import LossWorker
 from sdp.evaluate.prepare import EvaluatePlan, pinned, prepare
-from sdp.evaluate.result import Features, clip_score, distances, loss_figures, notes, similarity, to_bytes
+from sdp.evaluate.result import Features, clip_score, distances, notes, similarity, to_bytes
 from sdp.evaluate.worker import EvaluateWorker
 from sdp.lease import Lease
 from sdp.pool import PoolFigures, Tracker, WorkerPool
@@ -42,9 +41,6 @@ def _forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
         yield "CLIP score", f"by {pinned(plan.clip)}"
     if plan.features is not None:
         yield "FID, KID", f"by the features of {pinned(plan.features)}, {plan.features.kind}"
-    if plan.loss is not None:
-        weights = "moving average" if plan.loss.ema else "raw weights"
-        yield "loss", f"of {plan.loss.checkpoint.uri} ({weights}) on {plan.loss.dataset}"
     scaling = plan.config.scaling
     yield "evaluators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"
     yield "output", plan.config.output.uri
@@ -52,12 +48,9 @@ def _forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
 
 def _closing(figures: Mapping[str, Any], run: PoolFigures, uri: str) -> Iterator[tuple[str, str]]:
     """Yield the closing table: the figures, the notes, and the URI of the evaluation."""
-    if run.done:
-        yield "this run", run.summary
+    yield "this run", run.summary
     for name, value, explanation in headlines(figures):
         yield name, f"{value}, {explanation}" if value else explanation
-    by_timestep = figures["loss"]["by_timestep"] if "loss" in figures else {}
-    yield from ((f"  timesteps {name}", f"{value:.4f}") for name, value in by_timestep.items())
     yield from (("note", line) for line in notes(figures))
     yield "evaluation", uri
 
@@ -74,20 +67,12 @@ def _figures(plan: EvaluatePlan, sets: Mapping[str, Features]) -> dict[str, Any]
         figures |= distances(sets[GENERATED], sets[REFERENCE])
         if plan.features.kind != "inception":
             figures["similarity"] = similarity(sets[GENERATED], sets[REFERENCE])
-    if plan.loss is not None:
-        say(f"evaluate: the loss of {plan.loss.checkpoint.uri} on {plan.loss.dataset}")
-        pool = _pool(plan.config)
-        pool.join()
-        (loss,) = pool.run(LossWorker, [plan.loss])
-        figures["loss"] = loss_figures(plan.loss, loss)
     return figures
 
 
 def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], PoolFigures]:
     """Compute the features of all sets in one pool; return every set by name, and this run's figures."""
     tasks = [task for each in plan.sets for task in each.tasks()]
-    if not tasks:
-        return {}, PoolFigures()
     pool = _pool(plan.config)
     pool.join()
     make_worker = partial(EvaluateWorker, {each.name: each.spec for each in plan.sets})

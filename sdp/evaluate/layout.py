@@ -13,10 +13,10 @@ RESULT = "evaluation.json"
 
 
 def evaluated(evaluation: Storage) -> str | None:
-    """Return the URI of the pictures, or else of the run, that an evaluation is about."""
+    """Return the URI of the pictures that an evaluation is about."""
     result = read_json(evaluation, RESULT)
     with reading(evaluation.uri_of(RESULT), "evaluate again"):
-        uri = result.get("generated", {}).get("uri") or result.get("loss", {}).get("run")
+        uri = result.get("generated", {}).get("uri")
         return None if uri is None else str(uri)
 
 
@@ -34,9 +34,6 @@ def headlines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "KID", _plus(kid["mean"], kid["deviation"], 6), f"{kid['subsets']} subsets of {kid['size']:,}"
     if (cosine := result.get("similarity")) is not None:
         yield "similarity", f"{cosine:.4f}", "mean cosine between the features of both sets"
-    if loss := result.get("loss"):
-        rows = counted(loss["rows"], "row")
-        yield "loss", _plus(loss["mean"], loss["standard_error"], 4), f"{rows} not trained on"
 
 
 def _plus(value: float, error: float, digits: int) -> str:

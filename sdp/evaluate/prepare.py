@@ -12,7 +12,6 @@ from sdp.encode.reading import Piece
 from sdp.encode.work import SourceSpec
 from sdp.errors import UserError
 from sdp.evaluate.layout import GENERATED, REFERENCE
-from sdp.evaluate.loss import LossSpec, plan_loss
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import open_storage
@@ -60,17 +59,14 @@ class EvaluatePlan:
     clip: FeatureNetwork | None
     features: FeatureNetwork | None
     sets: tuple[PictureSet, ...]
-    loss: LossSpec | None
 
 
 def prepare(config: EvaluateConfig) -> EvaluatePlan:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
-    loss = plan_loss(config)
-    source, reference, opened = config.source, config.reference, dict[str, Pictures]()
-    if source.uri is not None:
-        selection = Selection(image=source.image_column, caption=source.caption_column)
-        opened[GENERATED] = open_pictures("source", source.uri, options, selection)
+    source, reference = config.source, config.reference
+    selection = Selection(image=source.image_column, caption=source.caption_column)
+    opened = {GENERATED: open_pictures("source", source.uri, options, selection)}
     if reference.uri is not None:
         selection = Selection(image=reference.image_column)
         opened[REFERENCE] = open_pictures("reference", reference.uri, options, selection)
@@ -99,7 +95,7 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
             foreign=dataset is None,
         )
         sets.append(PictureSet(name, pictures, config.limit if name == GENERATED else None, spec))
-    return EvaluatePlan(config, clip, features, tuple(sets), loss)
+    return EvaluatePlan(config, clip, features, tuple(sets))
 
 
 def pinned(network: FeatureNetwork) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,6 @@ from numpy.typing import NDArray
 import sdp
 from sdp.config import EvaluateConfig
 from sdp.datasets.outcomes import Counts
-from sdp.evaluate.loss import LossSpec
-from sdp.model.checkpoints import run_of
-
-if TYPE_CHECKING:
-    from sdp.train.validation import Validation
 
 FORMAT = 1
 _SUBSETS, _SUBSET = 100, 1000
@@ -77,21 +72,6 @@ def similarity(generated: Features, reference: Features) -> float:
     rows = [each.features.astype(np.float64) for each in (generated, reference)]
     first, second = ((each / np.linalg.norm(each, axis=1, keepdims=True)).mean(axis=0) for each in rows)
     return float(first @ second)
-
-
-def loss_figures(spec: LossSpec, loss: "Validation") -> dict[str, Any]:
-    """Return the entry of a checkpoint's loss."""
-    return {
-        "checkpoint": spec.checkpoint.uri,
-        "run": run if (run := run_of(spec.checkpoint.uri)) != spec.checkpoint.uri else "",
-        "weights": "ema" if spec.ema else "raw",
-        "dataset": spec.dataset,
-        "held_out_of_training": spec.settings.source is None,
-        "mean": loss.mean,
-        "standard_error": loss.error,
-        "rows": loss.rows,
-        "by_timestep": loss.by_timestep,
-    }
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ from sdp.console import counted
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT, headlines
-from sdp.model.checkpoints import newer_than
 from sdp.report.page import Block, Folded, PageSection, Table, listing
 from sdp.storage import Storage
 
@@ -17,9 +16,7 @@ def evaluation_section(storage: Storage) -> PageSection:
     """Describe an evaluation."""
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
-        losses = [(name, float(value)) for name, value in result.get("loss", {}).get("by_timestep", {}).items()]
         blocks: list[Block] = [
-            Table("Loss by timestep", ("timesteps", "loss"), losses),
             listing("Before comparing", result.get("notes", []), "note"),
             Table("Inputs", ("input", "source"), _sources(result)),
             Folded("Configuration", json.dumps(result["config"], indent=1)),
@@ -30,20 +27,12 @@ def evaluation_section(storage: Storage) -> PageSection:
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    subjects = []
-    if "generated" in result:
-        against = f" against {result['reference']['written']:,}" if "reference" in result else ""
-        subjects.append(f"{counted(result['generated']['written'], 'picture')}{against}")
-    if "loss" in result:
-        subjects.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'held-out row')}")
-    return f"{' and '.join(subjects)}; measured {result['created'].replace('T', ' ')}."
+    against = f" against {result['reference']['written']:,}" if "reference" in result else ""
+    pictures = counted(result["generated"]["written"], "picture")
+    return f"{pictures}{against}; measured {result['created'].replace('T', ' ')}."
 
 
 def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(name, result[name]["model"]) for name in ("clip", "features") if name in result]
     rows += [(name, str(result[name]["uri"])) for name in ("generated", "reference") if name in result]
-    if loss := result.get("loss"):
-        newer = newer_than(loss["checkpoint"])
-        newest = f"; {newer} is newer" if newer else ""
-        rows += [("checkpoint", f"{loss['checkpoint']} ({loss['weights']}){newest}"), ("rows", str(loss["dataset"]))]
     return rows

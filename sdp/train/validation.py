@@ -133,9 +133,6 @@ class Validation:
     means: tuple[float, ...]
     """The mean loss of each range."""
     mean: float
-    error: float
-    """The standard error of the mean over rows."""
-    rows: int
 
     @property
     def by_timestep(self) -> dict[str, float]:
@@ -158,7 +155,7 @@ def measure(
     """Return the loss over all workers' rows; each worker passes a batch of the same length."""
     buckets = TIMESTEP_RANGES
     edges = tuple(len(objective.schedule) * number // buckets for number in range(buckets + 1))
-    totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
+    totals = torch.zeros(buckets + 1, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
         by_range = []
@@ -171,10 +168,8 @@ def measure(
                 each = losses_at(networks, objective, micro_batch, draws, text)
                 by_range.append(each.double() * micro_batch.weights)
         losses = torch.stack(by_range, dim=1)
-        rows = losses.mean(dim=1)[micro_batch.weights > 0]
         totals[:buckets] += losses.sum(dim=0)
-        totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
-    *sums, total, squares, count = world.sum_of(totals).tolist()
-    mean = total / count
-    variance = max(0.0, squares / count - mean**2) * count / max(1.0, count - 1)
-    return Validation(edges, tuple(s / count for s in sums), mean, (variance / count) ** 0.5, round(count))
+        totals[buckets] += (micro_batch.weights > 0).sum()
+    *sums, count = world.sum_of(totals).tolist()
+    means = tuple(s / count for s in sums)
+    return Validation(edges, means, sum(means) / buckets)

@@ -54,10 +54,8 @@ def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> Non
     output = run(commands, folder, seconds)
     losses = [float(loss) for loss in re.findall(r"^train: step .* loss (\d\.\d+)", output, re.MULTILINE)]
     assert losses[-1] < 0.8 * losses[0]
-    assert {"report.html", "model", "run", "pictures-300", "evaluation"} <= {
-        each.name for each in (folder / "my").iterdir()
-    }
-    for page in ("train.md", "evaluate.md", "report.md"):  # their examples go on with what the quick start has made
+    assert {"report.html", "model", "run", "pictures-300"} <= {each.name for each in (folder / "my").iterdir()}
+    for page in ("train.md", "report.md"):  # their examples go on with what the quick start has made
         for seconds, commands in examples(page):
             run(commands, folder, seconds)
 
@@ -93,7 +91,6 @@ def test_every_marked_example_is_run_here() -> None:
     assert marked == {
         "quickstart.md",
         "train.md",
-        "evaluate.md",
         "report.md",
         "datasets.md",
         "configuration.md",

@@ -13,8 +13,7 @@ from diffusers import DDPMScheduler
 from PIL import Image
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import ConfigError, DatasetError, UserError
-from sdp.evaluate import job as evaluate
+from sdp.errors import ConfigError, DatasetError
 from sdp.generate import job as generate
 from sdp.model.sources import resolve
 from sdp.report.page import Gallery
@@ -29,7 +28,6 @@ from sdp.train.data.weights import held_out
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
-from tests.evaluate_kit import evaluate_config
 from tests.generate_kit import generate_config, tiny_model
 from tests.latents import latent_of, make_latents, tokens_of
 from tests.training import Gauges, config, train, weights
@@ -173,7 +171,7 @@ def test_training_continues_if_pictures_cannot_be_written(root: Path, caplog: py
     assert "step 3: gave up the samples: " in caplog.text
 
 
-def test_the_job_measures_draws_and_reports_both_and_evaluate_agrees(root: Path) -> None:
+def test_the_job_measures_draws_and_reports_both(root: Path) -> None:
     changes = {**HOLDOUT, **SAMPLES, "max_steps": 6, "log__every_steps": 2, "checkpoint__every_steps": 6}
     job.run(config(root, scaling__in_driver=True, **changes))
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
@@ -181,26 +179,6 @@ def test_the_job_measures_draws_and_reports_both_and_evaluate_agrees(root: Path)
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
     (pictures,) = [block for block in section.blocks if isinstance(block, Gallery)]
     assert all({"step 3", "step 6"} <= {tile.note for tile in tiles} for _, tiles in pictures.rows)
-    settings = {"checkpoint": str(root / "run"), "weights": "raw"}
-    figures = evaluate.run(evaluate_config(root / "raw", loss=settings))["loss"]
-    *by_timestep, mean = lines[-1]["validation"].values()
-    assert list(figures["by_timestep"].values()) == pytest.approx(by_timestep, abs=1e-5)
-    assert figures["mean"] == pytest.approx(mean, abs=1e-5)
-    assert (figures["rows"], figures["held_out_of_training"]) == (len(unseen()), True)
-    average = evaluate.run(evaluate_config(root / "ema", loss={**settings, "weights": "auto"}))["loss"]
-    assert average["mean"] != pytest.approx(mean, abs=1e-7)
-
-
-def test_a_checkpoint_that_has_seen_all_rows_needs_others(root: Path, tmp_path: Path) -> None:
-    train(config(root, max_steps=2, ema__decay=None), callbacks=[SaveCheckpoints(2)])
-    settings = {"checkpoint": str(root / "run")}
-    with pytest.raises(UserError, match=r"^loss\.source: .* was trained on all of its own \(data\.holdout was 0\)"):
-        evaluate.run(evaluate_config(tmp_path / "out", loss=settings))
-    with pytest.raises(UserError, match=r"^loss\.weights: expected raw or auto, got 'ema'"):
-        evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "weights": "ema", "source": root / "latents"}))
-    figures = evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "source": root / "latents", "rows": 20}))
-    assert figures["loss"]["rows"] == 20
-    assert not figures["loss"]["held_out_of_training"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sdp.cli import main
-from sdp.config import EvaluateConfig, TrainConfig, parse
+from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError, UserError
-from sdp.evaluate.loss import LossWorker, plan_loss
 from sdp.generate.painter import load_painter
 from sdp.generate.source import choose
 from sdp.model import load
@@ -25,13 +24,12 @@ from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
-from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.plan import make_plan
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import latent_of, make_latents, tokens_of
-from tests.training import Gauges, Watch, config, tiny_inputs, train, weights
+from tests.training import Watch, config, tiny_inputs, train, weights
 
 STEPS = 4
 
@@ -134,20 +132,6 @@ def test_generate_encodes_prompts_with_the_trained_text_encoder(root: Path, tmp_
     assert painter.paint(["a b"], [0])[0] is not None
 
 
-def test_training_and_evaluate_measure_both_networks_alike(root: Path) -> None:
-    parsed = how(root, "measured", data__holdout=0.25, evaluate__every_steps=STEPS, evaluate__rows=10, ema__decay=None)
-    gauges = Gauges()
-    train(parsed, callbacks=[MeasureValidationLoss(parsed), gauges])
-    settings = {"checkpoint": str(root / "measured"), "rows": 10}
-    orders = plan_loss(evaluate_config(root, settings))
-    assert orders is not None
-    assert LossWorker().make(orders).mean == pytest.approx(gauges.by_step[STEPS]["all"], rel=1e-5)
-
-
-def evaluate_config(root: Path, loss: dict[str, Any]) -> EvaluateConfig:
-    return parse("evaluate", {"output": {"uri": str(root / "evaluation")}, "loss": loss})
-
-
 def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> None:
     settings = {"every_steps": STEPS, "prompts": ["a b"], "steps": 1}
     parsed = how(root, "drawn", samples=settings)
@@ -216,9 +200,6 @@ def test_captions_that_are_encoded_already_are_refused_before_anything_is_taken(
     with pytest.raises(DatasetError, match=line):
         make_plan(how(root, "refused", **measured))
     assert not (root / "refused").exists()
-    train(how(root, "unmeasured"))
-    with pytest.raises(DatasetError, match=line):
-        plan_loss(evaluate_config(root, {"checkpoint": str(root / "unmeasured"), "source": str(tmp_path / "latents")}))
 
 
 def test_images_are_read_with_token_ids(root: Path) -> None:

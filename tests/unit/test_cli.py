@@ -95,7 +95,7 @@ def test_init_writes_valid_configurations_and_overwrites_none(
 ) -> None:
     folder = tmp_path / "my data"
     assert main(["init", str(folder), *(["--store", store] if store else [])]) == 0
-    for job in ("download", "process", "train", "generate", "evaluate"):
+    for job in ("download", "process", "train", "generate"):
         file = folder / f"{job}.yaml"
         config = load(job, str(file))
         assert config.output.uri.startswith(store or str(folder))

@@ -292,6 +292,7 @@ def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
         parse("evaluate", data)
     hints = {problem.path: problem.hint for problem in refused.value.problems}
     assert hints["output.rows_per_file"] == "remove it: gone since 0.3: features are not stored"
+    assert hints["loss"].startswith("remove it: gone since 0.3: training measures the loss")
     assert hints["fid"] == "remove it: gone since 0.3: FID is not extrapolated"
 
 
