@@ -1,9 +1,7 @@
 """The commands for jobs on a cluster: doctor, submit, status, logs and stop."""
 
-import json
 import sys
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -97,7 +95,6 @@ def stop(args: Arguments) -> None:
 @command(CLUSTER, "doctor --namespace sdp")
 @_CLUSTER
 @argument("--manifest FILE", "check the output of helm template before it is applied; - is stdin")
-@JSON
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
@@ -110,14 +107,9 @@ def doctor(args: Arguments) -> int:
     else:
         rendered = release_in(read_manifests(args.manifest), args.cluster) if args.manifest else None
         findings = examine(partial(_api, args), args.cluster, rendered)
-    results = []
+    counts = Counter[str]()
     for finding in findings:
-        results.append(asdict(finding))
-        if not args.json:
-            print(finding, flush=True)
-    counts = Counter(result["state"] for result in results)
-    if args.json:
-        print(json.dumps({"ok": not counts["failed"], "findings": results}, indent=2))
-    else:
-        print(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counts['failed']} failed")
+        counts[finding.state] += 1
+        print(finding, flush=True)
+    print(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counts['failed']} failed")
     return int(counts["failed"] > 0)

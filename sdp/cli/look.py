@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,6 @@ def inspect(args: Arguments) -> int:
     required=True,
 )
 @argument("--rewrite", "with --takedown: write the parts again without the content of all rows that are taken down")
-@JSON
 def audit(args: Arguments) -> None:
     """Trace one image through datasets and checkpoints, or take images down."""
     if args.takedown:
@@ -194,9 +192,7 @@ def audit(args: Arguments) -> None:
         from sdp.storage import open_storage
 
         row = row_of_file(open_storage(args.uri[0]), args.file)
-    traces = audit(args.uri, row=row, value=value)
-    plain = [asdict(trace) for trace in traces]
-    print(json.dumps(plain, indent=2, default=str) if args.json else "\n".join(map(summary, traces)))
+    print("\n".join(map(summary, audit(args.uri, row=row, value=value))))
 
 
 def _take_down(args: Arguments) -> None:
@@ -227,14 +223,6 @@ def _take_down(args: Arguments) -> None:
         with Lease.acquire(storage, "sdp audit --rewrite") as lease:
             parts, blanked = blank(storage, lease.confirm)
         say(f"{counted(blanked, 'row')} blank now, in {counted(parts, 'part')} that were written again")
-    if args.json:
-        unmatched = [asdict(takedown) for takedown in added.unmatched]
-        print(
-            json.dumps(
-                {"recorded": len(added.recorded), "known": added.known, "rows": added.rows, "unmatched": unmatched}
-            )
-        )
-        return
     say(f"{counted(len(added.recorded), 'takedown')} recorded, {added.known:,} already listed")
     say(f"they match {counted(len(added.rows), 'address', 'addresses')} here, which are left out from now on")
     for takedown in added.unmatched[:20]:

@@ -103,12 +103,9 @@ def begin(uri: str) -> Telemetry:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         from sdp import ray_private
-        from sdp.telemetry.ray_metrics import RayBackend, ascii_tag
+        from sdp.telemetry.ray_metrics import RayBackend
 
-        run = run_name(uri)
-        if run != (tag := ascii_tag(run)):
-            say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray accepts only ASCII")
-        return Telemetry(RayBackend(), tag, ray_private.job_name()[:100])
+        return Telemetry(RayBackend(), run_name(uri), ray_private.job_name()[:100])
     return Telemetry(None, run_name(uri))
 
 

@@ -1,6 +1,5 @@
 """Takedowns: the lists' format, their reach, and attempts to evade them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -221,10 +220,8 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     assert "3 takedowns recorded, 0 already listed\n" in output
     assert "they match 2 addresses here" in output
     assert "not in this dataset, and left out if it is added: row 99999" in output
-    assert main(["audit", images, "--takedown", str(list_file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "recorded": 0, "known": 3, "rows": [4, 12], "unmatched": [{"kind": "row", "value": "99999"}],
-    }  # fmt: skip
+    assert main(["audit", images, "--takedown", str(list_file)]) == 0
+    assert "0 takedowns recorded, 3 already listed\n" in capsys.readouterr().err
     list_file.write_text("# nothing yet\n")
     assert main(["audit", images, "--takedown", str(list_file)]) == 2
     assert "lists nothing" in capsys.readouterr().err
