@@ -26,10 +26,10 @@ def reference() -> str:
     lines: list[str] = []
     for stage, metrics in groupby(CATALOGUE.values(), stage_of):
         title = "Any job" if stage == "job" else stage.capitalize()
-        lines += [f"### {title}", "", "| Metric | Type | Unit | Labels | Meaning |", "|---|---|---|---|---|"]
+        lines += [f"### {title}", "", "| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
         for metric in metrics:
             labels = ", ".join(f"`{label}`" for label in metric.labels)
-            lines.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |")
+            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
         lines.append("")
     return "\n".join(lines)
 
