@@ -43,7 +43,6 @@ class Instance:
     """Name of its GPU in GPUS."""
     gpus: int
     vcpus: int
-    memory_bytes: int
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
@@ -100,42 +99,42 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 
 
 # --- Instances -------------------------------------------------------------------------------------------------------
-# GPUs, vCPUs and memory: EC2's own description of its instance types on 2026-08-21, by
+# GPUs and vCPUs: EC2's own description of its instance types on 2026-08-21, by
 # aws/karpenter-provider-aws, website/content/en/docs/reference/instance-types.md. Prices are in sdp/plan/prices.yaml.
 
 _INSTANCES = (
-    Instance("m5.8xlarge", None, 0, 32, 128 * GIB),
-    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB),
-    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB),
-    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB),
-    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB),
-    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB),
-    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB),
-    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB),
-    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB),
-    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB),
-    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB),
-    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB),
-    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB),
-    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB),
-    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB),
-    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB),
-    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB),
-    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB),
-    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB),
-    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB),
-    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB),
-    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB),
-    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB),
-    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB),
-    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB),
-    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB),
-    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB),
-    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB),
-    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB),
-    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB),
-    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB),
-    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB),
+    Instance("m5.8xlarge", None, 0, 32),
+    Instance("g5.xlarge", "A10G", 1, 4),
+    Instance("g5.2xlarge", "A10G", 1, 8),
+    Instance("g5.4xlarge", "A10G", 1, 16),
+    Instance("g5.8xlarge", "A10G", 1, 32),
+    Instance("g5.12xlarge", "A10G", 4, 48),
+    Instance("g5.16xlarge", "A10G", 1, 64),
+    Instance("g5.24xlarge", "A10G", 4, 96),
+    Instance("g5.48xlarge", "A10G", 8, 192),
+    Instance("g6.xlarge", "L4", 1, 4),
+    Instance("g6.2xlarge", "L4", 1, 8),
+    Instance("g6.4xlarge", "L4", 1, 16),
+    Instance("g6.8xlarge", "L4", 1, 32),
+    Instance("g6.12xlarge", "L4", 4, 48),
+    Instance("g6.16xlarge", "L4", 1, 64),
+    Instance("g6.24xlarge", "L4", 4, 96),
+    Instance("g6.48xlarge", "L4", 8, 192),
+    Instance("g6e.xlarge", "L40S", 1, 4),
+    Instance("g6e.2xlarge", "L40S", 1, 8),
+    Instance("g6e.4xlarge", "L40S", 1, 16),
+    Instance("g6e.8xlarge", "L40S", 1, 32),
+    Instance("g6e.12xlarge", "L40S", 4, 48),
+    Instance("g6e.16xlarge", "L40S", 1, 64),
+    Instance("g6e.24xlarge", "L40S", 4, 96),
+    Instance("g6e.48xlarge", "L40S", 8, 192),
+    Instance("p4d.24xlarge", "A100-40G", 8, 96),
+    Instance("p4de.24xlarge", "A100-80G", 8, 96),
+    Instance("p5.4xlarge", "H100-SXM", 1, 16),
+    Instance("p5.48xlarge", "H100-SXM", 8, 192),
+    Instance("p5e.48xlarge", "H200", 8, 192),
+    Instance("p5en.48xlarge", "H200", 8, 192),
+    Instance("p6-b200.48xlarge", "B200", 8, 192),
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})

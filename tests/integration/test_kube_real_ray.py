@@ -29,10 +29,7 @@ import yaml
 from sdp.cli import main
 from sdp.cluster import worker_environment
 from sdp.datasets.inspect import describe
-from sdp.kube.access import connect
-from sdp.kube.logs import follow
 from sdp.kube.rayjob import make_rayjob
-from sdp.kube.submit import create
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
@@ -195,14 +192,6 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
     assert main(["status"]) == 0
     assert "succeeded" in capfd.readouterr().out
     assert kube.asked("GET", "portforward") > 0
-
-
-def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd: pytest.CaptureFixture[str]) -> None:
-    assert kube
-    api = connect()
-    create(api, make_rayjob("train", "strategy: {kind: zero}\n", name="wrong"), print)
-    assert follow(api, "wrong", print) == 2
-    assert "wrong: failed (sdp: strategy.kind: expected ddp or fsdp, got 'zero')" in capfd.readouterr().out
 
 
 HOLDS_A_GPU = """
