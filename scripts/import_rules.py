@@ -38,6 +38,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
+        "families": "Everything that depends on the kind of a model, one object for each.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},

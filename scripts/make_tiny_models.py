@@ -35,9 +35,9 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from scripts.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from scripts.published import SCHEDULER
+from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import latents as conventions
 from sdp.model.load import load_text_encoder, load_vae
-from sdp.model.tokenizer import load_tokenizer, tokenize
 
 COMMITTED = Path(__file__).resolve().parent.parent / "sdp" / "model" / "tiny"
 TRAINING, HELD_OUT = 7, 8

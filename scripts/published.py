@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sdp.model.family import CHANNELS, SCALE
+from sdp.families import LatentSpace
 
 VAE: Mapping[str, Any] = {
     "_class_name": "AutoencoderKL",
@@ -11,12 +11,12 @@ VAE: Mapping[str, Any] = {
     "block_out_channels": [128, 256, 512, 512],
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "in_channels": 3,
-    "latent_channels": CHANNELS,
+    "latent_channels": LatentSpace().channels,
     "layers_per_block": 2,
     "norm_num_groups": 32,
     "out_channels": 3,
     "sample_size": 768,
-    "scaling_factor": SCALE,
+    "scaling_factor": LatentSpace().scale,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
 }
 

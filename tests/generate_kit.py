@@ -35,7 +35,7 @@ def make_checkpoint(
     run: Path, model: Path, step: int = 3, *, ema: bool = True, prediction: str = "epsilon", spoil: str = ""
 ) -> str:
     """A checkpoint as training writes it, whose average and raw weights differ; returns its URI."""
-    unet = load.load_unet(model, pretrained=True)
+    unet = load.load_denoiser(model, pretrained=True)
     tensors = {f"{MODEL}{name}": tensor.detach() * (1 + 0.01 * step) for name, tensor in unet.named_parameters()}
     if ema:
         tensors |= {f"{EMA}{name}": tensor.detach().clone() for name, tensor in unet.named_parameters()}

@@ -142,6 +142,7 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
     from scripts.published import VAE
     from sdp.config.generate import SamplerConfig
     from sdp.device import BatchLimit, choose_device, configure_torch
+    from sdp.families.sd import SD
     from sdp.generate.painter import Painter
     from sdp.model import load
     from sdp.model.trained import load_networks
@@ -151,7 +152,7 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
     configure_torch(fixed_shapes=True)
     with tempfile.TemporaryDirectory() as folder:
         path = make_model(Path(folder), tiny=tiny).path
-        unet: Any = load_networks(path, text_encoder=False, pretrained=False).unet
+        unet: Any = load_networks(path, text_encoder=False, pretrained=False).denoiser
         unet = unet.eval().requires_grad_(False).to(device, dtype)
         vae: Any = load.load_vae(path) if tiny else AutoencoderKL.from_config(dict(VAE)).eval()
         vae = torch.nn.Module.to(vae, device)
@@ -161,7 +162,7 @@ def generate(_: argparse.Namespace) -> dict[str, Any]:
     def encode(prompts: Sequence[str]) -> torch.Tensor:
         return torch.randn(len(prompts), 77, unet.config.cross_attention_dim, device=device, dtype=dtype)
 
-    painter = Painter(unet, vae, encode, schedule, sampler, resolution, dtype, BatchLimit(8))
+    painter = Painter(SD, unet, vae, encode, schedule, sampler, resolution, dtype, BatchLimit(8))
     painter.paint(["warm"] * painter.limit.size, range(painter.limit.size))
     prompts = ["a picture"] * 4 * painter.limit.size
     began = time.perf_counter()

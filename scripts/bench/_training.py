@@ -29,7 +29,7 @@ def environment(case: dict[str, Any]) -> dict[str, str]:
 def make_model(folder: Path, *, tiny: bool) -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
     from scripts.published import SCHEDULER
-    from sdp.model.family import SD2
+    from sdp.families.sd import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
@@ -132,7 +132,7 @@ def _text_encoder(*_: Any, device: Any, dtype: Any = None) -> Any:
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    from sdp.model.family import SD2
+    from sdp.families.sd import SD2
 
     with torch.device(device):
         return CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(dtype or torch.float32).eval().requires_grad_(False)
@@ -142,7 +142,7 @@ def _conditioning(config: Any, world: Any) -> Any:
     """Return the conditioning on captions of Stable Diffusion 2's tokens."""
     import torch
 
-    from sdp.model.family import SD2
+    from sdp.families.sd import SD2
     from sdp.train.step import Conditioning
 
     if config.model.train_text_encoder:

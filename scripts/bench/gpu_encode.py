@@ -34,8 +34,8 @@ from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import one_line
+from sdp.families.sd import SD2
 from sdp.model import load, sources
-from sdp.model.family import SD2
 from sdp.model.latents import to_pixels
 
 SCALE = 0.18215

@@ -252,7 +252,7 @@ def _trainer(case: dict[str, Any], world: Any, callback: Any) -> Any:
             raise torch.OutOfMemoryError(f"no room for {len(inputs[0])}")
 
     if case["tiny"]:
-        trainer.networks.unet.register_forward_pre_hook(stand_in)
+        trainer.networks.denoiser.register_forward_pre_hook(stand_in)
     return trainer
 
 
@@ -263,7 +263,8 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from sdp import hardware
-    from sdp.model.family import SD2, unet_flops
+    from sdp.families import LatentSpace, flops
+    from sdp.families.sd import SD, SD2
     from sdp.train.trainer import Callback
 
     cuda = world.device.type == "cuda"
@@ -305,7 +306,8 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     per_s = case["steps"] * trainer.batch_size / seconds
     gpu = hardware.gpu_by_product(torch.cuda.get_device_name()) if cuda and not case["tiny"] else None
     counted = gpu is not None and world.is_main and not case.get("lora")  # LoRA leaves out a third
-    flops = unet_flops(SD2.unet, case["resolution"]) if counted else 0.0
+    side = LatentSpace().shape(case["resolution"])[1]
+    operations = flops(SD, SD2.unet, side) if counted else 0.0
     kernels = 0
     if profiler is not None:
         profiler.stop()
@@ -315,7 +317,7 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
         "batch": case["batch"],
         "workers": world.size,
         "per_s": per_s,
-        "mfu": hardware.mfu(flops * per_s, 1.0, gpu, world.size) if counted else None,
+        "mfu": hardware.mfu(operations * per_s, 1.0, gpu, world.size) if counted else None,
         "peak": torch.cuda.max_memory_allocated() if cuda else 0,
         "held": max(watch.peak, torch.cuda.max_memory_reserved()) if cuda else 0,
         "plan": predicted(trainer.config, world.size, gpu).total if gpu else 0,

@@ -42,7 +42,7 @@ encoder(Chunk(np.zeros(1, np.int64), [""], np.zeros((1, 77), np.uint16), crops, 
 _TRANSFORM = """
 import sdp.encode.work
 from sdp.model import sources
-from sdp.model.tokenizer import load_tokenizer, tokenize
+from sdp.families.tokenizer import load_tokenizer, tokenize
 tokenize(load_tokenizer(sources.resolve("builtin:tiny").path), ["a caption"])
 """
 _PAINTER = """

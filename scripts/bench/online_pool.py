@@ -181,7 +181,9 @@ def make_images(folder: str, text: str) -> ImagesDataset:
     storage: Any = SimpleNamespace(storage=open_storage(folder))
     spec = _encode_spec(config, storage, resolve("builtin:tiny"), Columns())
     width = TEXT_WIDTH if text == "text_embedding" else None
-    spec = replace(spec, shape=replace(spec.shape, text_width=width))
+    from sdp.families import TextSpace
+
+    spec = replace(spec, shape=replace(spec.shape, text=TextSpace(width=width)))
     row_groups = RowGroups.of([[GROUP_ROWS] * 4000])
     return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), row_groups, spec, RowWeights())
 

@@ -130,7 +130,7 @@ def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
     from sdp.train.assemble import make_networks
     from sdp.train.world import World
 
-    unet = make_networks(config, model, World()).unet
+    unet = make_networks(config, model, World()).denoiser
     encoder = load.load_text_encoder(model.path)
     empty = encoder(torch.zeros(1, 77, dtype=torch.int64)).last_hidden_state
     scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")

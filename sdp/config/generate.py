@@ -31,7 +31,8 @@ class SamplerConfig(Section):
     scheduler: Literal["ddim", "dpm++", "dpm++_karras", "unipc", "euler", "euler_a", "ddpm"] = key(
         "ddim", shapes_output=True
     )
-    """Sampler: DDIM, DPM-Solver++ (also with Karras' noise levels), UniPC, Euler, Euler ancestral or DDPM."""
+    """Sampler: DDIM, DPM-Solver++ (also with Karras' noise levels), UniPC, Euler, Euler ancestral or DDPM. For a flow,
+    ddim means Euler's steps, and the others are refused."""
     steps: Positive = key(50, shapes_output=True, le=1000)
     """Denoising steps of each picture."""
     guidance_scale: float = key(7.5, shapes_output=True, ge=1, le=50)

@@ -122,9 +122,13 @@ class TrainEncodeConfig(CompiledEncoderConfig):
 class ObjectiveConfig(Section):
     """The training objective."""
 
-    prediction: Literal["epsilon", "v"] | None = key(None, shapes_output=True)
-    """The model's target: the noise (epsilon, as 512-base) or the velocity (v, as 768); null means the target that
-    model.start_from, or else model.source, was trained for."""
+    prediction: Literal["epsilon", "v", "flow"] | None = key(None, shapes_output=True)
+    """The model's target: the noise (epsilon, as 512-base), the velocity (v, as 768) or that of a flow (PRX); null
+    means the target that model.start_from, or else model.source, was trained for."""
+    times: Literal["logit_normal", "uniform"] = key("logit_normal", shapes_output=True)
+    """A flow's times: those in the middle more often, or all alike."""
+    shift: float = key(1.0, shapes_output=True, gt=0)
+    """A factor that moves a flow's times towards the noise, as more pixels need: often 1 at 256 px and 3 at 1024."""
     caption_dropout: float = key(0.1, shapes_output=True, ge=0, le=1)
     """Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch."""
     min_snr_gamma: float | None = key(None, shapes_output=True, gt=0)

@@ -37,7 +37,7 @@ class Chunk:
 
     rows: NDArray[np.int64]
     keys: list[str]
-    tokens: NDArray[np.uint16]
+    tokens: NDArray[np.uint32]
     crops: dict[int, list[ShapeGroup]]
     """By resolution: one group, or one for each shape if crops keep their aspect ratio."""
     buckets: NDArray[np.int16]

@@ -1,8 +1,8 @@
 """The accelerator's half of encoding: crops to latents, token ids to embeddings. Plain torch, one encoder per process.
 
 The noise of the VAE's sample is drawn on the host from the row's address, so a row's result depends on the row alone,
-up to rounding: kernels for another batch size or device add in another order. Latents are multiplied by the VAE's
-scaling factor here, once.
+up to rounding: kernels for another batch size or device add in another order. Latents are shifted and scaled here,
+once.
 """
 
 import math
@@ -31,7 +31,8 @@ from sdp.device import (
 )
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings, noise
-from sdp.model.family import encode_text, latent_shape
+from sdp.families import Family, latent_space
+from sdp.families.sd import SD
 from sdp.model.latents import to_pixels
 
 EncodeBatch = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
@@ -121,11 +122,18 @@ class Encoder(BatchEncoder):
     """The VAE's encoder and, for embeddings, the text encoder, loaded on one device."""
 
     def __init__(
-        self, vae: Any, settings: EncoderSettings, *, text_encoder: nn.Module | None = None, device: str | None = None
+        self,
+        vae: Any,
+        settings: EncoderSettings,
+        *,
+        family: Family = SD,
+        text_encoder: nn.Module | None = None,
+        device: str | None = None,
     ) -> None:
         super().__init__(settings, device)
-        self.scaling_factor = float(vae.config.scaling_factor)
-        self._moments = self._prepared(nn.Sequential(vae.encoder, vae.quant_conv or nn.Identity()))
+        self._family, self._space = family, latent_space(vae.config)
+        last = getattr(vae, "quant_conv", None) or nn.Identity()
+        self._moments = self._prepared(nn.Sequential(vae.encoder, last))
         self._text = None if text_encoder is None else self._prepared(text_encoder)
 
     def __call__(self, chunk: Chunk) -> Encoded:
@@ -147,7 +155,7 @@ class Encoder(BatchEncoder):
         embeddings = None if text is None else text[0].numpy()
         return Encoded(chunk, values, embeddings, finite, [*chunk.outcomes, *failed])
 
-    def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
+    def embed(self, tokens: NDArray[np.uint32]) -> NDArray[np.float16]:
         """Return the embeddings of captions."""
         with self._launched():
             values, _ = self._captions(tokens)
@@ -162,34 +170,36 @@ class Encoder(BatchEncoder):
 
         return self._in_batches(side, group.values, group.positions, encode)
 
-    def _captions(self, tokens: NDArray[np.uint16]) -> tuple[Tensor, Tensor]:
+    def _captions(self, tokens: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
         """Return embeddings of captions, and which are finite: valid on the host once the device is done."""
 
         def encode(ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
             assert self._text is not None
-            return _finite(encode_text(self._text, ids))
+            return _finite(self._family.encode_text(self._text, ids))
 
         return self._in_batches(TEXT, tokens.astype(np.int64), np.arange(len(tokens)), encode)
 
     def _noise(self, side: int, chunk: Chunk, where: NDArray[np.int64], pixels: Tensor) -> Tensor | None:
-        if self._settings.content == "moments":
+        if self._settings.content == "moments" or not self._space.drawn:
             return None
-        shape = latent_shape(pixels.shape[2], pixels.shape[1])
+        shape = self._space.shape(pixels.shape[2], pixels.shape[1])
         drawn = noise(self._settings.seed, chunk.rows[where], shape, resolution=side)
         return self._feeder.to_device(torch.from_numpy(drawn))
 
     def _encode(self, pixels: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return scaled fp16 latents of uint8 pixels (n, rows, columns, 3), and which of them are finite."""
-        planes = to_pixels(pixels).to(DTYPES[self._settings.dtype])
-        mean, log_variance = self._moments(planes).float().chunk(2, dim=1)
+        planes, space = to_pixels(pixels).to(DTYPES[self._settings.dtype]), self._space
+        encoded = self._moments(planes).float()
+        if not space.drawn:
+            return _finite((encoded - space.shift) * space.scale)
+        mean, log_variance = encoded.chunk(2, dim=1)
         if noise is None:
             # The moments of the scaled latent, so that readers need not scale.
-            log_scale = 2 * math.log(self.scaling_factor)
-            return _finite(
-                torch.cat([mean * self.scaling_factor, log_variance.clamp(*_LOG_VARIANCE) + log_scale], dim=1)
-            )
+            log_scale = 2 * math.log(space.scale)
+            mean = (mean - space.shift) * space.scale
+            return _finite(torch.cat([mean, log_variance.clamp(*_LOG_VARIANCE) + log_scale], dim=1))
         deviation = (log_variance.clamp(*_LOG_VARIANCE) * 0.5).exp()
-        return _finite((mean + deviation * noise) * self.scaling_factor)
+        return _finite((mean + deviation * noise - space.shift) * space.scale)
 
 
 class _Feeder:

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Encoded, ShapeGroup
 from sdp.encode.transform import bucket_shapes
-from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, caption_bytes, latent_shape
+from sdp.families import LatentSpace, TextSpace
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"
@@ -31,10 +31,9 @@ class RowShape:
     """The choices that decide the columns."""
 
     resolutions: tuple[int, ...]
-    scaling_factor: float
+    space: LatentSpace = field(default_factory=LatentSpace)
     content: Literal["sample", "moments"] = "sample"
-    text_width: int | None = None
-    """Width of the embeddings; None where token ids are stored."""
+    text: TextSpace = field(default_factory=TextSpace)
     buckets: bool = False
 
 
@@ -46,6 +45,8 @@ def schema(shape: RowShape) -> pa.Schema:
         fields.append(pa.field("bucket", pa.int16(), nullable=False))
     fields += [_latents_field(shape, side) for side in shape.resolutions]
     fields.append(_text_field(shape))
+    if shape.text.pad is not None:
+        fields.append(pa.field("tokens", pa.uint16(), nullable=False))
     meanings = {
         field.name: json.dumps({name.decode(): value.decode() for name, value in field.metadata.items()})
         for field in fields
@@ -59,10 +60,15 @@ def column(shape: RowShape, side: int) -> str:
     return f"latents_{side}" if shape.content == "sample" else f"moments_{side}"
 
 
+def text_column(shape: RowShape) -> str:
+    """Return the name of the captions' column."""
+    return "token_ids" if shape.text.width is None else "text_embedding"
+
+
 def bytes_per_row(shape: RowShape) -> int:
     """Estimate the size of a row, all columns together."""
     latents = sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
-    return latents + caption_bytes(shape.text_width) + 40
+    return latents + shape.text.bytes + 40
 
 
 def rows_of(encoded: Encoded, shape: RowShape) -> pa.Table:
@@ -73,10 +79,12 @@ def rows_of(encoded: Encoded, shape: RowShape) -> pa.Table:
     columns["bucket"] = chunk.buckets[good]
     for side in shape.resolutions:
         columns[column(shape, side)] = _latents(encoded.latents[side], good, shape, side)
-    columns["token_ids"] = _fixed_size_binary(chunk.tokens[good], 2 * TOKENS) if shape.text_width is None else None
-    if shape.text_width is not None:
-        assert encoded.text is not None
-        columns["text_embedding"] = _fixed_size_binary(encoded.text[good], 2 * TOKENS * shape.text_width)
+    text = chunk.tokens if shape.text.width is None else encoded.text
+    assert text is not None
+    columns[text_column(shape)] = _fixed_size_binary(text[good].astype(shape.text.stored, copy=False), shape.text.bytes)
+    if shape.text.pad is not None:
+        own = text[good].any(2) if text.ndim > 2 else text[good] != shape.text.pad
+        columns["tokens"] = np.where(own, np.arange(1, shape.text.tokens + 1), 0).max(1, initial=0)
     fields = schema(shape)
     return pa.table({name: columns[name] for name in fields.names}, schema=fields)
 
@@ -104,9 +112,11 @@ def _latents_field(shape: RowShape, side: int) -> pa.Field:
     metadata = {
         "dtype": "float16",
         "content": shape.content,
-        "scaling_factor": repr(shape.scaling_factor),
+        "scaling_factor": repr(shape.space.scale),
         "resolution": str(side),
     }
+    if shape.space.shift:
+        metadata["shift_factor"] = repr(shape.space.shift)
     kind = pa.binary(2 * math.prod(values))
     if shape.buckets:
         # A row's shape is the one that its column `bucket` numbers.
@@ -118,11 +128,11 @@ def _latents_field(shape: RowShape, side: int) -> pa.Field:
 
 
 def _text_field(shape: RowShape) -> pa.Field:
-    if shape.text_width is None:
-        metadata = {"dtype": np.dtype(TOKEN_DTYPE).name, "shape": json.dumps([TOKENS])}
-        return pa.field("token_ids", pa.binary(2 * TOKENS), nullable=False, metadata=metadata)
-    metadata = {"dtype": "float16", "shape": json.dumps([TOKENS, shape.text_width]), "empty": EMPTY_TEXT}
-    return pa.field("text_embedding", pa.binary(2 * TOKENS * shape.text_width), nullable=False, metadata=metadata)
+    text = shape.text
+    metadata = {"dtype": text.stored.name, "shape": json.dumps(text.shape)}
+    if text.width is not None:
+        metadata["empty"] = EMPTY_TEXT
+    return pa.field(text_column(shape), pa.binary(text.bytes), nullable=False, metadata=metadata)
 
 
 def _latents(groups: Sequence[ShapeGroup], good: NDArray[np.bool_], shape: RowShape, side: int) -> pa.Array:
@@ -143,4 +153,4 @@ def _fixed_size_binary(values: NDArray[Any], width: int) -> pa.Array:
 
 
 def _values(shape: RowShape, width: int, height: int | None = None) -> tuple[int, int, int]:
-    return latent_shape(width, height, CHANNELS if shape.content == "sample" else 2 * CHANNELS)
+    return shape.space.shape(width, height, moments=shape.content == "moments")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.encode.chunk import Chunk, ShapeGroup, SourceRow
 from sdp.encode.recipe import Recipe, place
+from sdp.families.tokenizer import tokenize, tokens_of
 from sdp.imaging import (
     Box,
     Header,
@@ -29,8 +30,6 @@ from sdp.imaging import (
     read_header,
     shrink,
 )
-from sdp.model.family import TOKEN_DTYPE, TOKENS
-from sdp.model.tokenizer import tokenize
 from sdp.sandbox.decoders import Sandbox
 
 if TYPE_CHECKING:
@@ -134,7 +133,8 @@ class Transform:
         """Set up the step; without `crop`, images are decoded in this process.
 
         `reason_to_skip` returns the reason to leave an address out, if there is one. A row without a caption fails or,
-        if rows need not be `captioned`, has zeros for tokens, as every row has without a tokenizer.
+        if rows need not be `captioned`, has zeros for tokens. Without a tokenizer there are no
+        tokens.
         """
         self._recipe = recipe
         self._tokenizer = tokenizer
@@ -164,10 +164,12 @@ class Transform:
             outcomes=outcomes,
         )
 
-    def _tokens(self, captions: list[str]) -> NDArray[np.uint16]:
-        tokens = np.zeros((len(captions), TOKENS), TOKEN_DTYPE)
+    def _tokens(self, captions: list[str]) -> NDArray[np.uint32]:
+        if self._tokenizer is None:
+            return np.zeros((len(captions), 0), np.uint32)
+        tokens = np.zeros((len(captions), tokens_of(self._tokenizer)), np.uint32)
         present = [number for number, caption in enumerate(captions) if caption.strip()]
-        if self._tokenizer is not None and present:
+        if present:
             tokens[present] = tokenize(self._tokenizer, [captions[number] for number in present])
         return tokens
 

@@ -24,10 +24,10 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
+from sdp.families.classes import know_compiler
+from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import load, sources
-from sdp.model.classes import know_compiler
 from sdp.model.layout import ModelSource
-from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.sandbox.decoders import once_a_thread
 from sdp.storage import Storage, StorageOptions
 
@@ -143,7 +143,7 @@ class EncodeSpec(RowsSpec):
     def load(self) -> "Encoder":
         """Load the encoder; where captions are embedded, store the empty caption's embedding."""
         encoder = self.load_encoder()
-        if self.shape.text_width is not None and not self.output.exists(table.EMPTY_TEXT):
+        if self.shape.text.width is not None and not self.output.exists(table.EMPTY_TEXT):
             with suppress(AlreadyExists):
                 self.output.create(table.EMPTY_TEXT, table.npy_bytes(self.embed_empty(encoder)))
         return encoder
@@ -155,8 +155,9 @@ class EncodeSpec(RowsSpec):
         if self.settings.compile:
             know_compiler()
         model = sources.resolve(self.model, storage=self.storage)
-        text = load.load_text_encoder(model.path) if self.shape.text_width is not None else None
-        return Encoder(load.load_vae(model.path), self.settings, text_encoder=text, device=device)
+        text = load.load_text_encoder(model.path) if self.shape.text.width is not None else None
+        vae, family = load.load_vae(model.path), model.family
+        return Encoder(vae, self.settings, family=family, text_encoder=text, device=device)
 
     def embed_empty(self, encoder: "Encoder") -> NDArray[np.float16]:
         """Return the embedding of the empty caption, which caption dropout puts in place of a caption."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from sdp.device import share_cores
 from sdp.errors import ModelError, one_line
+from sdp.families.tokenizer import load_clip_tokenizer, token_ids
 from sdp.imaging import Pixels
 from sdp.model.clip import embedding, read_tensors
 from sdp.model.load import load_network as load_network_of
 from sdp.model.networks import FeatureNetwork
-from sdp.model.tokenizer import load_tokenizer, token_ids
 
 FeatureRows = NDArray[np.float32]
 """Features, one row for each picture."""
@@ -90,7 +90,7 @@ class Transformers:
         processor: Any = transformers.CLIPImageProcessor if self._is_clip else transformers.AutoImageProcessor
         self._processor = processor.from_pretrained(network.path)
         if self._is_clip:
-            self._tokenizer: Any = load_tokenizer(network.path, "")
+            self._tokenizer: Any = load_clip_tokenizer(network.path)
 
     def prepare(self, pixels: Pixels) -> NetworkInput:
         tensors = self._processor(images=[np.ascontiguousarray(pixels)], return_tensors="pt")["pixel_values"]

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sdp.config.generate import GenerateConfig, SamplerConfig
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch, share_cores
+from sdp.families import Family, latent_space, of
+from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.generate.sample import make_scheduler
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
-from sdp.model.family import encode_text, latent_shape, predict
 from sdp.model.latents import decode, to_images
-from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_networks, load_trained
 
 Picture = NDArray[np.uint8]
@@ -33,8 +33,9 @@ class Painter:
     are those of diffusers' pipelines: `torch.Generator().manual_seed(seed)`.
     """
 
-    unet: Any
-    """Called by `family.predict`."""
+    family: Family
+    denoiser: Any
+    """Called by the family's `predict`."""
     vae: Any
     encode: Callable[[Sequence[str]], Tensor]
     """Returns the prompts' embeddings, on the device."""
@@ -43,7 +44,7 @@ class Painter:
     sampler: SamplerConfig
     resolution: int
     dtype: torch.dtype
-    """The dtype of the U-Net's inputs; the sampler computes in fp32."""
+    """The dtype of the denoiser's inputs; the sampler computes in fp32."""
     limit: BatchLimit
 
     @torch.no_grad()
@@ -65,7 +66,7 @@ class Painter:
         return [next(images) if good else None for good in finite.tolist()]
 
     def _denoise(self, text: Tensor, seeds: Sequence[int]) -> Tensor:
-        """Return each picture's latents, in fp32 and with the U-Net's scale, by the embeddings of all prompts."""
+        """Return each picture's latents, in fp32 and with the denoiser's scale, by the embeddings of all prompts."""
         sampler, device = self.sampler, text.device
         scheduler = make_scheduler(self.schedule, sampler.scheduler)
         scheduler.set_timesteps(sampler.steps, device=device)
@@ -77,12 +78,13 @@ class Painter:
         if guided:
             context = torch.cat((negative.expand_as(context), context))
         context = context.to(self.dtype)
-        shape = latent_shape(self.resolution)
+        shape = latent_space(self.vae.config).shape(self.resolution)
         noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
-        latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
+        latents: Tensor = noise.to(device) * getattr(scheduler, "init_noise_sigma", 1.0)  # a flow has none
+        scale = getattr(scheduler, "scale_model_input", lambda latents, _: latents)
         for timestep in scheduler.timesteps:
-            inputs = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
-            predicted = predict(self.unet, inputs.to(self.dtype), timestep, context).float()
+            inputs = scale(torch.cat((latents, latents)) if guided else latents, timestep)
+            predicted = self.family.predict(self.denoiser, inputs.to(self.dtype), timestep, context).float()
             if guided:
                 unwanted, wanted = predicted.chunk(2)
                 predicted = unwanted + sampler.guidance_scale * (wanted - unwanted)
@@ -103,7 +105,8 @@ def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
     trained = trained.eval().requires_grad_(False).to(device, dtype)
     share_cores(device, trained)
     return Painter(
-        unet=trained.unet,
+        family=trained.family,
+        denoiser=trained.denoiser,
         vae=load.load_vae(path, device=device),
         encode=text_encoding(path, trained.text_encoder or load.load_text_encoder(path, dtype, device), device),
         schedule={**load.load_scheduler_config(path), **model.scheduler},
@@ -116,10 +119,10 @@ def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
 
 def text_encoding(path: Path, text_encoder: Any, device: torch.device) -> Callable[[Sequence[str]], Tensor]:
     """Return a function that encodes prompts with a model's tokenizer and this text encoder, which is on the device."""
-    tokenizer = load_tokenizer(path)
+    tokenizer, family = load_tokenizer(path), of(path)
 
     @torch.no_grad()
     def encode(prompts: Sequence[str]) -> Tensor:
-        return encode_text(text_encoder, token_ids(tokenizer, prompts).to(device))
+        return family.encode_text(text_encoder, token_ids(tokenizer, prompts).to(device))
 
     return encode

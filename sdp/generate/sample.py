@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sdp.model.layout import FLOW
+
 SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ddim": ("DDIMScheduler", {}),
     "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
@@ -19,10 +21,10 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def make_scheduler(schedule: Mapping[str, Any], name: str) -> Any:
-    """Return one of diffusers' samplers for a model's noise schedule."""
+    """Return one of diffusers' samplers for a model's noise schedule; a flow has one."""
     import diffusers
 
-    kind_name, settings = SCHEDULERS[name]
+    kind_name, settings = (FLOW, {}) if schedule.get("_class_name") == FLOW else SCHEDULERS[name]
     kind: Any = getattr(diffusers, kind_name)
     # As StableDiffusionPipeline sets them: clip_sample is for pixels, steps_offset for DDIM's and DDPM's spacing.
     options = {**schedule, "clip_sample": False, "steps_offset": 1, **settings}

@@ -10,6 +10,7 @@ from typing import Any
 
 from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
+from sdp.families import INDEX
 from sdp.model import sources
 from sdp.model.checkpoints import (
     COMPLETE,
@@ -19,7 +20,7 @@ from sdp.model.checkpoints import (
     trained_scheduler,
     training_config,
 )
-from sdp.model.layout import INDEX, ModelSource
+from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
 _BESIDE_TRAINED = ("vae", "text_encoder", "tokenizer", "scheduler")
@@ -77,6 +78,12 @@ def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, opti
     return older
 
 
+def _check_sampler(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> None:
+    """Refuse a sampler of diffusion for a flow."""
+    if (name := config.sampler.scheduler) != "ddim" and sources.prediction_type(source, storage=options) == "flow":
+        raise UserError(f"sampler.scheduler: expected ddim, which means Euler's steps for a flow, got {name!r}")
+
+
 def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> GenerateModel:
     if config.weights != "auto":
         raise UserError(
@@ -84,7 +91,9 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
         )
     if config.model is not None:
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
-    digest = sources.resolve(sources.check(source, storage=options), storage=options).digest
+    source = sources.check(source, storage=options)
+    _check_sampler(config, source, options)
+    digest = sources.resolve(source, storage=options).digest
     uri = str(source) if source.kind in ("hub", "builtin") else open_storage(source.uri, options).uri
     return GenerateModel(uri, digest, replace(source, sha256=digest))
 
@@ -92,6 +101,7 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
 def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> GenerateModel:
     training = training_config(folder)
     source = sources.check(config.model or training.model.source, _BESIDE_TRAINED, storage=options)
+    _check_sampler(config, source, options)
     model = sources.resolve(replace(source, sha256=base_digest(folder)), storage=options)
     return GenerateModel(
         uri=folder.uri,

@@ -275,6 +275,8 @@ def state_in(marker: Mapping[str, Any]) -> TrainState:
 
 def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
     """Return the settings of diffusers' samplers that follow from a training's objective."""
+    if prediction == "flow":
+        return {}
     settings: dict[str, Any] = {"prediction_type": "v_prediction" if prediction == "v" else "epsilon"}
     if zero_terminal_snr:  # the last timestep, which is pure noise, must be sampled
         settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

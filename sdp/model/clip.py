@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdp.errors import ModelError, StorageError, one_line
+from sdp.families import TextSpace
 from sdp.imaging import Pixels
-from sdp.model.family import TOKENS
 from sdp.model.layout import json_object
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import StorageOptions, open_source
@@ -69,8 +69,9 @@ def view_of(network: FeatureNetwork) -> View:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         line = one_line(error, 120)
         raise ModelError(f"{where}: not the configuration of a CLIP processor ({line}); fetch it again") from error
-    if view.side > view.shortest or text.get("max_position_embeddings", TOKENS) != TOKENS:
-        raise ModelError(f"{network.path}: expected pictures cut from larger ones, and {TOKENS} tokens; choose another")
+    tokens = TextSpace().tokens
+    if view.side > view.shortest or text.get("max_position_embeddings", tokens) != tokens:
+        raise ModelError(f"{network.path}: expected pictures cut from larger ones, and {tokens} tokens; choose another")
     return view
 
 

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
+from sdp.families import INDEX, of
+from sdp.families.sd import SD
 from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
     find_checkpoint,
@@ -20,7 +22,7 @@ from sdp.model.checkpoints import (
     trained_scheduler,
     with_step,
 )
-from sdp.model.layout import INDEX, PARTS
+from sdp.model.layout import PARTS
 from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import architecture, single_file
 from sdp.model.trained import by_network, load_trained, lora_of
@@ -84,6 +86,9 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
     source = _source(folder, config)
+    family = of(source)
+    if one_file and family is not SD:
+        raise UserError(f"export: no other program reads such a file of {family.name}; export a folder")
     if form == "lora":
         target.publish(file, _serialised(_lora(folder, ema=ema), dtype))
         return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
@@ -93,7 +98,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
     spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
-    target.publish(file, _serialised(single_file(networks.unet, load.load_vae(source), text_encoder), dtype, spec))
+    target.publish(file, _serialised(single_file(networks.denoiser, load.load_vae(source), text_encoder), dtype, spec))
     return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
 
 
@@ -114,7 +119,7 @@ def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], 
             elif name == SCHEDULER:
                 data = _json({**json.loads(data), **scheduler})
             elif name == INDEX:
-                data = _index(data)
+                data = _index(data, set(map(networks.family.folder, PARTS)))
             elif name == TEXT_ENCODER:
                 data = _text_encoder(data)
             target.publish(name, data)
@@ -138,7 +143,7 @@ def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    return diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
+    return diffusers_lora(by_network(read_weights(folder, ema=ema), SD), lora.scale)
 
 
 def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any], text_encoder: Any) -> dict[str, str]:
@@ -184,11 +189,11 @@ def _serialised(tensors: dict[str, Any], dtype: Dtype, spec: Mapping[str, str] |
     return save_tensors(cast, {"format": "pt", **spec, "modelspec.hash_sha256": f"0x{digest}"})
 
 
-def _index(data: bytes) -> bytes:
+def _index(data: bytes, parts: Container[str]) -> bytes:
     """Return the source's index without the networks that are not exported, such as a safety checker."""
     index = json.loads(data)
     for name, entry in index.items():
-        if isinstance(entry, list) and name not in PARTS:
+        if isinstance(entry, list) and name not in parts:
             index[name] = [None, None]
     return _json({**index, "requires_safety_checker": False})
 

@@ -5,16 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sdp import families
 from sdp.errors import ModelError, Unavailable, named
+from sdp.families.sd import MIRROR
 from sdp.model import layout
-from sdp.model.family import MIRROR
 from sdp.model.layout import Exists, ModelSource
 
 TIMEOUT_S = 10.0
 
 
 def has_model(folder: Path) -> bool:
-    return layout.missing_file(lambda name: (folder / name).is_file(), layout.PARTS) is None
+    return layout.missing_file(lambda name: (folder / name).is_file(), layout.PARTS, families.of(folder)) is None
 
 
 def exists(source: ModelSource) -> Exists:

@@ -1,9 +1,12 @@
 """Conversions between images, pixels and latents. Each convention is in one place.
 
-The VAE sees pixels in [-1, 1]; the U-Net sees latents times the VAE's scaling factor (0.18215).
+The VAE sees pixels in [-1, 1]; the denoiser sees latents: the VAE's output less its shift, times
+its scaling factor (0 and 0.18215 in Stable Diffusion).
 """
 
 from typing import TYPE_CHECKING, Any
+
+from sdp.families import latent_space
 
 if TYPE_CHECKING:
     import torch
@@ -30,5 +33,6 @@ def to_images(pixels: "torch.Tensor") -> "torch.Tensor":
 
 def decode(vae: Vae, latents: "torch.Tensor") -> "torch.Tensor":
     """Return the pixels of scaled latents."""
-    pixels: torch.Tensor = vae.decode(latents / vae.config.scaling_factor).sample
+    space = latent_space(vae.config)
+    pixels: torch.Tensor = vae.decode(latents / space.scale + space.shift).sample
     return pixels

@@ -4,7 +4,7 @@
     vae/           config.json, diffusion_pytorch_model.safetensors
     text_encoder/  config.json, model.safetensors
     tokenizer/     tokenizer_config.json, and vocab.json with merges.txt or tokenizer.json
-    unet/          config.json, diffusion_pytorch_model.safetensors
+    unet/          config.json, diffusion_pytorch_model.safetensors (transformer/ in some families)
     scheduler/     scheduler_config.json
 
 Weights may be split into several files with an index. Other precisions, formats and files in a published folder are
@@ -19,15 +19,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdp.errors import ModelError
-from sdp.model.family import REQUIREMENTS
+from sdp.families import DENOISER, INDEX, Family
 
+Prediction = Literal["epsilon", "v", "flow"]
 Exists = Callable[[str], bool]
 """Returns true if a name, relative to the model's folder, is a file."""
 
-PARTS = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
-INDEX = "model_index.json"
+PARTS = ("vae", "text_encoder", "tokenizer", DENOISER, "scheduler")
 
-_WEIGHTS = {"vae": "diffusion_pytorch_model", "unet": "diffusion_pytorch_model", "text_encoder": "model"}
+FLOW = "FlowMatchEulerDiscreteScheduler"
+"""The scheduler of a model of flow matching."""
+
+_WEIGHTS = {
+    "vae": "diffusion_pytorch_model",
+    "unet": "diffusion_pytorch_model",
+    "transformer": "diffusion_pytorch_model",
+    "text_encoder": "model",
+}
 TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -77,32 +85,24 @@ def present(folder: Path, patterns: Sequence[str] = PATTERNS) -> list[str]:
     return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
-def missing_file(exists: Exists, parts: Sequence[str]) -> str | None:
+def missing_file(exists: Exists, parts: Sequence[str], family: Family) -> str | None:
     """Return the first missing file that one of the parts needs, or None."""
-    for part in parts:
+    for part in map(family.folder, parts):
         for alternatives in _REQUIRED[part]:
             if not any(all(exists(f"{part}/{name}") for name in names) for names in alternatives):
                 return f"{part}/{alternatives[0][0]}"
     return None
 
 
-def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | None:
-    """Return why these parts cannot form a Stable Diffusion model, or None. Reads their configurations only."""
+def contradiction(read: Callable[[str], bytes], parts: Sequence[str], family: Family) -> str | None:
+    """Return why these parts cannot form a model of the family, or None. Reads their configurations only."""
     configs: dict[str, dict[str, Any]] = {}
-    for part in (part for part in parts if part in _WEIGHTS):
+    for part in (part for part in map(family.folder, parts) if part in _WEIGHTS):
         try:
             configs[part] = json_object(read(f"{part}/config.json"))
         except ValueError as error:
             return f"{part}/config.json is {error}"
-    for path, expected in REQUIREMENTS:
-        part, key = path.split(".")
-        if part in configs and (value := configs[part].get(key)) != expected:
-            return f"{part}/config.json: {key}: expected {expected!r}, got {value!r}"
-    if "unet" in configs and "text_encoder" in configs:
-        output, needed = configs["text_encoder"].get("hidden_size"), configs["unet"].get("cross_attention_dim")
-        if output != needed:
-            return f"the text encoder has {output} output channels, the U-Net needs {needed}"
-    return None
+    return family.problem(configs)
 
 
 def json_object(data: bytes) -> dict[str, Any]:
@@ -116,9 +116,11 @@ def json_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def prediction_type(scheduler: Mapping[str, Any], where: str) -> Literal["epsilon", "v"]:
+def prediction_type(scheduler: Mapping[str, Any], where: str) -> Prediction:
     """Return what a model predicts, by the configuration of its scheduler; `where` begins the error."""
-    known: dict[Any, Literal["epsilon", "v"]] = {"epsilon": "epsilon", "v_prediction": "v"}
+    if scheduler.get("_class_name") == FLOW:
+        return "flow"
+    known: dict[Any, Prediction] = {"epsilon": "epsilon", "v_prediction": "v"}
     prediction = str(scheduler.get("prediction_type", "epsilon"))
     if prediction not in known:
         expected = "expected epsilon or v_prediction"

@@ -9,32 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdp import families
 from sdp.errors import ModelError, one_line
-from sdp.model.classes import network_class
-from sdp.model.family import new_unet, unet_class
+from sdp.families.classes import network_class
 from sdp.model.layout import json_object, prediction_type
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextModel
+    from transformers import PreTrainedModel
 
     from sdp.model.schedule import NoiseSchedule
 
 
-def load_vae(path: Path, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
+def load_vae(path: Path, device: "torch.device | str" = "cpu") -> Any:
     """Load the VAE, frozen."""
-    vae: AutoencoderKL = _frozen(_diffusers(network_class("AutoencoderKL"), path, "vae"), device)
-    return vae
+    kind = _config(path / "vae/config.json").get("_class_name", "AutoencoderKL")
+    return _frozen(_diffusers(network_class(kind), path, "vae"), device)
 
 
 def load_text_encoder(
     path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
-) -> "CLIPTextModel":
-    """Load the text encoder, frozen. `family.encode_text` runs it."""
-    from transformers import CLIPTextModel
-
-    encoder: CLIPTextModel = load_network(CLIPTextModel, path / "text_encoder", device, dtype=dtype)
+) -> "PreTrainedModel":
+    """Load the text encoder, frozen. Its family's `encode_text` runs it."""
+    encoder: PreTrainedModel = load_network(_text_class(path), path / "text_encoder", device, dtype=dtype)
+    families.of(path).prepare_text_encoder(encoder, path)
     return encoder
 
 
@@ -48,31 +46,39 @@ def load_network(kind: Any, path: Path, device: "torch.device | str" = "cpu", **
     return _frozen(_complete(kind, path, **{**options, "dtype": options.get("dtype") or torch.float32}), device)
 
 
-def new_text_encoder(path: Path) -> "CLIPTextModel":
+def new_text_encoder(path: Path) -> "PreTrainedModel":
     """Return a text encoder with new weights, to inspect its layers."""
-    from transformers import CLIPTextConfig, CLIPTextModel
+    kind = _text_class(path)
+    encoder: PreTrainedModel = kind(kind.config_class.from_pretrained(path / "text_encoder"))
+    return encoder
 
-    return CLIPTextModel(CLIPTextConfig.from_pretrained(path / "text_encoder"))
+
+def _text_class(path: Path) -> Any:
+    import transformers
+
+    return getattr(transformers, families.of(path).text_class)
 
 
-def load_unet(path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu") -> "UNet2DConditionModel":
-    """Load the U-Net for training, with the source's weights or with new ones from torch's current seed."""
+def load_denoiser(path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu") -> Any:
+    """Load the denoiser for training, with the source's weights or with new ones from torch's current seed."""
     import torch
 
+    family = families.of(path)
+    kind, folder = network_class(family.denoiser_class), path / family.denoiser
     if pretrained:
-        unet = _diffusers(unet_class(), path, "unet")
+        denoiser = _diffusers(kind, path, family.denoiser)
     else:
-        config = load_unet_config(path)
-        with _explained(path / "unet"):
-            unet = new_unet(config)
+        config = load_denoiser_config(path)
+        with _explained(folder):
+            denoiser = kind.from_config(config)
+            family.initialise(denoiser)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
-    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, torch.float32).train()
-    return ready
+    return torch.nn.Module.to(denoiser, device, torch.float32).train()
 
 
-def load_unet_config(path: Path) -> dict[str, Any]:
-    """Load the U-Net's configuration."""
-    return _config(path / "unet/config.json")
+def load_denoiser_config(path: Path) -> dict[str, Any]:
+    """Load the denoiser's configuration."""
+    return _config(path / families.of(path).denoiser / "config.json")
 
 
 def load_noise_schedule(path: Path) -> "NoiseSchedule":

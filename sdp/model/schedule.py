@@ -1,73 +1,143 @@
-"""The noise schedule: the signal and noise at each timestep, the target that the model predicts, and its loss."""
+"""The ways to add noise, each with the target that is predicted: a noise schedule (diffusion) or a line (flow)."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Prediction = Literal["epsilon", "v"]
+from sdp.model.layout import Prediction
+
+TICKS = 1 << 24
+"""A flow's times are whole numbers of this many parts: FSDP would round times in fp32 to its own dtype."""
+_PARTS = 1000
+
+Integers = Callable[[int], Tensor]
+"""Returns for each row a random number below the given one."""
+
+
+class Process(Protocol):
+    """Adds noise to latents at a time of each sample."""
+
+    @property
+    def parts(self) -> int:
+        """The parts into which a validation divides time, from no noise on."""
+
+    def times(self, integers: Integers) -> Tensor:
+        """Return the times to train at."""
+
+    def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
+        """Return times that are uniform over the parts from `low` to before `high`."""
+
+    def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """Return the noisy latents of a batch."""
+
+    def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """Return what the model should predict."""
+
+    def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
+        """Return the weight of each sample's loss."""
 
 
 @dataclass(frozen=True)
-class NoiseSchedule:
+class Flow(Process):
+    """The line x_t = (1 − t) · z + t · n from latents to noise, along which the velocity n − z is predicted."""
+
+    logit_normal: bool = False
+    """Draw times near the middle more often (Esser et al., 2403.03206), rather than all alike."""
+    shift: float = 1.0
+    """Moves times towards the noise, as pictures of more pixels need: t becomes s · t / (1 + (s − 1) · t)."""
+
+    @property
+    def parts(self) -> int:
+        return _PARTS
+
+    def times(self, integers: Integers) -> Tensor:
+        part = self.times_in(integers, 0, _PARTS) / TICKS
+        if self.logit_normal:
+            part = torch.special.ndtri(part).sigmoid()
+        part = self.shift * part / (1 + (self.shift - 1) * part)
+        return (part * TICKS).round().long()
+
+    def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
+        first, last = TICKS * low // _PARTS, TICKS * high // _PARTS
+        return first + integers(last - first)
+
+    def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        part = (times / TICKS).view(-1, *[1] * (latents.dim() - 1))
+        return (1 - part) * latents + part * noise
+
+    def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002 (the same at all times)
+        return noise - latents
+
+    def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
+        raise NotImplementedError("a flow's losses have equal weights")
+
+
+@dataclass(frozen=True)
+class NoiseSchedule(Process):
     """The tables of x_t = √ᾱ_t · x_0 + √(1 − ᾱ_t) · ε, on the device that uses them."""
 
     signal: Tensor
     """√ᾱ, fp32, by timestep."""
     noise: Tensor
     """√(1 − ᾱ), fp32, by timestep."""
-
-    def __len__(self) -> int:
-        return len(self.signal)
+    prediction: Prediction = "epsilon"
 
     def to(self, device: torch.device) -> "NoiseSchedule":
         """Return the schedule on a device."""
-        return NoiseSchedule(self.signal.to(device), self.noise.to(device))
+        return replace(self, signal=self.signal.to(device), noise=self.noise.to(device))
+
+    @property
+    def parts(self) -> int:
+        return len(self.signal)
+
+    def times(self, integers: Integers) -> Tensor:
+        return integers(len(self.signal))
+
+    def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
+        return low + integers(high - low)
 
     @property
     def alphas_cumprod(self) -> Tensor:
         """ᾱ, by timestep."""
         return self.signal**2
 
-    def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return the noisy latents x_t of a batch."""
-        return _at(self.signal, timesteps, latents) * latents + _at(self.noise, timesteps, latents) * noise
+    def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        return _at(self.signal, times, latents) * latents + _at(self.noise, times, latents) * noise
 
-    def target(self, prediction: Prediction, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return the target: the noise, or the velocity √ᾱ · ε − √(1 − ᾱ) · x_0."""
-        if prediction == "epsilon":
+    def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """Return the noise, or the velocity √ᾱ · ε − √(1 − ᾱ) · x_0."""
+        if self.prediction == "epsilon":
             return noise
-        return _at(self.signal, timesteps, latents) * noise - _at(self.noise, timesteps, latents) * latents
+        return _at(self.signal, times, latents) * noise - _at(self.noise, times, latents) * latents
 
-    def snr(self, timesteps: Tensor) -> Tensor:
-        """Return the signal-to-noise ratio ᾱ / (1 − ᾱ) of each sample."""
-        return (self.signal[timesteps] / self.noise[timesteps]) ** 2
+    def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
+        """Keep easy timesteps from dominating: min(SNR, γ) for x_0 (Hang et al., 2303.09556).
+
+        At a timestep without signal (zero terminal SNR) the weight is its limit, which avoids a division by zero.
+        """
+        snr = (self.signal[times] / self.noise[times]) ** 2
+        if self.prediction == "v":
+            return snr.clamp(max=gamma) / (snr + 1)
+        return torch.where(snr > 0, snr.clamp(max=gamma) / snr.clamp(min=1e-12), 1.0)
 
 
-def from_alphas_cumprod(alphas_cumprod: Tensor, *, zero_terminal_snr: bool = False) -> NoiseSchedule:
+def from_alphas_cumprod(
+    alphas_cumprod: Tensor, prediction: Prediction = "epsilon", *, zero_terminal_snr: bool = False
+) -> NoiseSchedule:
     """Return the schedule of ᾱ, the share of the signal's variance that is left at each step."""
     signal = alphas_cumprod.double().sqrt()
     if zero_terminal_snr:
         # Shift and scale: the last step has no signal and the first is unchanged (Lin et al., 2305.08891).
         signal = (signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])
-    return NoiseSchedule(signal.float(), (1 - signal**2).sqrt().float())
+    return NoiseSchedule(signal.float(), (1 - signal**2).sqrt().float(), prediction)
 
 
 def sample_losses(predicted: Tensor, target: Tensor) -> Tensor:
     """Return the mean squared error of each sample, always in fp32."""
     return (predicted.float() - target.float()).square().flatten(1).mean(1)
-
-
-def min_snr_weights(schedule: NoiseSchedule, timesteps: Tensor, prediction: Prediction, gamma: float) -> Tensor:
-    """Return min-SNR weights, which keep easy timesteps from dominating: min(SNR, γ) for x_0 (Hang et al., 2303.09556).
-
-    At a timestep without signal (zero terminal SNR) the weight is its limit, which avoids a division by zero.
-    """
-    snr = schedule.snr(timesteps)
-    if prediction == "v":
-        return snr.clamp(max=gamma) / (snr + 1)
-    return torch.where(snr > 0, snr.clamp(max=gamma) / snr.clamp(min=1e-12), 1.0)
 
 
 def _at(table: Tensor, timesteps: Tensor, like: Tensor) -> Tensor:

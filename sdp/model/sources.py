@@ -1,6 +1,6 @@
 """Model sources: checking them, and fetching them to this machine.
 
-    builtin:tiny                      the tiny model that is part of sdp
+    builtin:tiny, builtin:tiny-prx    the tiny models that are part of sdp
     owner/name@0123…cdef              a repository on the model hub, at one revision
     /folder, ./folder, file://…       a local folder
     s3://bucket/folder, gs://…        a folder in a bucket, downloaded once per machine
@@ -12,14 +12,17 @@ folder and its digest. A source pinned by `sha256` is refused when its content h
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from sdp import families
 from sdp.errors import ModelError
+from sdp.families import INDEX, Family
+from sdp.families.sd import SD1, SD2, KnownModel
 from sdp.model import cache, hub, layout
-from sdp.model.family import SD1, SD2, Family
-from sdp.model.layout import PARTS, Exists, ModelSource
+from sdp.model.layout import PARTS, Exists, ModelSource, Prediction
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.uri import parse as parse_uri
 
@@ -37,6 +40,10 @@ class LocalModel:
     path: Path
     digest: str
     source: ModelSource
+
+    @property
+    def family(self) -> Family:
+        return families.of(self.path)
 
 
 def parse(text: str) -> ModelSource:
@@ -69,13 +76,12 @@ def check(
     This reads names and configurations, a few kilobytes, but no weights. It needs no torch.
     """
     source = parse(source) if isinstance(source, str) else source
-    if source.kind == "hub":
-        _require_files(source, hub.exists(source), parts)
-        return source
-    folder = _open(source, storage)
-    _require_files(source, folder.exists, parts)
-    if problem := layout.contradiction(folder.read, parts):
-        raise ModelError(f"model source {source}: {problem}; use the parts of one Stable Diffusion 1 or 2 model")
+    exists, read = _files(source, storage)
+    family = _family(exists, read)
+    _require_files(source, exists, parts, family)
+    # A hub's configurations would be a request each.
+    if source.kind != "hub" and (problem := layout.contradiction(read, parts, family)):
+        raise ModelError(f"model source {source}: {problem}; use the parts of one {family.name} model")
     return source
 
 
@@ -88,7 +94,7 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
     path = fetch(source, storage)
     names = layout.present(path)
     if not names:
-        _require_files(source, lambda _: False, PARTS)
+        _require_files(source, lambda _: False, PARTS, families.of(path))
     digest = cache.digest(path, names)
     if source.sha256 is not None and digest != source.sha256:
         raise ModelError(
@@ -112,23 +118,29 @@ def fetch(
     return local_folder(source)
 
 
-def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Literal["epsilon", "v"]:
-    """Return the prediction type of a source's U-Net, by its scheduler_config.json. Reads nothing else."""
+def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Prediction:
+    """Return the prediction type of a source, by its scheduler_config.json. Reads nothing else."""
     name = "scheduler/scheduler_config.json"
     return layout.prediction_type(_read_config(source, name, storage), f"model source {source}: {name}")
 
 
-def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family | None:
+def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family:
+    """Return the family of a source."""
+    return _family(*_files(parse(source) if isinstance(source, str) else source, storage))
+
+
+def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
     """Return the published model whose U-Net has the source's size, or None."""
-    unet = _read_config(source, "unet/config.json", storage)
+    folder = family(source, storage=storage).denoiser
+    unet = _read_config(source, f"{folder}/config.json", storage)
     keys = ("block_out_channels", "layers_per_block", "cross_attention_dim")
-    return next((known for known in (SD2, SD1) if all(unet.get(key) == known.unet[key] for key in keys)), None)
+    return next((model for model in (SD2, SD1) if all(unet.get(key) == model.unet[key] for key in keys)), None)
 
 
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
-    data = hub.read(source, name) if source.kind == "hub" else _open(source, storage).read(name)
+    data = _files(source, storage)[1](name)
     try:
         return layout.json_object(data)
     except ValueError as error:
@@ -139,13 +151,25 @@ def local_folder(source: ModelSource) -> Path:
     """Return the folder of a builtin or local source."""
     if source.kind == "builtin":
         name = source.uri.removeprefix(BUILTIN)
-        if name != "tiny":
-            raise ModelError(f"model source {source}: unknown builtin model; expected builtin:tiny")
-        return Path(str(files("sdp.model") / "tiny"))
+        if name not in ("tiny", "tiny-prx"):
+            raise ModelError(f"model source {source}: unknown builtin model; expected builtin:tiny or builtin:tiny-prx")
+        return Path(str(files("sdp.model") / name.replace("-", "_")))
     path = Path(parse_uri(source.uri).path)
     if not path.is_dir():
         raise ModelError(f"model source {source}: no such folder; pass one that every node can read, or {FORMS}")
     return path
+
+
+def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
+    """Return a test for a source's files, and a reader of small ones."""
+    if source.kind == "hub":
+        return hub.exists(source), partial(hub.read, source)
+    folder = _open(source, storage)
+    return folder.exists, folder.read
+
+
+def _family(exists: Exists, read: Callable[[str], bytes]) -> Family:
+    return families.by_index(read(INDEX) if exists(INDEX) else b"{}")
 
 
 def _open(source: ModelSource, storage: StorageOptions | None) -> Storage:
@@ -153,9 +177,10 @@ def _open(source: ModelSource, storage: StorageOptions | None) -> Storage:
     return open_storage(source.uri if source.kind == "bucket" else str(local_folder(source)), storage)
 
 
-def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str]) -> None:
-    if (missing := layout.missing_file(exists, parts)) is not None:
+def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str], family: Family) -> None:
+    if (missing := layout.missing_file(exists, parts, family)) is not None:
+        expected = ", ".join(map(family.folder, parts))
         raise ModelError(
-            f"model source {source}: {missing} is missing: expected {', '.join(parts)} in diffusers layout, with "
+            f"model source {source}: {missing} is missing: expected {expected} in diffusers layout, with "
             "safetensors, since reading a .bin may run code; complete it, or use another source"
         )

@@ -12,37 +12,44 @@ from torch.utils.checkpoint import checkpoint
 from sdp.config.removed import without_removed
 from sdp.config.train import LoraConfig
 from sdp.errors import DatasetError, ModelError, one_line
+from sdp.families import Family, of
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
-from sdp.model.family import blocks, encode_text, predict, text_blocks
 from sdp.model.layout import ModelSource
 from sdp.model.lora import TEXT_TARGETS, add_lora, merge_lora
 from sdp.storage import Storage, StorageOptions
 
-_UNET, _TEXT_ENCODER = "unet.", "text_encoder."
+_TEXT_ENCODER = "text_encoder."
 
 
 class TrainedNetworks(nn.Module):
-    """The U-Net, and the text encoder if it is trained too, as one module that one strategy wraps.
+    """The denoiser, and the text encoder if it is trained too, as one module that one strategy wraps.
 
-    Its children have the names of a model's parts. In checkpoints the U-Net's parameters have no prefix, and the text
-    encoder's begin with `text_encoder.`.
+    Its children have the names of a model's parts. In checkpoints the denoiser's parameters have no prefix, and the
+    text encoder's begin with `text_encoder.`.
     """
 
-    def __init__(self, unet: Any, text_encoder: Any = None) -> None:
+    def __init__(self, family: Family, denoiser: Any, text_encoder: Any = None) -> None:
         super().__init__()
-        self.unet: Any = unet
+        self.family = family
+        self.add_module(family.denoiser, denoiser)
         self.text_encoder: Any = text_encoder
 
-    def forward(self, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
-        """Return the U-Net's prediction; `text` is token ids if the text encoder is trained, else its output."""
+    @property
+    def denoiser(self) -> Any:
+        """The network that predicts, untyped because diffusers' decorators hide its methods."""
+        return getattr(self, self.family.denoiser)
+
+    def forward(self, latents: Tensor, times: Tensor, text: Tensor) -> Tensor:
+        """Return the denoiser's prediction; `text` is token ids if the text encoder is trained, else its output."""
         if self.text_encoder is not None:
-            text = encode_text(self.text_encoder, text)
-        return predict(self.unet, latents, timesteps, text)
+            text = self.family.encode_text(self.text_encoder, text)
+        return self.family.predict(self.denoiser, latents, times, text)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return all parameters, by their names in checkpoints."""
-        return {name.removeprefix(_UNET): parameter for name, parameter in self.named_parameters()}
+        prefix = f"{self.family.denoiser}."
+        return {name.removeprefix(prefix): parameter for name, parameter in self.named_parameters()}
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters."""
@@ -51,19 +58,20 @@ class TrainedNetworks(nn.Module):
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the modules that are sharded separately, in forward order."""
         if self.text_encoder is not None:
-            yield from text_blocks(self.text_encoder)
-        yield from blocks(self.unet)
+            yield from self.family.text_blocks(self.text_encoder)
+        yield from self.family.blocks(self.denoiser)
 
     def recompute_activations(self) -> None:
         """Compute activations again in the backward pass instead of keeping them."""
-        self.unet.enable_gradient_checkpointing()
-        for layer in text_blocks(self.text_encoder) if self.text_encoder is not None else ():
+        self.denoiser.enable_gradient_checkpointing()
+        for layer in self.family.text_blocks(self.text_encoder) if self.text_encoder is not None else ():
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def add_lora(self, lora: LoraConfig) -> None:
         """Freeze all weights, and add LoRA."""
         assert lora.rank is not None
-        add_lora(self.unet, lora.rank, lora.scale, lora.targets, "lora.targets")
+        targets = self.family.lora_targets if lora.targets == LoraConfig().targets else lora.targets
+        add_lora(self.denoiser, lora.rank, lora.scale, targets, "lora.targets")
         if self.text_encoder is not None:
             add_lora(self.text_encoder, lora.rank, lora.scale, TEXT_TARGETS, "model.train_text_encoder")
 
@@ -76,34 +84,34 @@ def load_networks(
     device: torch.device | str = "cpu",
     empty: bool = False,
 ) -> TrainedNetworks:
-    """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too.
+    """Load the model's denoiser, or one with new weights, and its text encoder if that is trained too.
 
-    An `empty` U-Net has memory on the device, to copy weights into.
+    An `empty` denoiser has memory on the device, to copy weights into.
     """
     if empty:
-        unet = _meta_unet(path).to_empty(device=device)
+        denoiser = _on_meta(path).to_empty(device=device)
     else:
-        unet = load.load_unet(path, pretrained=pretrained, device=device)
+        denoiser = load.load_denoiser(path, pretrained=pretrained, device=device)
     encoder = None
     if text_encoder:
         encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train()
-    return TrainedNetworks(unet, encoder)
+    return TrainedNetworks(of(path), denoiser, encoder)
 
 
 def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> TrainedNetworks:
-    """Return networks to load a run's weights into. Without LoRA the U-Net is on torch's meta device."""
+    """Return networks to load a run's weights into. Without LoRA the denoiser is on torch's meta device."""
     if lora.rank is not None:
         networks = load_networks(path, text_encoder=text_encoder)
         networks.add_lora(lora)
         return networks
     # The text encoder also has buffers, which checkpoints lack.
     encoder = load.load_text_encoder(path).requires_grad_(True) if text_encoder else None
-    return TrainedNetworks(_meta_unet(path), encoder)
+    return TrainedNetworks(of(path), _on_meta(path), encoder)
 
 
-def _meta_unet(path: Path) -> Any:
+def _on_meta(path: Path) -> Any:
     with torch.device("meta"):  # initialising weights would be wasted
-        return load.load_unet(path, pretrained=False, device="meta")
+        return load.load_denoiser(path, pretrained=False, device="meta")
 
 
 def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> TrainedNetworks:
@@ -112,7 +120,7 @@ def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> Traine
     networks = empty_networks(path, lora, text_encoder=any(n.startswith(_TEXT_ENCODER) for n in weights))
     frozen = {n for n, weight in networks.named_parameters() if not weight.requires_grad}
     try:
-        result = networks.load_state_dict(by_network(weights), strict=lora.rank is None, assign=True)
+        result = networks.load_state_dict(by_network(weights, networks.family), strict=lora.rank is None, assign=True)
         if unmatched := [*result.unexpected_keys, *(set(result.missing_keys) - frozen)]:
             raise RuntimeError(f"{len(unmatched)} names do not match, such as {unmatched[0]}")
     except RuntimeError as error:
@@ -126,9 +134,12 @@ def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> Traine
     return networks
 
 
-def by_network(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_network(weights: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
     """Return a checkpoint's tensors with the network's name as a prefix of every name."""
-    return {name if name.startswith(_TEXT_ENCODER) else f"{_UNET}{name}": value for name, value in weights.items()}
+    return {
+        name if name.startswith(_TEXT_ENCODER) else f"{family.denoiser}.{name}": value
+        for name, value in weights.items()
+    }
 
 
 def refuse_lora(
@@ -138,8 +149,8 @@ def refuse_lora(
     if lora.rank is not None:
         with torch.device("meta"):
             path = sources.resolve(source, storage=options).path
-            unet = load.load_unet(path, pretrained=False, device="meta")
-            TrainedNetworks(unet, load.new_text_encoder(path) if text_encoder else None).add_lora(lora)
+            encoder = load.new_text_encoder(path) if text_encoder else None
+            TrainedNetworks(of(path), _on_meta(path), encoder).add_lora(lora)
 
 
 def lora_of(folder: Storage) -> LoraConfig:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from sdp.config import JobConfig, ProcessConfig, TrainConfig
 from sdp.errors import UserError
+from sdp.families import LatentSpace, TextSpace
+from sdp.families.sd import SD2
 from sdp.hardware import INSTANCES, Instance, gpus_by_accelerator
-from sdp.model.family import SD2, caption_bytes, latent_shape
 from sdp.plan.prices import Prices, instances, reference
 from sdp.plan.speeds import Speeds, text_flops, unet_flops
 
@@ -227,8 +228,8 @@ def _plan(work: PlannedTraining, prices: Prices) -> Plan:
         ]
     sides = {phase.resolution for phase in work.phases}
     process = _process(work.rows, sides, work.encoders, work.encoder_gpus or _PROCESS_GPUS, prices)
-    caption = caption_bytes(SD2.text_encoder["hidden_size"] if work.embedded else None)
-    row = caption + sum(2 * math.prod(latent_shape(side)) for side in sides)
+    caption = TextSpace(width=SD2.text_encoder["hidden_size"] if work.embedded else None).bytes
+    row = caption + sum(2 * math.prod(LatentSpace().shape(side)) for side in sides)
     return Plan(name, (process, *stages), work.rows * row, prices.storage_gb_month / _HOURS_A_MONTH)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, Problem
+from sdp.families.sd import SD2, KnownModel
 from sdp.hardware import GIB, Gpu, gpus_by_accelerator
-from sdp.model.family import SD2, Family
 from sdp.plan.prices import reference
 
 MARGIN = 0.1
@@ -74,7 +74,7 @@ class TrainerGpus:
     workers: int
     embedded: bool
     """True if captions come as embeddings, so that no trainer holds a text encoder."""
-    family: Family = SD2
+    family: KnownModel = SD2
 
 
 def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
@@ -114,7 +114,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
 
 
-def _text_size(family: Family) -> int:
+def _text_size(family: KnownModel) -> int:
     """Return a text encoder's layers times its width, to which its activations are proportional."""
     return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
 
@@ -127,7 +127,7 @@ def _micro_batches(config: TrainConfig, workers: int) -> tuple[int, int]:
     return count, -(-share // count)
 
 
-def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
+def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> str | None:
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
     An unknown GPU or model is accepted. A trainer is refused only if a lower bound exceeds the whole memory. With

@@ -19,7 +19,8 @@ from sdp.encode.pictures import Pictures, Selection, open_pictures
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, RowsSpec
-from sdp.model import family, sources
+from sdp.families import read_latent_space
+from sdp.model import sources
 from sdp.storage import open_storage
 
 PART_BYTES = 256_000_000
@@ -144,9 +145,9 @@ def retry_of(output: Output, work: Work) -> Retry | None:
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
     return RowShape(
         resolutions=tuple(config.resolutions),
-        scaling_factor=family.scaling_factor(model.path, config.model.source),
+        space=read_latent_space(model.path, config.model.source),
         content=config.encode.latents,
-        text_width=family.text_width(model.path) if config.encode.text == "text_embedding" else None,
+        text=model.family.text(model.path, embedded=config.encode.text == "text_embedding"),
         buckets=config.transform.crop == "buckets",
     )
 

@@ -12,11 +12,11 @@ from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.transform import Crops, Transform
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem, reason_to_skip
+from sdp.families.tokenizer import load_clip_tokenizer
 from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
-from sdp.model.tokenizer import load_tokenizer
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash
@@ -111,4 +111,4 @@ def _sandbox(min_side: int) -> Sandbox:
 @lru_cache(maxsize=1)
 def _tokenizer(clip: ModelSource, storage: StorageOptions) -> Any:
     """Load the tokenizer, once per process: loading takes longer than a piece."""
-    return load_tokenizer(networks.find(clip, "score.clip_model", storage=storage).path, "")
+    return load_clip_tokenizer(networks.find(clip, "score.clip_model", storage=storage).path)

@@ -15,13 +15,12 @@ from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_core
 from sdp.encode.joined import contents_of
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
+from sdp.families.classes import know_compiler
+from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
-from sdp.model.classes import know_compiler
-from sdp.model.family import encode_text
-from sdp.model.schedule import from_alphas_cumprod
+from sdp.model.schedule import Flow, Process, from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
-from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
@@ -155,28 +154,33 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
     )
     networks = world.together(make)
     share_cores(world.device, networks, world.size)
-    for weights in networks.unet.parameters():
+    denoiser = networks.denoiser
+    for weights in denoiser.parameters():
         world.copy_main(weights.data)
-    unet: Any = networks.unet
     if config.lora.rank is not None:
         torch.manual_seed(config.seed)  # loading draws a varying number of random numbers
         networks.add_lora(config.lora)
     if config.strategy.channels_last:
-        channels_last(unet, weights=config.strategy.kind == "ddp")
+        channels_last(denoiser, weights=config.strategy.kind == "ddp")
     if config.strategy.activation_checkpointing:
         networks.recompute_activations()
     if config.strategy.compile:
-        compile_blocks(unet)
+        compile_blocks(model.family.blocks(denoiser))
     return networks
 
 
 def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
-    """Return the training objective, with the model's own noise schedule."""
-    alphas, objective = load.load_noise_schedule(model.path).alphas_cumprod, config.objective
+    """Return the training objective; a diffusion's noise schedule is the model's own."""
+    objective = config.objective
+    process: Process = Flow(objective.times == "logit_normal", objective.shift)
     assert objective.prediction is not None, "resolved when the run began"
-    schedule = from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr)
+    if objective.prediction != "flow":
+        alphas = load.load_noise_schedule(model.path).alphas_cumprod
+        process = from_alphas_cumprod(alphas, objective.prediction, zero_terminal_snr=objective.zero_terminal_snr).to(
+            world.device
+        )
     numbers = torch.compile(draw, dynamic=False) if config.strategy.compile else draw
-    return Objective(schedule.to(world.device), objective.prediction, objective, numbers)
+    return Objective(process, objective, numbers)
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
@@ -194,7 +198,7 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empt
         return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
 
     def encode(ids: Tensor) -> Tensor:
-        return encode_text(encoder(), ids)
+        return model.family.encode_text(encoder(), ids)
 
     with torch.no_grad():
         if empty is not None:
@@ -216,7 +220,7 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
             return np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
         with torch.no_grad():
             encoder = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
-            return encode_text(encoder, _empty_ids(model)).half().numpy()
+            return model.family.encode_text(encoder, _empty_ids(model)).half().numpy()
 
     embedding: NDArray[np.float16] = world.broadcast(world.together(own))
     return embedding

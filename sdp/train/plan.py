@@ -10,6 +10,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.encode.joined import contents_of
 from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
+from sdp.families import DENOISER
 from sdp.model import sources
 from sdp.model.checkpoints import EpochStart, TrainState, find_checkpoint, read_config, read_marker
 from sdp.model.layout import ModelSource
@@ -25,7 +26,7 @@ from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World
 
-PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
+PARTS = (DENOISER, "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
 TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm")
 """Keys that affect training and may change between jobs; the run's events record the change."""
@@ -81,15 +82,24 @@ class TrainPlan:
 
 
 def with_prediction(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with objective.prediction resolved."""
-    if config.objective.prediction is not None:
-        return config
-    key, own = _own_prediction(config)
-    if own == "epsilon" and config.objective.zero_terminal_snr:
-        hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
-        got = f"null, and {key} was trained to predict epsilon"
-        raise ConfigError([Problem("objective.prediction", "v while zero_terminal_snr is on", got, hint)])
-    return config.replaced(objective=config.objective.replaced(prediction=own))
+    """Return the configuration with objective.prediction resolved; refuse one that the model's family lacks."""
+    objective, key = config.objective, "objective.prediction"
+    own: Any = objective.prediction
+    got = repr(own)
+    if own is None:
+        origin, own = _own_prediction(config)
+        got = f"null, and {origin} was trained to predict {own}"
+        if own == "epsilon" and objective.zero_terminal_snr:
+            hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
+            raise ConfigError([Problem(key, "v while zero_terminal_snr is on", got, hint)])
+    family = sources.family(config.model.source, storage=config.storage.options())
+    if own not in family.predictions:
+        expected = f"{' or '.join(family.predictions)} for a model of {family.name}"
+        raise ConfigError([Problem(key, expected, got, "or choose another model.source")])
+    if own == "flow" and (objective.min_snr_gamma or objective.zero_terminal_snr):
+        hint = "set min_snr_gamma to null and zero_terminal_snr to false: a flow has no noise schedule"
+        raise ConfigError([Problem(key, "epsilon or v with these settings", got, hint)])
+    return config.replaced(objective=objective.replaced(prediction=own))
 
 
 def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
@@ -112,7 +122,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     newest = state.position == 0
     rows, positions, embedded, columns = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
-    tight = fit(config, sources.family(model, storage=options), embedded=embedded)
+    tight = fit(config, sources.known(model, storage=options), embedded=embedded)
     batch = config.data.batch_of(config.scaling.most)
     if rows < batch:
         raise DatasetError(

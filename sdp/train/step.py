@@ -6,13 +6,14 @@ or the number of restarts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sdp.config.train import ObjectiveConfig
-from sdp.model.schedule import NoiseSchedule, Prediction, min_snr_weights, sample_losses
+from sdp.model.schedule import Process, sample_losses
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import Purpose, RowRandom
 
@@ -20,7 +21,7 @@ from sdp.train.randomness import Purpose, RowRandom
 class Draws(NamedTuple):
     """The random numbers of a batch."""
 
-    timesteps: Tensor
+    times: Tensor
     dropped: Tensor
     """True for the rows whose caption is dropped."""
     noise: Tensor
@@ -36,7 +37,7 @@ def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
     if settings.offset_noise:
         noise = noise + settings.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
     return Draws(
-        random.integers(Purpose.TIMESTEP, len(objective.schedule)),
+        objective.process.times(partial(random.integers, Purpose.TIMESTEP)),
         random.chance(Purpose.CAPTION_DROPOUT, settings.caption_dropout),
         noise,
         random.normal(Purpose.VAE, *shape) if batch.moments else None,
@@ -47,9 +48,7 @@ def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
 class Objective:
     """The training objective."""
 
-    schedule: NoiseSchedule
-    prediction: Prediction
-    """The prediction of the settings, resolved when the run began."""
+    process: Process
     settings: ObjectiveConfig
     draw: Callable[["Objective", Batch, RowRandom], Draws] = draw
     """The function `draw`, or the same compiled."""
@@ -88,16 +87,16 @@ def weighted_losses(
     losses = losses_at(networks, objective, batch, draws, text)
     weights, gamma = batch.weights, objective.settings.min_snr_gamma
     if gamma is not None:
-        weights = weights * min_snr_weights(objective.schedule, draws.timesteps, objective.prediction, gamma)
+        weights = weights * objective.process.min_snr_weights(draws.times, gamma)
     return losses * weights
 
 
 def losses_at(networks: nn.Module, objective: Objective, batch: Batch, draws: Draws, text: Tensor) -> Tensor:
-    """Return the unweighted loss of each sample at its timestep."""
-    schedule, noise, timesteps = objective.schedule, draws.noise, draws.timesteps
+    """Return the unweighted loss of each sample at its time."""
+    process, noise, times = objective.process, draws.noise, draws.times
     latents = torch.where(batch.weights[:, None, None, None] > 0, batch.latents.float(), 0.0)
     if draws.vae is not None:  # the VAE's mean and log-variance, both of the scaled latent
         mean, log_variance = latents.chunk(2, dim=1)
         latents = mean + (log_variance.clamp(-30, 20) / 2).exp() * draws.vae
-    predicted = networks(schedule.add_noise(latents, noise, timesteps), timesteps, text)
-    return sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))
+    predicted = networks(process.add_noise(latents, noise, times), times, text)
+    return sample_losses(predicted, process.target(latents, noise, times))

@@ -1,6 +1,6 @@
 """Strategies for training one model on several workers: a replica each (ddp), or a shard each (fsdp)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp.config.train import StrategyConfig
 from sdp.device import DTYPES
-from sdp.model.family import blocks
 from sdp.model.trained import TrainedNetworks
 from sdp.train.world import World
 
@@ -124,7 +123,7 @@ def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, 
     return Replicated(model, world, precision)
 
 
-def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
+def compile_blocks(blocks: Iterable[nn.Module], backend: Any = "inductor") -> None:
     """Compile block by block, which takes a tenth of the time: blocks of one shape share their compiled code.
 
     Each shape has its own graph, since Inductor gives up channels-last convolutions for dynamic shapes.
@@ -134,16 +133,16 @@ def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
     torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
     torch._dynamo.config.accumulated_recompile_limit = 1024
     torch._dynamo.config.optimize_ddp = False  # it would split the blocks, which are small enough, at ddp's buckets
-    for block in blocks(unet):
+    for block in blocks:
         block.compile(backend=backend, dynamic=False)
 
 
-def channels_last(unet: nn.Module, *, weights: bool) -> None:
-    """Keep the U-Net's activations channels-last in memory, and with `weights` its weights; FSDP refuses the latter."""
+def channels_last(denoiser: nn.Module, *, weights: bool) -> None:
+    """Keep the denoiser's activations channels-last in memory, and with `weights` its weights, which FSDP refuses."""
     if weights:
-        unet.to(memory_format=torch.channels_last)
+        denoiser.to(memory_format=torch.channels_last)
 
     def lay_out(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]
 
-    unet.register_forward_pre_hook(lay_out)
+    denoiser.register_forward_pre_hook(lay_out)

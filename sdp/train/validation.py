@@ -7,6 +7,7 @@ model. Each row is noised once in each range of timesteps.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -154,7 +155,7 @@ def measure(
 ) -> Validation:
     """Return the loss over all workers' rows; each worker passes a batch of the same length."""
     buckets = TIMESTEP_RANGES
-    edges = tuple(len(objective.schedule) * number // buckets for number in range(buckets + 1))
+    edges = tuple(objective.process.parts * number // buckets for number in range(buckets + 1))
     totals = torch.zeros(buckets + 1, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
@@ -163,8 +164,8 @@ def measure(
             text = conditioning.text_or_empty(micro_batch, torch.zeros_like(micro_batch.weights, dtype=torch.bool))
             for number, (low, high) in enumerate(pairwise(edges)):
                 random = RowRandom(_SEED, number, micro_batch.rows)
-                timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
-                draws = draw(objective, micro_batch, random)._replace(timesteps=timesteps)
+                times = objective.process.times_in(partial(random.integers, Purpose.TIMESTEP), low, high)
+                draws = draw(objective, micro_batch, random)._replace(times=times)
                 each = losses_at(networks, objective, micro_batch, draws, text)
                 by_range.append(each.double() * micro_batch.weights)
         losses = torch.stack(by_range, dim=1)

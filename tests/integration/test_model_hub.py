@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from sdp.families.sd import MIRROR
 from sdp.model import networks
-from sdp.model.family import MIRROR
 from sdp.model.layout import present
 from sdp.model.sources import resolve
 from tests.evaluate_kit import tiny_clip

@@ -20,8 +20,8 @@ from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import EncoderSettings, Recipe, draw
 from sdp.encode.transform import Transform
 from sdp.errors import DatasetError, ModelError, SdpError, UserError
+from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model.load import load_text_encoder, load_vae
-from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.process import job
 from sdp.storage import open_storage
 from tests.kit import account_of, rows_of, text_at

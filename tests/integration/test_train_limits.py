@@ -11,8 +11,8 @@ from sdp.config import TrainConfig
 from sdp.datasets.audit import audit
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.families.sd import SD2
 from sdp.model import sources
-from sdp.model.family import SD2
 from sdp.report.run import checkpoint_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry

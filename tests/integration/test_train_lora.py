@@ -12,8 +12,8 @@ from torch import Tensor
 from sdp.cli import main
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, UserError
+from sdp.families.sd import SD
 from sdp.model import load
-from sdp.model.family import predict
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from tests.training import config, tiny_inputs, train, weights
@@ -44,14 +44,14 @@ def predicted(unet: torch.nn.Module) -> Tensor:
     draw = torch.Generator().manual_seed(0)
     latents, text = torch.randn(2, 4, 8, 8, generator=draw), torch.randn(2, 77, 16, generator=draw)
     with torch.no_grad():
-        return predict(unet.eval(), latents, torch.tensor([10, 700]), text)
+        return SD.predict(unet.eval(), latents, torch.tensor([10, 700]), text)
 
 
 def test_a_checkpoint_holds_the_small_matrices_alone(root: Path, trained: dict[str, Tensor]) -> None:
     assert {name.rpartition(".lora_")[2] for name in trained} == {"A.weight", "B.weight"}
     assert all("attn" in name for name in trained)
     assert any(tensor.abs().max() > 0 for name, tensor in trained.items() if ".lora_B." in name)
-    whole = sum(weight.numel() for weight in load.load_unet(root / "model", pretrained=True).parameters())
+    whole = sum(weight.numel() for weight in load.load_denoiser(root / "model", pretrained=True).parameters())
     size = sum(file.stat().st_size for file in checkpoint(root).rglob("*.bin"))
     assert size < 4 * whole
 

@@ -35,7 +35,7 @@ def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weig
     batch = next(trainer.reader.batches(0, 0, 12, trainer.state.start))
     trainer.train()
 
-    unet, encoder = load.load_unet(root / "model", pretrained=True), load.load_text_encoder(root / "model")
+    unet, encoder = load.load_denoiser(root / "model", pretrained=True), load.load_text_encoder(root / "model")
     addresses = [split_address(row) for row in batch.rows.tolist()]
     latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for _, row in addresses]).float()
     ids = torch.stack([torch.from_numpy(tokens_of(row, 50).astype("int64")) for _, row in addresses])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sdp.datasets.ledger import Ledger
+from sdp.families.sd import SD
 from sdp.model.checkpoints import read_weights
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
@@ -97,8 +98,8 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
     trainer = Trainer(
         config=how,
         world=world,
-        networks=TrainedNetworks(unet),
-        objective=Objective(scaled_linear(), "epsilon", how.objective),
+        networks=TrainedNetworks(SD, unet),
+        objective=Objective(scaled_linear(), how.objective),
         conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
         reader=offline_reader(how, open_sources(how), world),
         checkpointer=CheckpointManager(run, world, {}),

@@ -13,12 +13,12 @@ from torch import Tensor
 from sdp.cli import main
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.families.sd import SD
+from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.generate.painter import load_painter
 from sdp.generate.source import choose
 from sdp.model import load
-from sdp.model.family import encode_text
 from sdp.model.sources import resolve
-from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
@@ -64,7 +64,7 @@ def test_a_step_is_a_plain_diffusers_step_on_the_parameters_of_both(root: Path) 
     trainer.train()
 
     model = resolve(str(root / "model")).path
-    unet, encoder = load.load_unet(model, pretrained=True), load.load_text_encoder(model).requires_grad_(True)
+    unet, encoder = load.load_denoiser(model, pretrained=True), load.load_text_encoder(model).requires_grad_(True)
     random = RowRandom(0, 0, batch.rows)
     latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in batch.rows.tolist()]).float()
     ids = torch.stack([torch.from_numpy(tokens_of(row, 50).astype("int64")) for row in batch.rows.tolist()])
@@ -125,8 +125,8 @@ def test_generate_encodes_prompts_with_the_trained_text_encoder(root: Path, tmp_
     painter = load_painter(choose(how), how)
     ids = token_ids(load_tokenizer(root / "model"), ["a b"])
     with torch.no_grad():
-        expected = encode_text(networks.text_encoder.eval(), ids)
-        own = encode_text(load.load_text_encoder(root / "model"), ids)
+        expected = SD.encode_text(networks.text_encoder.eval(), ids)
+        own = SD.encode_text(load.load_text_encoder(root / "model"), ids)
     assert torch.equal(painter.encode(["a b"]), expected)
     assert not torch.allclose(expected, own, atol=1e-4)
     assert painter.paint(["a b"], [0])[0] is not None
@@ -141,7 +141,7 @@ def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> No
     networks = load_trained(open_storage(str(checkpoint(root, "drawn"))), root / "model", ema=True, name="model")
     ids = token_ids(load_tokenizer(root / "model"), ["a b"])
     with torch.no_grad():
-        assert torch.equal(drawer._painter.encode(["a b"]), encode_text(networks.text_encoder.eval(), ids))
+        assert torch.equal(drawer._painter.encode(["a b"]), SD.encode_text(networks.text_encoder.eval(), ids))
     assert trainer.checkpointer.run.storage.exists(f"samples/step-{STEPS:09d}/000.png")
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sdp.cli import main
+from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.model.sources import resolve
-from sdp.model.tokenizer import load_tokenizer, token_ids
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from tests.latents import make_latents

@@ -142,7 +142,7 @@ def test_the_pages_example_reads_latents_and_token_ids_as_they_were_written(
 ) -> None:
     encoded = encoded_of([0, 5])
     encoded.chunk.tokens[:, -3:] = 0  # as Stable Diffusion 2 pads a caption
-    rows = rows_of(encoded, RowShape((64, 128), scaling_factor=0.18215))
+    rows = rows_of(encoded, RowShape((64, 128)))
     account = account_table([Outcome(0, WRITTEN), Outcome(5, WRITTEN)])
     write_part(open_storage(str(tmp_path / "latents")), "latents", Work(Unit(0, 0, 6)), rows, account, layout=LAYOUT)
     check = "print([latents.shape, float(latents.min()), float(latents.max()), token_ids.tolist()])"

@@ -52,7 +52,7 @@ class Flat(nn.Module):
 
     def __init__(self, mean: float = 1.0, log_variance: float = -100.0, room: int = 10**9) -> None:
         super().__init__()
-        self.config = type("Config", (), {"scaling_factor": SCALE, "latent_channels": 4})()
+        self.config = {"scaling_factor": SCALE, "latent_channels": 4}
         self.mean, self.log_variance, self.room = mean, log_variance, room
         self.seen: list[Tensor] = []
         self.poison: int | None = None

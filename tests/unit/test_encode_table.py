@@ -11,8 +11,9 @@ from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.table import LAYOUT, RowShape, assemble, rows_of, schema
 from sdp.encode.transform import bucket_shapes
+from sdp.families import TextSpace
 
-SHAPE = RowShape((64, 128), scaling_factor=0.18215)
+SHAPE = RowShape((64, 128))
 
 
 def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None = None) -> Encoded:
@@ -25,7 +26,7 @@ def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None
         latents[side] = [ShapeGroup(np.arange(count), values.astype(np.float16))]
     tokens = np.array(rows, np.uint16)[:, None] + np.arange(77, dtype=np.uint16)
     chunk = Chunk(np.array(rows, np.int64), [f"k{r}" for r in rows], tokens, {}, np.zeros(count, np.int16))
-    width = shape.text_width
+    width = shape.text.width
     embedded = None if width is None else np.zeros((count, 77, width), np.float16) + np.array(rows)[:, None, None]
     keep = np.array([True] * count if good is None else good, bool)
     return Encoded(chunk, latents, None if embedded is None else embedded.astype(np.float16), keep, [])
@@ -53,14 +54,14 @@ def test_values_come_back_as_they_went_in() -> None:
 
 
 def test_moments_have_a_column_of_their_own_name() -> None:
-    shape = RowShape((64,), 0.18215, content="moments")
+    shape = RowShape((64,), content="moments")
     table = rows_of(encoded_of([1], shape), shape)
     assert "moments_64" in table.column_names
     assert len(table["moments_64"][0].as_py()) == 2 * 8 * 8 * 8
 
 
 def test_embeddings_take_the_place_of_token_ids() -> None:
-    shape = RowShape((64,), 0.18215, text_width=16)
+    shape = RowShape((64,), text=TextSpace(width=16))
     table = rows_of(encoded_of([1, 3], shape), shape)
     assert "token_ids" not in table.column_names
     assert np.all(np.frombuffer(table["text_embedding"][1].as_py(), np.float16) == 3)
@@ -68,7 +69,7 @@ def test_embeddings_take_the_place_of_token_ids() -> None:
 
 
 def test_bucketed_latents_find_their_shape_by_the_bucket() -> None:
-    shape = RowShape((64,), 0.18215, buckets=True)
+    shape = RowShape((64,), buckets=True)
     shapes = bucket_shapes(64)
     rows, buckets = [3, 4, 5], [0, 4, 0]
     groups = []

@@ -129,8 +129,8 @@ class Crowded:
 
 
 def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(painter: Painter) -> None:
-    crowded = Crowded(painter.unet, room=4)  # two pictures, guided
-    mine = replace(painter, unet=crowded, limit=BatchLimit(8))
+    crowded = Crowded(painter.denoiser, room=4)  # two pictures, guided
+    mine = replace(painter, denoiser=crowded, limit=BatchLimit(8))
     pictures = mine.paint(PROMPTS * 3, SEEDS * 3)
     assert mine.limit.size == 2
     assert len(pictures) == 6

@@ -41,7 +41,7 @@ def test_a_checkpoint_gives_its_average_or_its_raw_weights(model: Path, tmp_path
         chosen = choose(config)
         assert chosen.uri == uri
         assert chosen.scheduler["prediction_type"] == "v_prediction"
-        unet = load_painter(chosen, config).unet
+        unet = load_painter(chosen, config).denoiser
         assert not unet.training
         assert torch.allclose(unet.conv_in.weight, original * factor)
     plain = make_checkpoint(tmp_path / "plain", model, ema=False)

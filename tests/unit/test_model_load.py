@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from scripts.published import VAE
 from sdp.errors import ModelError
+from sdp.families.classes import network_class
+from sdp.families.sd import SD, SD1, SD2, KnownModel
+from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import latents, load
-from sdp.model.family import SD1, SD2, Family, predict, unet_class
 from sdp.model.single_file import _unet
 from sdp.model.sources import resolve
-from sdp.model.tokenizer import load_tokenizer, tokenize
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_captions_become_77_tokens_padded_with_zero(tiny: Path) -> None:
     tokenizer = load_tokenizer(tiny)
     ids = tokenize(tokenizer, ["", "a red circle on a blue background", "red " * 200])
     assert ids.shape == (3, 77)
-    assert ids.dtype == np.uint16
+    assert ids.dtype == np.uint32
     start, end = (tokenizer.token_to_id(mark) for mark in ("<|startoftext|>", "<|endoftext|>"))
     assert ids[0].tolist() == [start, end] + [0] * 75
     assert len(set(ids[1, 1:8].tolist())) == 6  # seven words, one of them twice, each one token
@@ -90,14 +91,14 @@ def test_a_text_encoder_saved_with_its_positions_loads(copy: Path) -> None:
 
 
 def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -> None:
-    kept = load.load_unet(tiny, pretrained=True)
+    kept = load.load_denoiser(tiny, pretrained=True)
     file = load_file(tiny / "unet/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(weight, file[name].float()) for name, weight in kept.state_dict().items())
     torch.manual_seed(5)
-    new = load.load_unet(tiny, pretrained=False)
+    new = load.load_denoiser(tiny, pretrained=False)
     assert not torch.equal(new.conv_in.weight, kept.conv_in.weight)
     torch.manual_seed(5)
-    other = load.load_unet(tiny, pretrained=False)
+    other = load.load_denoiser(tiny, pretrained=False)
     assert torch.equal(new.conv_in.weight, other.conv_in.weight)
     for unet in (kept, new):
         assert unet.training
@@ -106,7 +107,7 @@ def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -
 
 
 @pytest.mark.parametrize("family", [SD1, SD2], ids=["1", "2"])
-def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: Family, copy: Path) -> None:
+def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: KnownModel, copy: Path) -> None:
     # The layers in CompVis' openaimodel.py and attention.py that pass through zero_module, for Stable Diffusion's
     # blocks: three levels with attention, then one without, two residual blocks each and three on the way up.
     small = {
@@ -116,7 +117,7 @@ def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: Fa
         "cross_attention_dim": 2,
     }
     (copy / "unet/config.json").write_text(json.dumps({**family.unet, **small}))
-    unet = load.load_unet(copy, pretrained=False)
+    unet = load.load_denoiser(copy, pretrained=False)
     residual = {f"input_blocks.{n}.0" for n in (1, 2, 4, 5, 7, 8, 10, 11)} | {f"output_blocks.{n}.0" for n in range(12)}
     attention = {f"input_blocks.{n}.1" for n in (1, 2, 4, 5, 7, 8)} | {f"output_blocks.{n}.1" for n in range(3, 12)}
     expected = {f"{block}.out_layers.3" for block in residual | {"middle_block.0", "middle_block.2"}}
@@ -126,13 +127,13 @@ def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: Fa
     assert weights == expected
     assert not any(compvis[f"{layer}.bias"].any() for layer in expected)
     noise, text = torch.randn(1, 4, 8, 8), torch.randn(1, 77, 2)
-    assert not predict(unet, noise, torch.tensor([10]), text).any()
+    assert not SD.predict(unet, noise, torch.tensor([10]), text).any()
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "vae": load.load_vae,
     "text_encoder": load.load_text_encoder,
-    "unet": lambda path: load.load_unet(path, pretrained=True),
+    "unet": lambda path: load.load_denoiser(path, pretrained=True),
     "tokenizer": load_tokenizer,
 }
 
@@ -199,7 +200,7 @@ def test_latents_are_unscaled_before_they_are_decoded(tiny: Path) -> None:
     [(SD2, 865_910_724, 83_653_863, 340_387_840), (SD1, 859_520_964, 83_653_863, 123_060_480)],
 )
 def test_the_networks_of_stable_diffusion_have_their_published_sizes(
-    family: Family, unet: int, vae: int, text_encoder: int
+    family: KnownModel, unet: int, vae: int, text_encoder: int
 ) -> None:
     from diffusers import AutoencoderKL
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -207,7 +208,7 @@ def test_the_networks_of_stable_diffusion_have_their_published_sizes(
     kind: Any = AutoencoderKL
     with torch.device("meta"):
         networks = {
-            "unet": unet_class().from_config(family.unet),
+            "unet": network_class("UNet2DConditionModel").from_config(family.unet),
             "vae": kind.from_config(VAE),
             "text_encoder": CLIPTextModel(CLIPTextConfig(**family.text_encoder)),
         }

@@ -3,14 +3,15 @@
 import torch
 from torch import nn
 
-from sdp.model.family import SD1, unet_class
+from sdp.families.classes import network_class
+from sdp.families.sd import SD1
 from sdp.model.lora import LoraLinear, add_lora, diffusers_lora, merge_lora
 
 
 def test_rank_4_beside_all_of_attention_adds_797184_numbers_to_stable_diffusion_1() -> None:
     # As many as the published files of that rank hold.
     with torch.device("meta"):
-        unet = unet_class().from_config(SD1.unet)
+        unet = network_class("UNet2DConditionModel").from_config(SD1.unet)
         add_lora(unet, 4, 1.0, ("to_q", "to_k", "to_v", "to_out.0"))
     assert sum(weight.numel() for weight in unet.parameters() if weight.requires_grad) == 797_184
 

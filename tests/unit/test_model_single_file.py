@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from scripts.published import VAE
+from sdp.families.classes import network_class
+from sdp.families.sd import SD1, SD2, KnownModel
 from sdp.model.export import Exported
-from sdp.model.family import SD1, SD2, Family, unet_class
 from sdp.model.single_file import single_file
 
 SMALL_UNET = {
@@ -24,11 +25,11 @@ SMALL_VAE = {"block_out_channels": [8] * 4, "norm_num_groups": 4}
 SMALL_TEXT = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
 
 
-def networks(family: Family) -> tuple[Any, Any, Any]:
+def networks(family: KnownModel) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     vae: Any = AutoencoderKL
     text = CLIPTextConfig(**{**family.text_encoder, **SMALL_TEXT, "vocab_size": 10})
-    unet = unet_class().from_config({**family.unet, **SMALL_UNET})
+    unet = network_class("UNet2DConditionModel").from_config({**family.unet, **SMALL_UNET})
     return unet, vae.from_config({**VAE, **SMALL_VAE}), CLIPTextModel(text)
 
 
@@ -41,7 +42,7 @@ def assert_same(actual: dict[str, Tensor], network: nn.Module, prefix: str = "")
 
 
 @pytest.mark.parametrize("family", [SD1, SD2], ids=["1", "2"])
-def test_diffusers_converts_the_file_back_to_the_same_networks(family: Family) -> None:
+def test_diffusers_converts_the_file_back_to_the_same_networks(family: KnownModel) -> None:
     unet, vae, text = networks(family)
     file = single_file(unet, vae, text)
     assert_same(theirs.convert_ldm_unet_checkpoint(dict(file), dict(unet.config)), unet)

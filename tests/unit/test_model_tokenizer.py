@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTokenizer
 
+from sdp.families.tokenizer import load_clip_tokenizer, load_tokenizer, tokenize
 from sdp.model.sources import resolve
-from sdp.model.tokenizer import load_tokenizer, tokenize
 
 TEXTS = (
     *("a red circle", "on a blue background", "It's", "I'LL", "don’t", "#1", "1234", "!!!", "a" * 90, "zwx", "NEW_tok"),
@@ -88,7 +88,7 @@ def saved(folder: Path) -> None:
 
 def trained(folder: Path) -> None:
     """A vocabulary with as many merges as a few captions give."""
-    tokenizer = load_tokenizer(folder, "")
+    tokenizer = load_clip_tokenizer(folder)
     letters = ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         captions(1000),

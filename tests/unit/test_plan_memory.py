@@ -6,8 +6,9 @@ import torch
 from sdp.config import draft
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
+from sdp.families.classes import network_class
+from sdp.families.sd import SD, SD1, SD2
 from sdp.hardware import GIB, GPUS
-from sdp.model.family import SD1, SD2, blocks, unet_class
 from sdp.model.lora import TEXT_TARGETS, add_lora
 from sdp.plan.memory import Memory, TrainerGpus, as_text, estimate, fit
 from sdp.plan.prices import reference
@@ -25,8 +26,8 @@ def memory(gpu: str, *settings: str, workers: int = 8, embedded: bool = False) -
 
 def test_the_counts_of_parameters_are_the_networks_own() -> None:
     with torch.device("meta"):
-        unet = unet_class().from_config(dict(SD2.unet))
-        largest = sum(sorted(sum(p.numel() for p in block.parameters()) for block in blocks(unet))[-2:])
+        unet = network_class("UNet2DConditionModel").from_config(dict(SD2.unet))
+        largest = sum(sorted(sum(p.numel() for p in block.parameters()) for block in SD.blocks(unet))[-2:])
         networks = {"unet": unet, "text_encoder": text_encoder()}
         add_lora(unet, 1, 1.0, train().lora.targets)
         add_lora(networks["text_encoder"], 1, 1.0, TEXT_TARGETS)

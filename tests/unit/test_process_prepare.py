@@ -172,7 +172,7 @@ def changed_model(folder: Path, part: str, **changes: object) -> Path:
 
 def test_a_vae_older_than_the_key_for_its_scaling_is_scaled_as_stable_diffusion_is(tmp_path: Path, plain: Path) -> None:
     model = changed_model(tmp_path / "model", "vae", scaling_factor=None)
-    assert prepare(config_of(plain, tmp_path / "out", model)).spec.shape.scaling_factor == 0.18215
+    assert prepare(config_of(plain, tmp_path / "out", model)).spec.shape.space.scale == 0.18215
 
 
 @pytest.mark.parametrize("value", [0, -1, "much", True, [1]])
@@ -185,7 +185,7 @@ def test_a_scaling_that_is_no_number_above_0_is_refused(tmp_path: Path, plain: P
 def test_a_text_encoder_older_than_the_key_for_its_width_has_clips_own(tmp_path: Path, plain: Path) -> None:
     model = changed_model(tmp_path / "model", "text_encoder", hidden_size=None)
     job = prepare(config_of(plain, tmp_path / "out", model, "encode.text=text_embedding"))
-    assert job.spec.shape.text_width == 512
+    assert job.spec.shape.text.width == 512
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:

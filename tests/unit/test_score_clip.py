@@ -14,11 +14,11 @@ from torch import nn
 from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import ModelError
+from sdp.families.tokenizer import load_clip_tokenizer, tokenize
 from sdp.model import networks
 from sdp.model.clip import View, find_predictor, view_of
 from sdp.model.load import load_network
 from sdp.model.networks import FeatureNetwork
-from sdp.model.tokenizer import load_tokenizer, tokenize
 from sdp.score.scorer import Scorer
 from sdp.score.stages import HASH
 from tests.evaluate_kit import caption_of, picture, tiny_clip
@@ -45,7 +45,7 @@ def chunk_of(clip: FeatureNetwork, view: View, captions: list[str]) -> Chunk:
     pixels = np.stack([view.cut(each) for each in pictures_of(len(captions))])
     tokens = np.zeros((len(captions), 77), np.uint16)
     present = [number for number, caption in enumerate(captions) if caption]
-    tokens[present] = tokenize(load_tokenizer(clip.path, ""), [captions[number] for number in present])
+    tokens[present] = tokenize(load_clip_tokenizer(clip.path), [captions[number] for number in present])
     rows = np.arange(len(captions))
     crops = {view.side: [ShapeGroup(rows, pixels)], HASH: [ShapeGroup(rows, np.zeros((len(captions), 8), np.uint8))]}
     return Chunk(rows, [f"k{row}" for row in rows], tokens, crops, np.zeros(len(captions), np.int16))

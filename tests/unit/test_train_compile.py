@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.graph import GraphLowering
 
 from sdp.config.train import ObjectiveConfig
+from sdp.families.sd import SD
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import RowRandom
 from sdp.train.step import Objective, draw
@@ -61,7 +62,7 @@ def learn(model: nn.Module, count: int = 2) -> tuple[Tensor, list[Tensor]]:
 
 def test_each_graph_has_one_size_of_batch_and_gradients_are_those_of_the_plain_model() -> None:
     graphs, compiled = Graphs(), unet()
-    compile_blocks(compiled, graphs)
+    compile_blocks(SD.blocks(compiled), graphs)
     (predicted, gradients), (expected, reference) = learn(compiled), learn(unet())
     assert torch.allclose(predicted, expected, atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))
@@ -82,7 +83,7 @@ def test_inductor_lays_out_the_convolutions_of_every_graph_channels_last(monkeyp
 
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # Inductor then decides as for a GPU
     model = unet()
-    compile_blocks(model, aot_autograd(fw_compiler=chosen))
+    compile_blocks(SD.blocks(model), aot_autograd(fw_compiler=chosen))
     learn(model)
     assert len(choices) > 4
     assert all(choices)

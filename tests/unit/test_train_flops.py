@@ -2,9 +2,10 @@
 
 import pytest
 
-from sdp.model.family import SD2, unet_flops
+from sdp.families import flops
+from sdp.families.sd import SD, SD2
 
 
 @pytest.mark.parametrize(("resolution", "gigaflops"), [(256, 539), (512, 2409)])
 def test_stable_diffusions_unet_costs_what_was_counted_by_others(resolution: int, gigaflops: float) -> None:
-    assert unet_flops(SD2.unet, resolution) / 1e9 == pytest.approx(gigaflops, rel=0.01)
+    assert flops(SD, SD2.unet, resolution // 8) / 1e9 == pytest.approx(gigaflops, rel=0.01)

@@ -1,12 +1,14 @@
 """The noise schedule, the loss and the moving average, against diffusers and by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_snr
 from torch import nn
 
-from sdp.model.schedule import min_snr_weights, sample_losses
+from sdp.model.schedule import sample_losses
 from sdp.train.optimizer import Ema
 from tests.training import scaled_linear
 
@@ -30,22 +32,24 @@ def test_noise_and_velocity_are_diffusers(zero: bool) -> None:
     noisy = scheduler.add_noise(latents, noise, timesteps)
     assert torch.allclose(schedule.add_noise(latents, noise, timesteps), noisy, atol=1e-4)
     velocity = scheduler.get_velocity(latents, noise, timesteps)
-    assert torch.allclose(schedule.target("v", latents, noise, timesteps), velocity, atol=1e-4)
-    assert schedule.target("epsilon", latents, noise, timesteps) is noise
+    assert torch.allclose(replace(schedule, prediction="v").target(latents, noise, timesteps), velocity, atol=1e-4)
+    assert schedule.target(latents, noise, timesteps) is noise
 
 
 def test_min_snr_weights_are_diffusers() -> None:
     timesteps = torch.arange(0, 1000, 7)
-    snr = compute_snr(diffusers_schedule(), timesteps)
+    schedule, snr = scaled_linear(), compute_snr(diffusers_schedule(), timesteps)
     capped = torch.stack([snr, torch.full_like(snr, 5.0)], dim=1).min(dim=1)[0]
-    assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "epsilon", 5.0), capped / snr, rtol=1e-3)
-    assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "v", 5.0), capped / (snr + 1), rtol=1e-3)
+    assert torch.allclose(schedule.min_snr_weights(timesteps, 5.0), capped / snr, rtol=1e-3)
+    assert torch.allclose(
+        replace(schedule, prediction="v").min_snr_weights(timesteps, 5.0), capped / (snr + 1), rtol=1e-3
+    )
 
 
 def test_min_snr_weights_are_finite_where_there_is_no_signal() -> None:
     schedule = scaled_linear(zero_terminal_snr=True)
     for prediction in ("epsilon", "v"):
-        assert min_snr_weights(schedule, torch.tensor([999]), prediction, 5.0).isfinite().all()
+        assert replace(schedule, prediction=prediction).min_snr_weights(torch.tensor([999]), 5.0).isfinite().all()
 
 
 def test_the_loss_is_computed_in_fp32_whatever_the_model_computes_in() -> None:

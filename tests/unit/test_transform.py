@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from sdp.encode.chunk import Chunk, SourceRow
 from sdp.encode.recipe import Recipe, noise
 from sdp.encode.transform import Transform, bucket_shapes, choose_bucket, crop_image
+from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.imaging import RowError
-from sdp.model.tokenizer import load_tokenizer, tokenize
 from tests.process_kit import picture, write_tokenizer
 
 Array = NDArray[np.uint8]
@@ -132,7 +132,7 @@ def test_a_chunk_holds_uint8_pixels_and_each_rows_tokens(tokenizer: Tokenizer) -
     assert group.values.shape == (2, 64, 64, 3)
     _, crop = crop_image(picture(8), Recipe((64,)), row=8)
     assert np.array_equal(group.values[1], crop[64])
-    assert chunk.tokens.dtype == np.uint16
+    assert chunk.tokens.dtype == np.uint32
     assert np.array_equal(chunk.tokens, tokenize(tokenizer, ["a cat", "猫 🐈"]))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sdp import hardware
-from sdp.model.family import unet_flops
-from sdp.model.load import load_unet_config
+from sdp.families import flops, latent_side
+from sdp.model.load import load_denoiser_config
 from sdp.model.sources import resolve
 from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.limits import last_step, seconds_left
@@ -51,7 +51,8 @@ class RecordMetrics(Callback):
             if trainer.world.device.type == "cuda":
                 config = trainer.config
                 model = resolve(config.model.source, storage=config.storage.options())
-                self._flops = unet_flops(load_unet_config(model.path), config.data.resolution)
+                side = latent_side(model.path, config.data.resolution)
+                self._flops = flops(model.family, load_denoiser_config(model.path), side)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:

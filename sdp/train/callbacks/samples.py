@@ -85,8 +85,8 @@ class DrawSamples(Callback):
             model = resolve(config.model.source, storage=config.storage.options()).path
             dtype = DTYPES[config.precision] if device.type == "cuda" else torch.float32
             trained = empty_networks(model, config.lora, text_encoder=encodes).eval().requires_grad_(False)
-            if next(trained.unet.parameters()).is_meta:
-                trained.unet.to_empty(device=device)
+            if next(trained.denoiser.parameters()).is_meta:
+                trained.denoiser.to_empty(device=device)
             self._trained = trained.to(device, dtype)
             objective = trainer.config.objective
             assert objective.prediction is not None, "resolved when the run began"
@@ -102,6 +102,14 @@ class DrawSamples(Callback):
                 encode = lambda texts: torch.stack([embeddings[text] for text in texts])  # noqa: E731
             vae, sampler = load.load_vae(model, device=device), SamplerConfig(steps=config.samples.steps)
             self._painter = Painter(
-                trained.unet, vae, encode, schedule, sampler, config.data.resolution, dtype, BatchLimit(_BATCH)
+                family=trained.family,
+                denoiser=trained.denoiser,
+                vae=vae,
+                encode=encode,
+                schedule=schedule,
+                sampler=sampler,
+                resolution=config.data.resolution,
+                dtype=dtype,
+                limit=BatchLimit(_BATCH),
             )
         return {name: weights.data for name, weights in self._trained.weights().items()}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sdp.config.train import ColumnsConfig
 from sdp.errors import DatasetError
-from sdp.model.family import TOKEN_DTYPE, TOKENS, latent_shape
+from sdp.families import LatentSpace, TextSpace
 
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
@@ -88,7 +88,7 @@ def _find_latents(
     field = _field(schema, name, uri, "source.columns.latents")
     if pa.types.is_fixed_size_binary(field.type) or (pa.types.is_binary(field.type) and BUCKET in schema.names):
         return _describe_field(field, uri)
-    shape = latent_shape(resolution)
+    shape = LatentSpace().shape(resolution)
     column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
     count, of_kind = _numbers_a_row(file, field, uri)
     if count != column.numbers or of_kind != "f":
@@ -123,22 +123,23 @@ def _text_name(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> str:
 
 
 def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Stored]:
-    """Return a column of token ids or embeddings."""
+    """Return a column of token ids or embeddings; plain numbers of other tools are Stable Diffusion's."""
+    tokens = TextSpace().tokens
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
         column, stored = _describe_field(field, uri)
         kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
-        if column.shape[0] == TOKENS and len(column.shape) == (1 if kind == TOKEN_IDS else 2):
+        if len(column.shape) == (1 if kind == TOKEN_IDS else 2):
             return Column(kind, column.shape, column.dtype), stored
         count = column.numbers
     else:
         count, of_kind = _numbers_a_row(file, field, uri)
-        if of_kind == "i" and count == TOKENS:
-            return Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE)), Stored(field.name, factor=1.0)
-        if of_kind == "f" and count and count % TOKENS == 0:
-            return Column(TEXT, (TOKENS, count // TOKENS), np.dtype(np.float16)), Stored(field.name, factor=1.0)
+        if of_kind == "i" and count == tokens:
+            return Column(TOKEN_IDS, (tokens,), TextSpace().stored), Stored(field.name, factor=1.0)
+        if of_kind == "f" and count and count % tokens == 0:
+            return Column(TEXT, (tokens, count // tokens), np.dtype(np.float16)), Stored(field.name, factor=1.0)
     raise DatasetError(
-        f"source.columns.text: expected {TOKENS} token ids or {TOKENS} × width numbers per row, got {count} in "
+        f"source.columns.text: expected {tokens} token ids or {tokens} × width numbers per row, got {count} in "
         f"{field.name} of {uri}; name another column"
     )
 

@@ -6,7 +6,7 @@ The result is what `sdp process` stores with `encode.latents: moments`. The trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.scores import scores_of
 from sdp.datasets.units import Unit, Work
+from sdp.encode import table
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
@@ -24,11 +25,10 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError
-from sdp.model import family
-from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
+from sdp.families import read_latent_space
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
-from sdp.train.data.columns import MOMENTS, TEXT, TOKEN_IDS, Column
+from sdp.train.data.columns import Column
 from sdp.train.data.latents import select_parts
 from sdp.train.data.order import RowGroups
 from sdp.train.data.weights import RowWeights
@@ -64,12 +64,9 @@ class ImagesDataset:
     def columns(self) -> tuple[Column, Column]:
         """The columns of an encoded row: latents and text."""
         shape = self.spec.shape
-        latents = Column(
-            f"{MOMENTS}{self.resolution}", latent_shape(self.resolution, channels=2 * CHANNELS), np.dtype(np.float16)
-        )
-        if shape.text_width is None:
-            return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE))
-        return latents, Column(TEXT, (TOKENS, shape.text_width), np.dtype(np.float16))
+        values = shape.space.shape(self.resolution, moments=shape.content == "moments")
+        latents = Column(table.column(shape, self.resolution), values, np.dtype(np.float16))
+        return latents, Column(table.text_column(shape), shape.text.shape, shape.text.stored)
 
     @property
     def slice_rows(self) -> int:
@@ -87,7 +84,7 @@ class ImagesDataset:
             raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
         wanted = item.needed & (self.weights(rows) > 0)
         if not wanted.any():
-            none = Chunk(np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE), {}, np.zeros(0, np.int16))
+            none = Chunk(np.zeros(0, np.int64), [], np.zeros((0, 0), np.uint32), {}, np.zeros(0, np.int16))
             return Transformed(rows, none), TransformStats()
         # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
         drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (item.epoch << 40)))
@@ -111,7 +108,8 @@ class ImagesDataset:
         (group,) = encoded.latents[self.resolution]
         result.weights[at] = 1
         result.latents[at] = _bytes(group.values[good[group.positions]])
-        result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
+        text = chunk.tokens if encoded.text is None else encoded.text
+        result.text[at] = _bytes(text[good].astype(self.spec.shape.text.stored, copy=False))
         return result
 
     def zeros(self, rows: NDArray[np.int64], outcomes: Sequence[Outcome]) -> "EncodedSlice":
@@ -213,13 +211,14 @@ def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> Enco
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
     side = config.data.resolution
     batch = config.encode.batch_size or usual_batch(side)
-    scaling_factor = family.scaling_factor(model.path, config.model.source)
-    width = family.text_width(model.path) if config.text_encoded else None
+    space = read_latent_space(model.path, config.model.source)
+    content: Literal["sample", "moments"] = "moments" if space.drawn else "sample"
+    text = model.family.text(model.path, embedded=config.text_encoded)
     return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe((side,), config.transform.crop, config.seed),
-        settings=EncoderSettings(config.seed, "moments", config.encode.dtype, {side: batch}, config.encode.compile),
-        shape=RowShape((side,), scaling_factor, "moments", width),
+        settings=EncoderSettings(config.seed, content, config.encode.dtype, {side: batch}, config.encode.compile),
+        shape=RowShape((side,), space, content, text),
         columns=columns,
         storage=config.storage.options(),
         output=dataset.storage,

@@ -1,10 +1,10 @@
-"""CLIP's tokenizer: captions to token ids, from the files in which transformers saves it.
+"""Captions to token ids; and CLIP's tokenizer, from the files in which transformers saves it.
 
 The library `tokenizers` does the work, as it does in transformers, whose import takes twenty times as long.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.errors import ModelError, one_line
-from sdp.model.family import TOKEN_DTYPE, TOKENS
+from sdp.families import TextSpace, of
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -33,20 +33,35 @@ _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\
 """CLIP's words: its marks, endings after an apostrophe, runs of letters, single digits, runs of anything else."""
 
 
-def load_tokenizer(path: Path, part: str = "tokenizer") -> "Tokenizer":
+def load_tokenizer(path: Path) -> "Tokenizer":
     """Load the tokenizer of a model's folder. `tokenize` runs it."""
-    folder = path / part
+    return _explained(path / "tokenizer", of(path).load_tokenizer)
+
+
+def load_clip_tokenizer(folder: Path) -> "Tokenizer":
+    """Load CLIP's tokenizer from a folder."""
+    return _explained(folder, open_clip)
+
+
+def _explained(folder: Path, load: Callable[[Path], "Tokenizer"]) -> "Tokenizer":
     try:
-        return _open(folder)
+        return load(folder)
     except Exception as error:  # the library raises nothing more specific
         line = one_line(error, 200)
-        raise ModelError(f"{folder}: not a CLIP tokenizer ({line}); compare it with the original") from error
+        raise ModelError(f"{folder}: not its model's tokenizer ({line}); compare it with the original") from error
 
 
-def tokenize(tokenizer: "Tokenizer", captions: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the token ids of captions, each cut or padded to 77 tokens."""
+def tokens_of(tokenizer: "Tokenizer") -> int:
+    """Return the length to which captions are cut and padded."""
+    padding = tokenizer.padding
+    assert padding is not None
+    return int(padding["length"])
+
+
+def tokenize(tokenizer: "Tokenizer", captions: Sequence[str]) -> NDArray[np.uint32]:
+    """Return the token ids of captions, each cut or padded to one length."""
     ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(captions))]
-    return np.array(ids, TOKEN_DTYPE).reshape(-1, TOKENS)
+    return np.array(ids, np.uint32).reshape(-1, tokens_of(tokenizer))
 
 
 def token_ids(tokenizer: "Tokenizer", captions: Sequence[str]) -> "Tensor":
@@ -56,7 +71,8 @@ def token_ids(tokenizer: "Tokenizer", captions: Sequence[str]) -> "Tensor":
     return torch.from_numpy(tokenize(tokenizer, captions).astype(np.int64))
 
 
-def _open(folder: Path) -> "Tokenizer":
+def open_clip(folder: Path) -> "Tokenizer":
+    """Open CLIP's tokenizer; raise anything if its files do not fit."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     saved, settings = _read(folder / "tokenizer.json"), {**_MARKS, **_read(folder / "tokenizer_config.json")}
@@ -78,9 +94,9 @@ def _open(folder: Path) -> "Tokenizer":
     tokenizer.add_tokens(_added(folder, settings, saved, list(marks.values())))
     ids = tokenizer.get_vocab()
     tokenizer.post_processor = processors.RobertaProcessing((end, ids[end]), (start, ids[start]))
-    tokenizer.enable_truncation(TOKENS, direction=settings.get("truncation_side", "right"))
+    tokenizer.enable_truncation(TextSpace().tokens, direction=settings.get("truncation_side", "right"))
     side = settings.get("padding_side", "right")
-    tokenizer.enable_padding(direction=side, pad_id=ids[pad], pad_token=pad, length=TOKENS)
+    tokenizer.enable_padding(direction=side, pad_id=ids[pad], pad_token=pad, length=TextSpace().tokens)
     return tokenizer
 
 

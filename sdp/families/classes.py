@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 _MODULES = {
+    "AutoencoderDC": "diffusers.models.autoencoders.autoencoder_dc",
     "AutoencoderKL": "diffusers.models.autoencoders.autoencoder_kl",
+    "PRXTransformer2DModel": "diffusers.models.transformers.transformer_prx",
     "UNet2DConditionModel": "diffusers.models.unets.unet_2d_condition",
 }
 _PACKAGES = (
@@ -31,7 +33,7 @@ _COMPILER = "torch._dynamo"
 
 @cache
 def network_class(name: str) -> Any:
-    """Return AutoencoderKL or UNet2DConditionModel.
+    """Return a class of diffusers' networks by its name.
 
     A process that compiles networks calls `know_compiler` before. If diffusers has been imported already, or has
     changed, its import is the usual one. Afterwards diffusers takes transformers and peft for absent: a process that

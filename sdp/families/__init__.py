@@ -1,0 +1,212 @@
+"""Families of models: everything that depends on the kind of a model, chosen by its folder.
+
+A family is one object with the answers that the other rooms ask for; `docs/families.md` lists them. Nothing here
+imports torch before a function needs it.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sdp.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+INDEX = "model_index.json"
+DENOISER = "denoiser"
+"""The part that is trained; each family has a folder name for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpace:
+    """The latents of a VAE; by default, Stable Diffusion's."""
+
+    channels: int = 4
+    reduction: int = 8
+    """Pixels per latent, in width and in height."""
+    scale: float = 0.18215
+    """Latents are the VAE's output, less the shift, times the scale."""
+    shift: float = 0.0
+    drawn: bool = True
+    """True if the VAE returns a distribution to draw latents from."""
+
+    def shape(self, width: int, height: int | None = None, *, moments: bool = False) -> tuple[int, int, int]:
+        """Return the channels, rows and columns of a picture's latents, or of their mean and log-variance."""
+        rows, columns = (height or width) // self.reduction, width // self.reduction
+        return self.channels * (2 if moments else 1), rows, columns
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpace:
+    """The form of captions in a dataset: token ids or, with a width, embeddings; by default, Stable Diffusion's ids."""
+
+    tokens: int = 77
+    """Tokens of a caption, after cutting and padding."""
+    dtype: str = "uint16"
+    """The dtype of token ids."""
+    width: int | None = None
+    """The size of a token's embedding."""
+    pad: int | None = None
+    """The token of padding, if the model does not see it; captions have lengths then."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.tokens,) if self.width is None else (self.tokens, self.width)
+
+    @property
+    def stored(self) -> np.dtype:
+        """The dtype of what is stored."""
+        return np.dtype(self.dtype if self.width is None else np.float16)
+
+    @property
+    def bytes(self) -> int:
+        """The size of a caption."""
+        return int(np.prod(self.shape)) * self.stored.itemsize
+
+
+class Family(ABC):
+    """The answers of a family."""
+
+    name: ClassVar[str]
+    pipeline: ClassVar[str]
+    """The class of diffusers that loads an export."""
+    denoiser: ClassVar[str]
+    """The folder of the network that is trained."""
+    denoiser_class: ClassVar[str]
+    text_class: ClassVar[str]
+    predictions: ClassVar[tuple[str, ...]]
+    """The values of objective.prediction that the denoiser can be trained for."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Name endings of the denoiser's attention layers."""
+
+    def folder(self, part: str) -> str:
+        """Return the folder of a part."""
+        return self.denoiser if part == DENOISER else part
+
+    @abstractmethod
+    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """Return why networks with these configurations, by folder, are not a model of this family, or None."""
+
+    @abstractmethod
+    def text(self, model: Path, *, embedded: bool) -> TextSpace:
+        """Return the form of captions for a model."""
+
+    @abstractmethod
+    def load_tokenizer(self, folder: Path) -> "Tokenizer":
+        """Load a tokenizer that cuts and pads captions; raise anything if its files do not fit."""
+
+    def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:  # noqa: B027 (most need nothing)
+        """Give a loaded text encoder what `encode_text` needs of the model's folder."""
+
+    @abstractmethod
+    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+        """Return the denoiser's text input: the last hidden states of all tokens; zeros for padding it must not see."""
+
+    @abstractmethod
+    def predict(
+        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """Return the prediction for noisy latents at times of the model's process."""
+
+    @abstractmethod
+    def initialise(self, denoiser: Any) -> None:
+        """Give a new denoiser the initial weights that diffusers does not give it."""
+
+    @abstractmethod
+    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+        """Yield the denoiser's blocks in forward order. Each is sharded and compiled separately."""
+
+    @abstractmethod
+    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+        """Yield the text encoder's layers in the order of a forward pass."""
+
+    @abstractmethod
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+        """Return the latents, time and text of one sample, to count operations with."""
+
+
+def of(model: Path) -> Family:
+    """Return the family of a model's folder."""
+    index = model / INDEX
+    return by_index(index.read_bytes() if index.is_file() else b"{}")
+
+
+def by_index(index: bytes) -> Family:
+    """Return the family that a model_index.json names; without a known name, Stable Diffusion."""
+    from sdp.families.prx import PRX
+    from sdp.families.sd import SD
+
+    try:
+        name = json.loads(index).get("_class_name")
+    except (ValueError, AttributeError):
+        return SD  # its parts will tell
+    return PRX if name == PRX.pipeline else SD
+
+
+def text_width(model: Path) -> int:
+    """Return the size of the text encoder's output for each token."""
+    return int(_number(model / "text_encoder", "hidden_size", 512))
+
+
+def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
+    """Return the latent space of a VAE by its configuration."""
+    default, blocks, drawn = LatentSpace(), vae.get("block_out_channels"), True
+    if vae.get("_class_name") == "AutoencoderDC":
+        blocks, drawn = vae["encoder_block_out_channels"], False
+    return LatentSpace(
+        int(vae.get("latent_channels", default.channels)),
+        2 ** (len(blocks) - 1) if blocks else default.reduction,
+        float(vae.get("scaling_factor", default.scale)),
+        float(vae.get("shift_factor") or 0.0),
+        drawn,
+    )
+
+
+def read_latent_space(model: Path, source: str) -> LatentSpace:
+    """Return the latent space of a model; refuse one whose latents would be left unscaled."""
+    if _number(model / "vae", "scaling_factor", LatentSpace().scale) == 1.0:
+        raise ModelError(
+            f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
+            "vae/config.json (0.18215 in Stable Diffusion 2)"
+        )
+    return latent_space(json.loads((model / "vae/config.json").read_bytes()))
+
+
+def latent_side(model: Path, resolution: int) -> int:
+    """Return the side of a square picture's latents; a model without a VAE has Stable Diffusion's."""
+    config = model / "vae/config.json"
+    space = latent_space(json.loads(config.read_bytes())) if config.is_file() else LatentSpace()
+    return space.shape(resolution)[1]
+
+
+def _number(folder: Path, key: str, default: float) -> float:
+    """Return a number of a configuration, by default the libraries' own, since older files lack the key."""
+    value = json.loads((folder / "config.json").read_bytes()).get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ModelError(f"{folder}/config.json: {key}: expected a number above 0, got {value!r}; restore the file")
+    return value
+
+
+def flops(family: Family, architecture: Mapping[str, Any], side: int) -> float:
+    """Count the floating-point operations of a forward and backward pass for one sample of latents of a side.
+
+    A multiply-add is two.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from sdp.families.classes import network_class
+
+    with torch.device("meta"):
+        denoiser = network_class(family.denoiser_class).from_config(dict(architecture))
+        inputs = family.flops_inputs(denoiser, side)
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(family.predict(denoiser, *inputs).sum())
+    return float(counter.get_total_flops())

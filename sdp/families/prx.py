@@ -1,0 +1,126 @@
+"""PRX: Photoroom's transformer on flow matching, with Qwen3's states of a caption's own tokens.
+
+Captions have lengths, since padding must be masked. Padding's states are stored as zeros, which no token has, so text
+tells its own length.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sdp.families import Family, TextSpace, text_width
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+_LONGEST = 1024
+"""The largest number of tokens of a caption: at 1 kB and more for each, a larger one is a mistake."""
+
+
+class Prx(Family):
+    """A transformer over patches of latents."""
+
+    name = "PRX"
+    pipeline = "PRXPipeline"
+    denoiser = "transformer"
+    denoiser_class = "PRXTransformer2DModel"
+    text_class = "Qwen3Model"
+    predictions = ("flow",)
+    lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
+
+    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
+        for folder, key, expected in (
+            ("vae", "_class_name", ("AutoencoderKL", "AutoencoderDC")),
+            ("text_encoder", "model_type", ("qwen3",)),
+            ("transformer", "_class_name", (self.denoiser_class,)),
+        ):
+            if folder in configs and (value := configs[folder].get(key)) not in expected:
+                return f"{folder}/config.json: {key}: expected {' or '.join(expected)}, got {value!r}"
+        transformer = configs.get("transformer", {})
+        for folder, key, own in (
+            ("vae", "latent_channels", "in_channels"),
+            ("text_encoder", "hidden_size", "context_in_dim"),
+        ):
+            if transformer and folder in configs:
+                value, needed = configs[folder].get(key), transformer.get(own)
+                if value != needed:
+                    return f"{folder}/config.json: {key}: expected {needed}, as the transformer needs, got {value}"
+        return None
+
+    def text(self, model: Path, *, embedded: bool) -> TextSpace:
+        padding = self.load_tokenizer(model / "tokenizer").padding
+        assert padding is not None
+        width = text_width(model) if embedded else None
+        return TextSpace(int(padding["length"]), "uint32", width, int(padding["pad_id"]))
+
+    def load_tokenizer(self, folder: Path) -> "Tokenizer":
+        from tokenizers import Tokenizer
+
+        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+        length, pad = settings["model_max_length"], settings["pad_token"]
+        if not 1 <= length <= _LONGEST:
+            raise ValueError(f"model_max_length: expected 1 to {_LONGEST} tokens a caption, got {length}; set 256")
+        pad = pad if isinstance(pad, str) else pad["content"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        number = tokenizer.token_to_id(pad)
+        if number is None:
+            raise ValueError(f"pad_token: {pad!r} is not in tokenizer.json")
+        tokenizer.enable_truncation(int(length))
+        tokenizer.enable_padding(pad_id=number, pad_token=pad, length=int(length))
+        return tokenizer
+
+    def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:
+        text_encoder.config.pad_token_id = self.text(model, embedded=False).pad
+
+    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        own = lengths(ids, text_encoder.config.pad_token_id).unsqueeze(1)
+        at = torch.arange(ids.shape[1], device=ids.device)
+        # The empty caption attends to one token of padding: with none, attention and its gradients would be NaN.
+        attended = (at < own.clamp(min=1)).long()
+        states = text_encoder(input_ids=ids, attention_mask=attended).last_hidden_state
+        return torch.where((at < own).unsqueeze(2), states, 0)
+
+    def predict(
+        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+    ) -> "torch.Tensor":
+        from sdp.model.schedule import TICKS
+
+        # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
+        part = times / 1000 if times.is_floating_point() else times / TICKS
+        predicted: torch.Tensor = denoiser(
+            latents, part.expand(len(latents)), text, attention_mask=(text != 0).any(2), return_dict=False
+        )[0]
+        return predicted
+
+    def initialise(self, denoiser: Any) -> None:
+        """Begin the last layer at zero, as diffusion transformers do, so that the first prediction is 0."""
+        for weight in denoiser.final_layer.linear.parameters():
+            weight.detach().zero_()
+
+    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+        yield from denoiser.blocks
+
+    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+        yield from text_encoder.layers
+
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+        import torch
+
+        config = denoiser.config
+        text = torch.empty(1, 256, config.context_in_dim)
+        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
+
+
+def lengths(ids: "torch.Tensor", pad: int) -> "torch.Tensor":
+    """Return the number of tokens of each caption: all up to the last one that is not padding."""
+    import torch
+
+    at = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    return torch.where(ids != pad, at, 0).amax(1)
+
+
+PRX: Final = Prx()

