@@ -141,11 +141,12 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
 def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: Ask) -> None:
     done = ask(f"check('{SOURCE}')")
     assert done.code == 0, done.line
-    assert hub.asked == [f"/api/models/{REPO}/revision/{REVISION}"]
+    index = f"/{REPO}/resolve/{REVISION}/model_index.json"
+    assert hub.asked == [f"/api/models/{REPO}/revision/{REVISION}", index, index]  # its head comes first
     done = ask(f"prediction_type('{SOURCE}')")
     assert (done.code, done.out) == (0, "epsilon"), done.line
     fetched = {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path}
-    assert fetched == {"scheduler/scheduler_config.json"}
+    assert fetched == {"model_index.json", "scheduler/scheduler_config.json"}
 
 
 def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: Hub, ask: Ask) -> None:

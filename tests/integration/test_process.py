@@ -85,7 +85,7 @@ def test_a_folder_of_pictures_with_one_caption_becomes_latents_and_a_bad_picture
     table, account = rows_of(dataset), account_of(dataset)
     assert table["row"].to_pylist() == [0, 1, 2, 4]
     assert table["key"].to_pylist() == ["0", "1", "2", "4"]
-    expected = tokenize(load_tokenizer(model), [caption])[0].tobytes()
+    expected = tokenize(load_tokenizer(model), [caption])[0].astype(np.uint16).tobytes()
     assert {cell.as_py() for cell in table["token_ids"]} == {expected}
     assert account.filter(pa.compute.equal(account["row"], 3))["reason"].to_pylist() == ["not_an_image"]
     (tmp_path / "own/3.jpg").write_bytes(picture(3))
@@ -112,7 +112,7 @@ def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path,
         alone = encoder(chunk).latents[64][0].values[0]
         assert np.allclose(stored[row], alone, atol=2e-3)
         at = table["row"].to_pylist().index(row)
-        assert table["token_ids"][at].as_py() == chunk.tokens[0].tobytes()
+        assert table["token_ids"][at].as_py() == chunk.tokens[0].astype(np.uint16).tobytes()
 
 
 def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_path: Path, model: Path) -> None:
@@ -180,7 +180,7 @@ def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account
         has_new = 10 <= row < 50 and row % 3
         drawn.append(f"new {row}" if has_new and draw(4, row, [1, 2]) else f"picture number {row}")
     assert 4 < sum(text.startswith("new") for text in drawn) < len(kept) - 8, "both kinds are there"
-    expected = tokenize(load_tokenizer(model), drawn)
+    expected = tokenize(load_tokenizer(model), drawn).astype(np.uint16)
     assert [cell.as_py() for cell in table["token_ids"]] == [ids.tobytes() for ids in expected]
 
     assert run(config).manifest.counts == counts, "a second run has nothing to do"

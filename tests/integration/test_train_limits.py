@@ -154,7 +154,7 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
 def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "family", lambda *_, **__: SD2)
+    monkeypatch.setattr(sources, "known", lambda *_, **__: SD2)
     with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ on an A100-40G"):
         run(config(root, scaling__accelerator="A100-40G", data__batch_size=1000))
     assert not (root / "run").exists()
