@@ -34,6 +34,7 @@ def config_show(args: Arguments) -> None:
     argument("--urls URI", "a CSV, TSV, JSONL or Parquet table of URLs and captions (default: FOLDER/urls.parquet)"),
     argument("--pictures URI", "a folder of pictures, tars or Parquet with images, in place of URLs to download"),
 )
+@argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
@@ -106,8 +107,10 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
     if args.caption and not by_class:
         own["process"]["source.caption"] = args.caption
         own["generate"] = {"prompts": [args.caption]}
+    tiny, base = {"sd": ("tiny", "stable-diffusion-2-base"), "prx": ("tiny-prx", "prx")}[args.family]
     places = {
         "store": store,
+        "model": f"{store}/{base}" if args.store else f"builtin:{tiny}",
         "source": source or f"{store}/urls.parquet",
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }

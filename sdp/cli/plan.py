@@ -5,7 +5,7 @@ from typing import Any
 from sdp.cli.command import LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
 _PLANNED = ("train", "process", "download")
-_PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6")
+_PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6", "fast")
 _NOT_TAKEN = {
     "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory"),
     "process": ("trainers", "memory"),
