@@ -13,6 +13,7 @@ from torch._inductor.graph import GraphLowering
 
 from sdp.config.train import ObjectiveConfig
 from sdp.families.sd import SD
+from sdp.model.schedule import Flow, Process
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import RowRandom
 from sdp.train.step import Objective, draw
@@ -105,10 +106,11 @@ def test_convolutions_see_channels_last_images_whether_or_not_their_weights_are(
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))
 
 
+@pytest.mark.parametrize("process", [scaled_linear(), Flow(logit_normal=True, shift=3.0)])
 @pytest.mark.parametrize("moments", [False, True])
-def test_a_batchs_random_numbers_are_one_graph_for_all_epochs_and_rows(moments: bool) -> None:
+def test_a_batchs_random_numbers_are_one_graph_for_all_epochs_and_rows(moments: bool, process: Process) -> None:
     graphs, rows = Graphs(), torch.tensor([3, 2**40 + 5])
-    objective = Objective(scaled_linear(), "epsilon", ObjectiveConfig(offset_noise=0.1, caption_dropout=0.5))
+    objective = Objective(process, ObjectiveConfig(offset_noise=0.1, caption_dropout=0.5))
     compiled = torch.compile(draw, dynamic=False, backend=graphs)
     for epoch in (0, 1, 7):
         batch = Batch(rows + epoch, torch.ones(2), torch.zeros(2, 8 if moments else 4, 8, 8), moments=moments)

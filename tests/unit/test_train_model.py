@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
 from torch import nn
 
-from sdp.model.schedule import sample_losses
+from sdp.model.schedule import TICKS, Flow, sample_losses
 from sdp.train.optimizer import Ema
 from tests.training import scaled_linear
 
@@ -67,3 +67,28 @@ def test_the_average_follows_the_weights_with_a_rising_decay() -> None:
         decay = min(0.5, (1 + step) / (10 + step))
         by_hand = decay * by_hand + (1 - decay) * step
         assert float(ema.state_dict()["weight"]) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_a_flows_times_are_uniform_or_in_the_middle_and_move_with_the_shift() -> None:
+    def integers(high: int) -> torch.Tensor:
+        return (torch.linspace(0, 1, 4001, dtype=torch.float64)[:-1] * high).long()
+
+    uniform, middle, late = (flow.times(integers) / TICKS for flow in (Flow(), Flow(True), Flow(shift=3.0)))
+    assert torch.allclose(uniform, torch.linspace(0, 1, 4001)[:-1], atol=1e-4)
+    assert middle.std() == pytest.approx(0.2084, abs=2e-3)  # of a logit-normal distribution, by numerical integration
+    assert middle.mean() == pytest.approx(0.5, abs=1e-3)
+    assert torch.allclose(late, 3 * uniform / (1 + 2 * uniform), atol=1e-6)
+    low, high = Flow().times_in(integers, 100, 200).float().aminmax()
+    assert (low / TICKS, high / TICKS) == (pytest.approx(0.1, abs=1e-4), pytest.approx(0.2, abs=1e-4))
+
+
+def test_a_flow_is_the_schedulers_line_from_latents_to_noise() -> None:
+    latents, noise = torch.randn(2, 3, 4, 8, 8)
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    times = torch.tensor([0.1, 0.5, 0.999])
+    at = (times * 1000).round().long()
+    known = scheduler.timesteps[1000 - at]
+    expected = scheduler.scale_noise(latents, known, noise)
+    flow, ticks = Flow(), (known / 1000 * TICKS).round().long()
+    assert torch.allclose(flow.add_noise(latents, noise, ticks), expected, atol=1e-5)
+    assert torch.equal(flow.target(latents, noise, ticks), noise - latents)
