@@ -1,6 +1,5 @@
 """The exporter as a separate process, and its scrapes."""
 
-import http.client
 import select
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -45,19 +44,9 @@ class Exporter:
     process: subprocess.Popen[str]
     url: str
 
-    def get(self, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=DEADLINE_S)
-        try:
-            connection.request("GET", "/metrics", headers=dict(headers or {}))
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-
     def scrape(self) -> Scrape:
-        status, body = self.get()
-        assert status == 200, body
-        return Scrape(body)
+        with urlopen(self.url, timeout=DEADLINE_S) as response:
+            return Scrape(response.read().decode())
 
     def until(self, condition: Callable[[Scrape], bool]) -> Scrape:
         """Scrape until the result satisfies a condition."""

@@ -294,24 +294,6 @@ def test_each_manager_of_queues_finds_its_own_label_and_no_other(
         assert template["metadata"].get("annotations", {}).get(OF_POD) == queue, "Volcano reads a pod's annotation"
 
 
-@pytest.mark.parametrize(
-    ("settings", "least"),
-    [
-        (
-            (),
-            {"sdp-head": 1},
-        ),  # trainers survive an eviction, and a budget for all of a group's pods blocks every drain
-        (("groups.a100.minAvailable=3",), {"sdp-head": 1, "sdp-a100": 3}),
-        (("podDisruptionBudget=false", "groupDefaults.minAvailable=1"), {"sdp-cpu": 1, "sdp-a10g": 1, "sdp-a100": 1}),
-    ],
-)
-def test_a_group_has_a_budget_only_where_it_is_asked_for(
-    render: Render, settings: tuple[str, ...], least: dict[str, int]
-) -> None:
-    budgets = [m for m in render("minimal", *settings) if m["kind"] == "PodDisruptionBudget"]
-    assert {budget["metadata"]["name"]: budget["spec"]["minAvailable"] for budget in budgets} == least
-
-
 H100 = {
     "key": "nvidia.com/gpu.product",
     "operator": "In",
