@@ -14,10 +14,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from sdp.families.sd import MIRROR
-from sdp.model import networks
 from sdp.model.layout import present
 from sdp.model.sources import resolve
-from tests.evaluate_kit import tiny_clip
 from tests.programs import ended
 
 REPO = "somebody/tiny-diffusion"
@@ -171,16 +169,6 @@ def test_offline_only_cached_models_are_used(hub: Hub, ask: Ask) -> None:
     assert hub.asked == []
 
 
-def test_a_download_that_broke_off_is_finished_by_the_next_one(hub: Hub, ask: Ask) -> None:
-    name = "vae/diffusion_pytorch_model.safetensors"
-    data = hub.files[name]
-    cached = next(path for path in Path(ask(f"resolve('{SOURCE}').path").out).rglob("*") if str(path).endswith(name))
-    cached.unlink()
-    hub.asked.clear()
-    assert ask(f"resolve('{SOURCE}').digest").out == resolve("builtin:tiny").digest
-    assert cached.read_bytes() == data
-
-
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
@@ -200,17 +188,3 @@ def test_a_hub_in_trouble_is_worth_another_try(hub: Hub, ask: Ask) -> None:
         assert done.line.startswith("1 model source"), done.line
         assert "the hub did not answer" in done.line
         assert "try again later" in done.line
-
-
-def test_a_network_on_the_hub_is_fetched_once_by_its_revision(hub: Hub, ask: Ask, tmp_path: Path) -> None:
-    clip = tiny_clip(tmp_path / "clip")
-    hub.files = {name: (clip / name).read_bytes() for name in present(clip, networks.PATTERNS)}
-    wanted = set(hub.files)
-    hub.files |= {"pytorch_model.bin": b"not wanted", "README.md": b"nor this"}
-    call = f"__import__('sdp.model.networks').model.networks.find('{SOURCE}', 'clip.model').digest"
-    done = ask(call)
-    assert done.out == networks.find(str(clip), "clip.model").digest, done.line
-    assert {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path} == wanted
-    hub.asked.clear()
-    assert ask(call).out == done.out
-    assert hub.asked == []

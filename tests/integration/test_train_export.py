@@ -148,17 +148,19 @@ def test_a_folder_that_was_not_finished_is_no_model(
     assert not (tmp_path / "out/model_index.json").exists()
 
 
-def test_a_single_file_says_what_its_model_predicts_and_how_to_load_it(
+def test_a_single_file_has_the_weights_what_its_model_predicts_and_how_to_load_it(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.safetensors"
-    train(config(root, "single", objective__prediction="v", objective__zero_terminal_snr=True, max_steps=1))
+    trainer = train(config(root, "single", objective__prediction="v", objective__zero_terminal_snr=True, max_steps=1))
     assert main(["export", str(root / "single"), str(file), "--single-file"]) == 0
     folder = root / "single/checkpoints/step-000000001"
     assert capsys.readouterr().err.splitlines()[-1] == (
         f'sdp: load it in diffusers: StableDiffusionPipeline.from_single_file("{file}", config=FOLDER), '
         f"where FOLDER is written by: sdp export {folder} FOLDER"
     )
+    name = "model.diffusion_model.input_blocks.0.0.weight"
+    assert torch.equal(load_file(file)[name], weights(trainer)["ema.conv_in.weight"])
     data = file.read_bytes()
     header = int.from_bytes(data[:8], "little")
     marker = json.loads((folder / "complete.json").read_text())
@@ -177,10 +179,3 @@ def test_a_single_file_says_what_its_model_predicts_and_how_to_load_it(
         "sdp.model": marker["model"]["digest"],
         "sdp.dataset": marker["dataset"]["manifest_digest"],
     }
-
-
-def test_a_single_file_holds_the_trained_weights(root: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    file = tmp_path / "mine.safetensors"
-    assert main(["export", str(root / "run"), str(file), "--single-file"]) == 0
-    name = "model.diffusion_model.input_blocks.0.0.weight"
-    assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])

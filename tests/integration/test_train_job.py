@@ -225,12 +225,6 @@ class TestBeforeAnyWork:
             run(config(root, **changes))
         assert not (root / "run").exists()
 
-    @pytest.mark.parametrize("dry_run", [False, True])
-    def test_a_run_of_another_configuration_is_refused(self, root: Path, dry_run: bool) -> None:
-        RunFolder(open_storage(str(root / "run"))).claim({"datasets": [], "identity": {"seed": 1}})
-        with pytest.raises(DatasetError, match=r"output\.uri: .* holds a run with another configuration"):
-            run(config(root), dry_run=dry_run)
-
     def test_addresses_mean_the_same_in_a_worker_whose_folder_is_another(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -249,14 +243,6 @@ class TestBeforeAnyWork:
         first = Lease.acquire(open_storage(str(root / "run")), "the first", ttl_s=3.0)
         with first, pytest.raises(LeaseHeld, match="the first"):
             run(config(root))
-
-    def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
-        self, root: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        summary = run(config(root, max_steps=100), dry_run=True)
-        assert summary.reason == "dry run"
-        assert "120 rows, 8 per step, 15 steps per epoch" in capsys.readouterr().err
-        assert not (root / "run").exists()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -124,13 +124,6 @@ def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learn
     ]
 
 
-def test_what_a_run_was_begun_with_by_an_older_version_may_have_learning_rates_in_it(root: Path) -> None:
-    folder(root).claim({"identity": {"seed": 0, "optimizer.learning_rate": 1.0}})
-    folder(root).claim({"identity": {"seed": 0}})
-    with pytest.raises(DatasetError, match="seed was 0 and is 1 now"):
-        folder(root).claim({"identity": {"seed": 1}})
-
-
 # --- before anything begins ------------------------------------------------------------------------------------------
 
 

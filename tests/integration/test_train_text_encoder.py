@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdp.cli import main
 from sdp.config import TrainConfig
-from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.errors import ConfigError, DatasetError
 from sdp.families.sd import SD
 from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.generate.painter import load_painter
@@ -180,11 +180,6 @@ def drawn(pipeline: StableDiffusionPipeline) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         text = pipeline.text_encoder(ids).last_hidden_state
         return text, pipeline.unet(latents, torch.tensor([500]), text).sample
-
-
-def test_lora_on_both_is_refused_by_the_key_that_is_wrong(root: Path) -> None:
-    with pytest.raises(UserError, match=r"^lora.rank: expected at most 16, the size of layer .*, got 17; lower it"):
-        make_plan(how(root, "refused", lora__rank=17, lora__targets=["ff.net.2"]))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from sdp.train.job import run
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
-from tests.latents import grow_latents, make_latents, split_address
+from tests.latents import grow_latents, make_latents
 from tests.tiny_model import make_tiny_model
-from tests.training import config, ledger
+from tests.training import config
 
 ROWS, MORE, BATCH = 60, 24, 8
 
@@ -119,24 +119,6 @@ def test_a_limit_changes_between_epochs_and_not_in_one(root: Path, trained: "Cou
     trained.clear()
     run(how(root, limit=limit, max_epochs=2))
     assert trained == Counter(range(limit or ROWS))
-
-
-def test_of_a_mixture_each_pass_takes_each_row_once_though_its_first_dataset_changes_between_epochs(root: Path) -> None:
-    make_latents(root / "other", 20, unit_rows=10, vocabulary=50)
-    mixed = {"source__also": [{"uri": str(root / "other/latents"), "weight": 0.5}]}
-    run(how(root, **mixed, max_epochs=1))
-    grow(root)
-    run(how(root, **mixed, max_steps=18))  # in the middle of the second epoch
-    done = run(how(root, **mixed, max_epochs=2))
-    account = ledger(done)
-    passes = [
-        sorted(row for dataset, row in map(split_address, account.rows(own)) if dataset == 1)
-        for own in account.epochs()
-    ]
-    *whole, last = [rows for rows in passes if rows]
-    assert len(whole) >= 3
-    assert whole == [list(range(20))] * len(whole)
-    assert sum(map(len, whole)) + len(last) == done.state.samples - 2 * ROWS - MORE
 
 
 def test_a_damaged_note_is_named(root: Path) -> None:

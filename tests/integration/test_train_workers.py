@@ -71,40 +71,27 @@ def test_workers_together_are_one_worker(
         close(tensors, alone[0])
 
 
-LORA = {**ONE_STEP, "lora__rank": 4, "model__unet": "pretrained"}
-BOTH = {**ONE_STEP, "model__train_text_encoder": True, "model__unet": "pretrained"}
-
-
-def test_lora_learns_the_same_with_any_number_of_workers(inputs: Path, tmp_path: Path) -> None:
-    expected, losses = worker(World(), inputs, str(tmp_path / "alone"), LORA)
-    assert all(".lora_" in name for name in expected)
-    results = run_workers(2, worker, inputs, str(tmp_path / "run"), {**LORA, "strategy__kind": "fsdp"})
-    for tensors, some in results:
-        assert some == pytest.approx(losses, abs=1e-5)
-        close(tensors, expected)
-
-
-@pytest.fixture(scope="module")
-def both_alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
-    torch.set_num_threads(1)
-    return worker(World(), inputs, str(tmp_path_factory.mktemp("both")), BOTH)
+PARTS = {**ONE_STEP, "model__unet": "pretrained"}
+FULL = {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "strategy__activation_checkpointing": True}
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("networks", "changes", "name"),
     [
-        slow({"strategy__kind": "ddp", "data__batch_size": 3}),
-        {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "strategy__activation_checkpointing": True},
+        ({"lora__rank": 4}, {"strategy__kind": "fsdp"}, ".lora_A."),
+        ({"model__train_text_encoder": True}, FULL, "exp_avg.text_encoder."),
+        slow({"model__train_text_encoder": True}, {"data__batch_size": 3}, "exp_avg.text_encoder."),
     ],
-    ids=["ddp-accumulating", "fsdp-full-recomputing"],
+    ids=["lora", "text-encoder", "text-encoder-accumulating"],
 )
-def test_a_text_encoder_learns_the_same_with_any_number_of_workers(
-    inputs: Path, both_alone: tuple[dict[str, Any], list[float]], tmp_path: Path, changes: dict[str, Any]
+def test_other_networks_learn_the_same_with_any_number_of_workers(
+    inputs: Path, tmp_path: Path, networks: dict[str, Any], changes: dict[str, Any], name: str
 ) -> None:
-    assert any(name.startswith("exp_avg.text_encoder.") for name in both_alone[0])
-    for tensors, losses in run_workers(2, worker, inputs, str(tmp_path / "run"), {**BOTH, **changes}):
-        assert losses == pytest.approx(both_alone[1], abs=1e-5)
-        close(tensors, both_alone[0])
+    expected, losses = worker(World(), inputs, str(tmp_path / "alone"), {**PARTS, **networks})
+    assert any(name in tensor for tensor in expected)
+    for tensors, some in run_workers(2, worker, inputs, str(tmp_path / "run"), {**PARTS, **networks, **changes}):
+        assert some == pytest.approx(losses, abs=1e-5)
+        close(tensors, expected)
 
 
 def test_bf16_under_fsdp_keeps_fp32_weights_and_learns_the_same(

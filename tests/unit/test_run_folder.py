@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import DatasetError, Unavailable
 from sdp.model.checkpoints import read_marker
 from sdp.model.tensor_index import DamagedCheckpoint
@@ -17,7 +16,6 @@ from sdp.storage.local import LocalStorage
 from sdp.train.checkpoint import read_state
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import FILE_LINES, RunFolder, metrics_files
-from tests.training import bad_rows
 
 
 @pytest.fixture
@@ -164,11 +162,6 @@ def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:
     run.storage.publish("events.jsonl", run.storage.read("events.jsonl") + b'{"time": "20')
     run.record("end", reason="max_steps")
     assert [event["event"] for event in run.events()] == ["start", "end"]
-
-
-def test_bad_rows_that_were_written_are_read(run: RunFolder) -> None:
-    run.record_bad_rows(4, [Outcome(7, FAILED, "undecodable"), Outcome(3, FAILED, "undecodable")])
-    assert bad_rows(run) == {3: "undecodable", 7: "undecodable"}
 
 
 def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:

@@ -58,12 +58,6 @@ def test_workers_take_equal_steps_whose_rows_are_the_single_workers(dataset: Dat
         assert sorted(together) == sorted(rows)
 
 
-def test_an_epoch_continues_where_it_was_left(dataset: Dataset) -> None:
-    complete = list(reader(dataset).batches(0, 0, 16))
-    rest = list(reader(dataset).batches(0, 5 * 16, 16))
-    assert [b.rows.tolist() for b in rest] == [b.rows.tolist() for b in complete[5:]]
-
-
 def test_rows_that_are_to_be_left_out_weigh_nothing_and_shift_no_others(dataset: Dataset) -> None:
     complete = list(reader(dataset).batches(0, 0, 16))
     weighted = list(reader(dataset, load_weights=lambda: lambda rows: (rows % 2).astype(np.float32)).batches(0, 0, 16))

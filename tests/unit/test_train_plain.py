@@ -66,13 +66,6 @@ def test_numbers_in_any_form_become_latents_and_token_ids(tmp_path: Path, form: 
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_what_ray_writes_is_read(tmp_path: Path) -> None:
-    from ray.data.extensions import ArrowTensorArray
-
-    write(tmp_path, lambda values: ArrowTensorArray.from_numpy(values))
-    assert sum(int((batch.weights > 0).sum()) for batch in batches(tmp_path)) == ROWS
-
-
 def test_unscaled_latents_are_refused_unless_a_factor_is_set(tmp_path: Path) -> None:
     write(tmp_path, scale=0.18215)
     with pytest.raises(DatasetError, match=r"source\.columns\.factor: .* looks unscaled \(standard deviation 5\.\d\)"):

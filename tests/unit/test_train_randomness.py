@@ -69,13 +69,6 @@ def test_normal_numbers_are_normal_and_independent_of_each_other() -> None:
     assert torch.corrcoef(numbers[:200]).fill_diagonal_(0).abs().max() < 0.5
 
 
-def test_timesteps_are_spread_evenly() -> None:
-    drawn = RowRandom(0, 0, torch.arange(100_000)).integers(Purpose.TIMESTEP, 10)
-    assert drawn.min() == 0
-    assert drawn.max() == 9
-    assert (torch.bincount(drawn).float() / 10_000 - 1).abs().max() < 0.04
-
-
 @pytest.mark.parametrize("probability", [0.0, 0.1, 1.0])
 def test_an_event_happens_as_often_as_its_probability_says(probability: float) -> None:
     happens = RowRandom(0, 0, torch.arange(100_000)).chance(Purpose.CAPTION_DROPOUT, probability)
