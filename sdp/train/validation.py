@@ -24,7 +24,7 @@ from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import RowRange
-from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of, batch_of_shapes, empty_rows
+from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of_shapes, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
@@ -40,13 +40,13 @@ Selected = tuple[RowRange, NDArray[np.bool_]]
 """A row group, and a mask of its rows to measure on."""
 
 
-def validation_rows(config: TrainConfig, source: str | None) -> tuple[LatentsDataset, Weigh]:
+def validation_rows(config: TrainConfig) -> tuple[LatentsDataset, Weigh]:
     """Return a dataset, and the weights of its rows: above 0 for those to measure on.
 
-    They are all rows of `source`, or, without one, the rows that training holds out.
+    They are all rows of `evaluate.source`, or, without one, the rows that training holds out.
     """
-    if source is not None:
-        dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
+    if config.evaluate.source is not None:
+        dataset = open_dataset(open_storage(config.evaluate.source, config.storage.options()), "latents")
         return open_latents(dataset, config.data.resolution), row_weights(dataset.storage, 0.0, None)
     own = open_sources(config).all[0]
     storage = own.written.storage if own.written is not None else None
@@ -65,11 +65,13 @@ def load_validation_batch(latents: LatentsDataset, weigh: Weigh, rows: int, worl
     if not selected:
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
-    shares = [selected[rank :: world.size] for rank in range(world.size)]
-    if latents.shapes:
-        return _by_shape(latents, reader, shares[world.rank], world, batch_size)
-    most = max(sum(int(mask.sum()) for _, mask in share) for share in shares)
-    return batch_of(latents.columns, -(-most // batch_size) * batch_size, [_load(reader, shares[world.rank])])
+    parts: list[ShapePart] = []
+    for view, ranges in _by_shape(reader, selected[world.rank :: world.size]):
+        loaded = _load(GroupReader(view), ranges)
+        for start in range(0, len(loaded), batch_size):
+            parts.append((view.columns, [loaded.slice(start, min(start + batch_size, len(loaded)))]))
+    most = max(world.gather(len(parts)))
+    return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
 
 
 def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
@@ -80,32 +82,22 @@ def _load(reader: GroupReader, ranges: Sequence[Selected]) -> Rows:
     return into
 
 
-def _by_shape(
-    latents: LatentsDataset,
-    reader: GroupReader,
-    ranges: Sequence[Selected],
-    world: World,
-    batch_size: int,
-) -> Batch:
-    """Load the rows of some ranges in batches of one shape each."""
+def _by_shape(reader: GroupReader, ranges: Sequence[Selected]) -> Iterator[tuple[LatentsDataset, Sequence[Selected]]]:
+    """Yield a view of the dataset for each shape of its crops, with the rows to measure on."""
+    latents = reader.dataset
+    if not latents.shapes:
+        yield latents, ranges
+        return
     counts = np.zeros((len(latents.row_groups), len(latents.shapes)), np.int64)
     buckets = [reader.buckets(row_range.row_group) for row_range, _ in ranges]
     for (row_range, _), of_rows in zip(ranges, buckets, strict=True):
         counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
-    parts: list[ShapePart] = []
     for view in views(latents, counts):
-        own_ranges = [
-            (
-                RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
-                mask[of_rows == view.bucket],
-            )
-            for (row_range, mask), of_rows in zip(ranges, buckets, strict=True)
+        own = [
+            (RowRange(each.row_group, 0, int(view.row_groups.rows[each.row_group])), mask[of_rows == view.bucket])
+            for (each, mask), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
-        for start in range(0, len(rows), batch_size):
-            parts.append((view.columns, [rows.slice(start, min(start + batch_size, len(rows)))]))
-    most = max(world.gather(len(parts)))
-    return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
+        yield view, [(row_range, mask) for row_range, mask in own if mask.any()]
 
 
 def _select(reader: GroupReader, weigh: Weigh, rows: int, world: World) -> Iterator[Selected]:
