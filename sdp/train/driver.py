@@ -58,12 +58,8 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
 
 
 def record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:
-    """Record a start in the run's events, and a resize if the number of workers has changed since the last start."""
-    run, step = trainer.checkpointer.run, trainer.state.step
-    before = [past.get("workers") for past in run.events() if past["event"] in ("training", "recovered")]
-    if before and isinstance(before[-1], list) and len(before[-1]) != len(workers):
-        run.record("resize", from_step=step, workers=[len(before[-1]), len(workers)])
-    run.record(event, from_step=step, workers=workers, **details)
+    """Record a start in the run's events."""
+    trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **details)
 
 
 def failure_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
     _run.json                        the run's identity, written once
     checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last complete.json
     bad_rows/step-000001000.jsonl    bad rows since the previous checkpoint, with reasons
-    events.jsonl                     starts, failures, checkpoints, resizes, skipped steps
+    events.jsonl                     starts, failures, checkpoints, skipped steps
     metrics/000003-000055000.jsonl   a line every few steps: the third file, for the steps after 55,000
     samples/step-000001000/          pictures drawn at that step, and last prompts.json
 
