@@ -8,7 +8,7 @@ and for any other such use in sdp/.
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -246,10 +246,8 @@ def torch_by_device() -> Any:
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def metric(kind: str, name: str, text: str, tags: tuple[str, ...], bounds: Iterable[float]) -> Any:
-    """Return a metric that Ray's agents expose, by its kind: counter, gauge or histogram. If it goes: OpenTelemetry."""
+def metric(kind: str, name: str, text: str, tags: tuple[str, ...]) -> Any:
+    """Return a metric that Ray's agents expose, by its kind: counter or gauge. If it goes: OpenTelemetry."""
     from ray.util import metrics
 
-    if kind == "histogram":
-        return metrics.Histogram(name, text, list(bounds), tags)
     return (metrics.Counter if kind == "counter" else metrics.Gauge)(name, text, tags)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from sdp.telemetry.catalogue import ACTIONS, COUNTER, GAUGE, HISTOGRAM, Metric
+from sdp.telemetry.catalogue import ACTIONS, COUNTER, GAUGE, Metric
 
-FAMILIES: dict[str, Any] = {COUNTER: Counter, GAUGE: Gauge, HISTOGRAM: Histogram}
+FAMILIES: dict[str, Any] = {COUNTER: Counter, GAUGE: Gauge}
 
 
 @dataclass
@@ -22,9 +22,7 @@ class RegistryBackend:
         """Emit a value."""
         family = self._families.get(metric.name)
         if family is None:
-            options = {"buckets": metric.bounds} if metric.kind == HISTOGRAM else {}
-            family = FAMILIES[metric.kind](
-                metric.name, metric.help, ("run", *metric.labels), registry=self.registry, **options
-            )
+            labels_of = ("run", *metric.labels)
+            family = FAMILIES[metric.kind](metric.name, metric.help, labels_of, registry=self.registry)
             self._families[metric.name] = family
         getattr(family.labels(**labels), ACTIONS[metric.kind])(value)

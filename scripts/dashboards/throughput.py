@@ -240,13 +240,9 @@ _DOWNLOAD = Row(
         ),
         lines(
             "Time to fetch an image",
-            "From the first request to the last byte, retries included.",
-            *(
-                Query(
-                    f"histogram_quantile({quantile}, sum by (le) ({rate('sdp_download_fetch_seconds_bucket', RUN)}))",
-                    name,
-                )
-                for quantile, name in ((0.5, "median"), (0.95, "95th percentile"))
+            "Mean, from the first request to the last byte, retries included.",
+            Query(
+                f"sum({rate('sdp_download_fetch_seconds_total', RUN)}) / sum({rate('sdp_download_rows_total', RUN)})"
             ),
             unit=SECONDS,
         ),
@@ -257,10 +253,10 @@ _DOWNLOAD = Row(
             unit=AMOUNT,
         ),
         lines(
-            "Mean size of received images",
-            "Bytes per image received.",
+            "Bytes per row",
+            "Received, retries included.",
             Query(
-                f"sum({rate('sdp_download_image_bytes_sum', RUN)}) / sum({rate('sdp_download_image_bytes_count', RUN)})"
+                f"sum({rate('sdp_download_fetched_bytes_total', RUN)}) / sum({rate('sdp_download_rows_total', RUN)})"
             ),
             unit="bytes",
         ),

@@ -1,17 +1,12 @@
 """The figures of a download, which workers count and the driver adds up, prints and emits as metrics."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sdp.datasets.outcomes import FAILED, FILTER_REASONS, FILTERED, WRITTEN, Counts, rule_of
 from sdp.download.fetch import Request
-from sdp.telemetry.catalogue import BYTES, SECONDS
 
 
 @dataclass(slots=True)
@@ -26,10 +21,8 @@ class DownloadFigures:
     requests: int = 0
     workers: int = 0
     """Number of workers in all."""
-    durations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SECONDS) + 1, np.int64))
-    """Fetches by the bucket of their time, the last of which has no bound."""
-    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BYTES) + 1, np.int64))
-    """Images by the bucket of their size."""
+    fetch_s: float = 0.0
+    """Seconds of all fetches, from the first request to the last byte."""
 
     @property
     def done(self) -> int:
@@ -50,9 +43,7 @@ class DownloadFigures:
         """Count a fetch and its result."""
         self.requests += request.attempts
         self.bytes += request.size
-        self.durations[bisect_left(SECONDS, request.seconds)] += 1
-        if request.failure is None:
-            self.sizes[bisect_left(BYTES, request.size)] += 1
+        self.fetch_s += request.seconds
 
     def __add__(self, other: "DownloadFigures") -> "DownloadFigures":
         names = [each.name for each in fields(self)]

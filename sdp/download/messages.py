@@ -37,8 +37,7 @@ def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     telemetry.reach("sdp_download_requests_total", figures.requests)
     telemetry.reach("sdp_download_fetched_bytes_total", figures.bytes)
     telemetry.reach("sdp_download_stored_bytes_total", figures.stored_bytes)
-    telemetry.observed("sdp_download_fetch_seconds", figures.durations.tolist())
-    telemetry.observed("sdp_download_image_bytes", figures.sizes.tolist())
+    telemetry.reach("sdp_download_fetch_seconds_total", figures.fetch_s)
 
 
 def intention(output: Output, files: int) -> Iterator[str]:

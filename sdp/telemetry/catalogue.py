@@ -11,12 +11,8 @@ from typing import Literal
 
 COUNTER: Literal["counter"] = "counter"
 GAUGE: Literal["gauge"] = "gauge"
-HISTOGRAM: Literal["histogram"] = "histogram"
-ACTIONS = {COUNTER: "inc", GAUGE: "set", HISTOGRAM: "observe"}
+ACTIONS = {COUNTER: "inc", GAUGE: "set"}
 """Method of a family, in Ray and in prometheus-client, that takes a value."""
-
-SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
-BYTES = (1e3, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +23,9 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     """Labels besides `run`."""
-    bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets."""
 
     @property
-    def kind(self) -> Literal["counter", "gauge", "histogram"]:
-        if self.bounds:
-            return HISTOGRAM
+    def kind(self) -> Literal["counter", "gauge"]:
         return COUNTER if self.name.endswith("_total") else GAUGE
 
 
@@ -56,12 +48,7 @@ _METRICS = (
     Metric("sdp_download_requests_total", "HTTP requests sent, including retries and redirects."),
     Metric("sdp_download_fetched_bytes_total", "Bytes of response bodies received."),
     Metric("sdp_download_stored_bytes_total", "Bytes of images as stored."),
-    Metric(
-        "sdp_download_fetch_seconds",
-        "Time from the first request for an image to its last byte, including retries.",
-        bounds=SECONDS,
-    ),
-    Metric("sdp_download_image_bytes", "Sizes of the images received.", bounds=BYTES),
+    Metric("sdp_download_fetch_seconds_total", "Time from each image's first request to its last byte, summed."),
     # --- process ---
     Metric("sdp_process_rows_total", "Rows in finished parts, by outcome.", ("outcome",)),
     Metric("sdp_process_transformed_total", "Images decoded, resized and cropped."),

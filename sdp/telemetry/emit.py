@@ -9,21 +9,20 @@ With Ray they go through Ray's metrics, which KubeRay exposes on each pod; witho
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 from sdp.console import say
 from sdp.errors import one_line
-from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, HISTOGRAM, Metric
+from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, Metric
 
 
 class Backend(Protocol):
     """A store of series."""
 
     def emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        """Add to a counter, set a gauge, or observe a value in a histogram, by the metric's kind."""
+        """Add to a counter or set a gauge, by the metric's kind."""
 
 
 @dataclass
@@ -36,7 +35,6 @@ class Telemetry:
     job: str = ""
     """The submitted job's name in Ray."""
     _reached: dict[tuple[str, tuple[tuple[str, object], ...]], float] = field(default_factory=dict)
-    _counts: dict[str, list[int]] = field(default_factory=dict)
     _failed: bool = False
 
     def count(self, name: str, amount: float, **labels: object) -> None:
@@ -54,19 +52,6 @@ class Telemetry:
         """Set a gauge, unless the value is None."""
         if value is not None:
             self._emit(GAUGE, name, value, labels)
-
-    def observed(self, name: str, counts: Sequence[int]) -> None:
-        """Raise a histogram to totals by bucket, the last of which has no bound.
-
-        Each value counts as the middle of its bucket: buckets and quantiles are exact, the sum is not.
-        """
-        bounds = CATALOGUE[name].bounds
-        before, self._counts[name] = self._counts.get(name, [0] * len(counts)), list(counts)
-        edges = [0.0, *bounds, 2 * bounds[-1]]
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
-        for middle, count, earlier in zip(middles, counts, before, strict=True):
-            for _ in range(count - earlier):
-                self._emit(HISTOGRAM, name, middle, {})
 
     def progress(self, job: str, done: int, total: int) -> None:
         """Show how many of its rows a job has done."""

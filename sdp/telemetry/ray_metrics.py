@@ -30,7 +30,7 @@ class RayBackend:
         family = self._families.get(metric.name)
         if family is None:
             names = ("run", *metric.labels)
-            family = ray_private.metric(metric.kind, metric.name, metric.help, names, metric.bounds)
+            family = ray_private.metric(metric.kind, metric.name, metric.help, names)
             self._families[metric.name] = family
         getattr(family, ACTIONS[metric.kind])(value, tags=_tags(labels))
         if metric.kind == GAUGE:

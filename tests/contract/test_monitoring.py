@@ -1,7 +1,6 @@
 """The monitoring chart: what it renders and refuses, and that all it asks of Prometheus exists."""
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -45,12 +44,10 @@ def labels_of(name: str) -> frozenset[str] | None:
         return exported[name]
     if name in RAY or name in KUBERNETES:
         return RAY.get(name) or KUBERNETES[name]
-    base = re.sub("_(bucket|sum|count)$", "", name)
-    metric = OF_JOBS.get(name) or OF_JOBS.get(base)
-    if metric is None or (metric.kind == "histogram") == (name == metric.name):
+    if name not in OF_JOBS:
         return None
-    own = {"stage" if label == "job" else label for label in metric.labels}  # by the PodMonitors' relabelings
-    return frozenset({"run", *own, *(["le"] if metric.kind == "histogram" else [])})
+    # by the PodMonitors' relabelings
+    return frozenset({"run", *("stage" if label == "job" else label for label in OF_JOBS[name].labels)})
 
 
 def complaints(expressions: Iterable[chart.Expression]) -> list[str]:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sdp.telemetry import Telemetry, run_name
-from sdp.telemetry.catalogue import CATALOGUE, SECONDS
+from sdp.telemetry.catalogue import CATALOGUE
 from tests.registry import RegistryBackend
 
 
@@ -62,17 +62,6 @@ def test_totals_are_reached_by_their_difference_and_never_go_back(
         assert value(registry, "sdp_download_rows_total", outcome="failed", reason="timeout") == expected
 
 
-def test_a_histogram_reaches_its_buckets(telemetry: Telemetry, registry: CollectorRegistry) -> None:
-    counts = [0] * (len(SECONDS) + 1)
-    counts[0], counts[2], counts[-1] = 4, 3, 1
-    telemetry.observed("sdp_download_fetch_seconds", counts)
-    counts[2] = 5
-    telemetry.observed("sdp_download_fetch_seconds", counts)
-    name = "sdp_download_fetch_seconds_bucket"
-    bounds = {float(dict(labels)["le"]): count for labels, count in series(registry, name).items()}
-    assert bounds == {bound: (4 if bound < 0.2 else 9) for bound in SECONDS} | {float("inf"): 10}
-
-
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
@@ -101,7 +90,6 @@ def test_a_failing_backend_is_reported_once_and_fails_no_job(capsys: pytest.Capt
         telemetry.count("sdp_train_samples_total", 5)
         telemetry.reach("sdp_download_rows_total", 7, outcome="failed", reason="timeout")
         telemetry.show("sdp_train_loss", 0.5)
-        telemetry.observed("sdp_download_fetch_seconds", [1] * (len(SECONDS) + 1))
         telemetry.process("trainer")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("telemetry: sdp_train_samples_total and perhaps other metrics cannot be emitted")
