@@ -163,7 +163,7 @@ def _print_stages(images: int) -> int:
         marks.append(time.process_time())
         pixels = resized(image, SIZE, crop=True, enlarge=False)
         marks.append(time.process_time())
-        encode(pixels, "jpeg", QUALITY)
+        encode(pixels, QUALITY)
         marks.append(time.process_time())
         spent[b"\xff\xc2" in data[:1000]].append(np.diff(marks) * 1000)
     for progressive, step_times in spent.items():

@@ -128,10 +128,8 @@ class ImageConfig(Section):
     """Crop the resized image to its centre square, or keep its shape."""
     enlarge: bool = key(False, shapes_output=True)
     """Also resize images that are smaller than image.size."""
-    format: Literal["jpeg", "webp"] = key("jpeg", shapes_output=True)
-    """The encoding of a resized image."""
     quality: int = key(95, shapes_output=True, ge=1, le=100)
-    """The encoding quality of a resized image."""
+    """The JPEG quality of a resized image."""
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
@@ -142,17 +140,11 @@ class FiltersConfig(Section):
     """Filters on sizes and on the source's columns."""
 
     min_side: Positive | None = key(None, shapes_output=True)
-    """Least pixels of the shorter side, in the source and in the image."""
+    """Least pixels of the shorter side."""
     max_aspect: float | None = key(None, shapes_output=True, ge=1)
-    """Largest ratio of the longer side to the shorter, in the source and in the image."""
-    size_columns: tuple[Name, ...] = key((), shapes_output=True)
-    """The columns of the image's width and height, if the source has them."""
+    """Largest ratio of the longer side to the shorter."""
     columns: Filters = key({}, shapes_output=True)
-    """Bounds on the source's columns of numbers; keep_unknown keeps rows without one."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        if len(self.size_columns) not in (0, 2):
-            yield self.problem("size_columns", "the columns of width and height", "name both or neither")
+    """Bounds on the source's columns of numbers; rows outside are not fetched, keep_unknown keeps those without one."""
 
 
 class BlocklistsConfig(Section):

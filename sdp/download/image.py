@@ -1,16 +1,14 @@
 """From fetched bytes to the stored image: decoded whole, checked against the rules, resized and encoded."""
 
 import hashlib
-import io
 import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import simplejpeg
-from PIL import Image as Pillow
 
 from sdp.config.download import FiltersConfig, ImageConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome
@@ -41,8 +39,8 @@ ABSURD_ASPECT = 100.0
 """Ratio of the longer side to the shorter from which an image is filtered whatever the configuration: rulers, borders
 and scroll bars have it."""
 _SHA256 = re.compile("[0-9a-f]{64}")
-_LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
-"""The greatest width or height of each format, in pixels."""
+_LONGEST_SIDE = 65_500
+"""The greatest width or height of a JPEG, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +117,9 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
         image = decode(data, min_side=math.ceil(image_rules.size * ROOM))
         pixels = resized(image, image_rules.size, crop=image_rules.crop == "center", enlarge=image_rules.enlarge)
         height, width = pixels.shape[:2]
-        if max(height, width) > _LONGEST_SIDE[image_rules.format]:
-            raise ImageError(
-                "too_many_pixels", f"{width} × {height} pixels, too many for the format {image_rules.format}"
-            )
-        encoded = encode(pixels, image_rules.format, image_rules.quality)
+        if max(height, width) > _LONGEST_SIDE:
+            raise ImageError("too_many_pixels", f"{width} × {height} pixels, too many for a JPEG")
+        encoded = encode(pixels, image_rules.quality)
         return Checked(WRITTEN, None, None, encoded, width, height, image.width, image.height, digest)
     except Exception as error:  # noqa: BLE001 (corrupt bytes make codecs raise any exception)
         reason, detail = "undecodable", f"{type(error).__name__}: {error}"
@@ -151,12 +147,8 @@ def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
     return cut(image, Box(0, 0, width, height), *scaled)
 
 
-def encode(pixels: Pixels, format: Literal["jpeg", "webp"], quality: int) -> bytes:
-    if format == "jpeg":
-        return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
-    sink = io.BytesIO()
-    Pillow.fromarray(pixels).save(sink, "WEBP", quality=quality, method=2)
-    return sink.getvalue()
+def encode(pixels: Pixels, quality: int) -> bytes:
+    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
 
 
 def _refusal(header: Header, rules: ImageRules) -> tuple[str, str] | None:

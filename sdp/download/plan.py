@@ -15,7 +15,7 @@ from sdp.config.download import DownloadSource, FiltersConfig
 from sdp.datasets.columns import LARGEST_CELL, kind_of
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.datasets.repeated import Repeated
-from sdp.datasets.scores import numbers, scores_of
+from sdp.datasets.scores import scores_of
 from sdp.datasets.units import Addresses
 from sdp.download.blocklists import Blocklists
 from sdp.urls import BadUrl, Url, key64, parse
@@ -48,8 +48,8 @@ class Rules:
     def columns(self) -> list[str]:
         """Return the columns of the source that are read, each once."""
         source = self.source
-        filtered = [*_side_columns(self.filters), *self.filters.columns]
-        return list(dict.fromkeys([source.url_column, source.caption_column, *filtered, *source.columns]))
+        columns = [source.url_column, source.caption_column, *self.filters.columns, *source.columns]
+        return list(dict.fromkeys(columns))
 
     def block_reason(self, url: Url) -> str | None:
         """Return the reason not to request a URL; None if it may be requested."""
@@ -111,27 +111,12 @@ def plan(table: pa.Table, rows: Addresses, rules: Rules) -> tuple[list[RowToFetc
     )
 
 
-def _side_columns(filters: FiltersConfig) -> list[str]:
-    """Return the columns of width and height, if the source has them and a filter reads them."""
-    if filters.min_side is None and filters.max_aspect is None:
-        return []
-    return list(filters.size_columns)
-
-
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
     """Return for each row the first filter that leaves it out."""
-    masks = [(score.reason, score.mask(table)) for score in scores_of(filters.columns)]
-    if columns := _side_columns(filters):
-        # A row without a size is filtered by its image instead.
-        width, height = (numbers(table, name) for name in columns)
-        shorter, longer = np.fmin(width, height), np.fmax(width, height)
-        with np.errstate(invalid="ignore"):
-            narrow = longer > (filters.max_aspect or np.inf) * shorter
-            masks = [("min_size", shorter < (filters.min_side or 0)), ("aspect", narrow), *masks]
     reasons: list[str | None] = [None] * table.num_rows
-    for reason, mask in masks:
-        for at in np.flatnonzero(mask).tolist():
-            reasons[at] = reasons[at] or reason
+    for score in scores_of(filters.columns):
+        for at in np.flatnonzero(score.mask(table)).tolist():
+            reasons[at] = reasons[at] or score.reason
     return reasons
 
 

@@ -103,14 +103,6 @@ def test_original_bytes_are_kept_and_decoded_all_the_same() -> None:
         assert check(bad, image_rules()).reason == "undecodable"
 
 
-def test_webp_is_another_way_to_store() -> None:
-    data = encoded(shapes.render(shapes.sample(1), 200), "JPEG")
-    checked = check(data, image_rules(size=64, format="webp", quality=80))
-    assert checked.data is not None
-    with Image.open(io.BytesIO(checked.data)) as image:
-        assert (image.format, image.size) == ("WEBP", (64, 64))
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
