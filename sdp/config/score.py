@@ -30,8 +30,6 @@ class ScoresConfig(Section):
     clip_model: Name | None = key(None, shapes_output=True, example="s3://bucket/clip-vit-large-patch14")
     """A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes
     neither similarity nor aesthetics."""
-    similarity: bool = key(True, shapes_output=True)
-    """Whether to store the cosine of each image and its caption."""
     aesthetics: Uri | None = key(None, example="s3://bucket/sac+logos+ava1-l14-linearMSE.pth")
     """The weights of a predictor of aesthetics: linear layers (.safetensors or .pth) that are applied one after another
     to the normalised embedding of clip_model; null predicts none."""
@@ -43,8 +41,6 @@ class ScoresConfig(Section):
             yield self.problem("clip_model", "the CLIP model that aesthetics was trained with", "name it")
         if self.clip_model is None and self.duplicates.distance is None:
             yield self.problem("clip_model", "a CLIP model, or a duplicates.distance", "set one of them", "neither")
-        if self.clip_model is not None and not self.similarity and self.aesthetics is None:
-            yield self.problem("similarity", "true while aesthetics is null", "or set clip_model to null")
 
 
 class ScoreEncodeConfig(EncoderConfig):

@@ -1,7 +1,6 @@
 """The rows of the source that are fetched, and the outcomes of the others."""
 
 import codecs
-import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +23,6 @@ _MARKS = 30
 """Combining marks that a character keeps (Unicode's stream-safe limit): sorting n of them takes n² steps."""
 _KEPT = frozenset("\u200c\u200d")
 """Invisible characters with a meaning: the joiners of scripts and emoji."""
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, moves
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d]*(?:\x07|\x1b\\|\x9c)"  # titles, links
-    r"|\x1b[ -/]*[0-Z\\^-~]"
-)
-"""Escape sequences of terminals, whose later characters look like text."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +146,8 @@ def as_text(cell: object) -> object:
 def normalised(caption: object) -> str | None:
     """Return a caption as one line of valid, composed (NFC) text; None if nothing is left.
 
-    A caption longer than LARGEST_CELL is cut. Bytes are decoded as UTF-8 with U+FFFD for invalid ones. Terminals'
-    escape sequences and surplus marks are removed, and other control characters and runs of blanks become one blank.
+    A caption longer than LARGEST_CELL is cut. Bytes are decoded as UTF-8 with U+FFFD for invalid ones. Surplus
+    marks are removed, and control characters and runs of blanks become one blank.
     """
     if not isinstance(caption, str | bytes):
         return None
@@ -164,7 +157,7 @@ def normalised(caption: object) -> str | None:
     if caption.isascii() and caption.isprintable():
         return " ".join(caption.split()) or None
     text = caption.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    text = unicodedata.normalize("NFC", "".join(_harmless(_ESCAPES.sub("", text))))
+    text = unicodedata.normalize("NFC", "".join(_harmless(text)))
     text = " ".join(text.split())
     return text if any(letter != "\ufffd" and letter not in _KEPT for letter in text) else None
 

@@ -196,10 +196,6 @@ def _check_columns(
         return tuple(name for name in names if name in schema.names or (required and name not in elsewhere))
 
     texts, others = own(columns.captions, required=captions), own(columns.numbers)
-    if columns.image in texts:
-        raise DatasetError(
-            f"{key}.caption_column: expected a column of text, got {columns.image}, which holds the images"
-        )
     checks = [(f"{key}.image_column", columns.image, "bytes")]
     checks += [(f"{key}.caption_column", name, "text") for name in texts]
     checks += [(f"{key}.tables", name, "text") for name in columns.keys]

@@ -26,10 +26,9 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
             raise UserError(f"score.clip_model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
     if clip is not None and score.aesthetics is not None:
         predictor = find_predictor(score.aesthetics, clip, options)
-    similarity, view = clip is not None and score.similarity, None if clip is None else view_of(clip)
+    view = None if clip is None else view_of(clip)
     selection = Selection(
-        image=source.image_column, caption=source.caption_column, text=source.caption, required=similarity,
-        tables=source.tables,
+        image=source.image_column, caption=source.caption_column, text=source.caption, tables=source.tables
     )  # fmt: skip
     pictures = open_pictures("source", source.uri, options, selection)
     side = HASHED_SIDE if view is None else view.side
@@ -44,7 +43,6 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
         foreign=pictures.dataset is None,
         clip=None if clip is None else clip.source,
         view=view,
-        similarity=similarity,
         aesthetics=predictor,
     )
     digests = {"clip.digest": clip and clip.digest, "aesthetics.sha256": predictor and predictor.sha256}

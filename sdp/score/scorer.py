@@ -39,13 +39,12 @@ class Scorer(BatchEncoder):
         view: View,
         settings: EncoderSettings,
         layers: Sequence[tuple[Tensor, Tensor]] = (),
-        similarity: bool = True,
         device: str | None = None,
     ) -> None:
         super().__init__(settings, device)
         self._view = view
         self._pictures = self._prepared(_Half(clip.vision_model, clip.visual_projection))
-        self._captions = self._prepared(_Half(clip.text_model, clip.text_projection)) if similarity else None
+        self._captions = self._prepared(_Half(clip.text_model, clip.text_projection))
         self._layers = [(weight.to(self.device), bias.to(self.device)) for weight, bias in layers]
         self._mean, self._deviation = (torch.tensor(each, device=self.device) for each in (view.mean, view.deviation))
 
@@ -57,7 +56,7 @@ class Scorer(BatchEncoder):
         with self._launched():
             (group,) = chunk.crops[self._view.side]
             pictures = self._in_batches(self._view.side, group.values, group.positions, self._picture)
-            if self._captions is not None and len(captioned):
+            if len(captioned):
                 tokens = chunk.tokens[captioned].astype(np.int64)
                 texts = self._in_batches(TEXT, tokens, captioned, self._caption)
         values, good = pictures[0].numpy(), pictures[1].numpy().copy()
@@ -78,7 +77,6 @@ class Scorer(BatchEncoder):
         return _finite(torch.cat([values, score], dim=1) if self._layers else values)
 
     def _caption(self, ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        assert self._captions is not None
         return _finite(functional.normalize(self._captions(ids).float(), dim=1))
 
 

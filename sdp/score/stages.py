@@ -42,7 +42,6 @@ class ScoreSpec(RowsSpec):
     clip: ModelSource | None
     """Pinned by its digest, as is the predictor."""
     view: View | None
-    similarity: bool
     aesthetics: Predictor | None
 
     @property
@@ -55,13 +54,13 @@ class ScoreSpec(RowsSpec):
         fields = [pa.field("row", pa.int64(), nullable=False), pa.field("key", pa.string())]
         if self.aesthetics is not None:
             fields.append(pa.field("aesthetics", pa.float32(), nullable=False))
-        if self.similarity:
+        if self.clip is not None:
             fields.append(pa.field("similarity", pa.float32()))
         return pa.schema([*fields, pa.field("hash", pa.uint64(), nullable=False)])
 
     def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its hashes, views and tokens."""
-        tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None and self.similarity else None
+        tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None else None
         step = Transform(self.recipe, tokenizer, reason_to_skip(self), partial(_look, self), captioned=False)
         return self.run_transform(step, item)
 
@@ -75,7 +74,7 @@ class ScoreSpec(RowsSpec):
 
         path = networks.find(self.clip, "score.clip_model", storage=self.storage).path
         layers = [] if self.aesthetics is None else self.aesthetics.load(self.storage)
-        return Scorer(load.load_network(CLIPModel, path), self.view, self.settings, layers, self.similarity)
+        return Scorer(load.load_network(CLIPModel, path), self.view, self.settings, layers)
 
     def encode(self, encoder: "Scorer | None", value: Chunk) -> PieceRows:
         """Score a chunk."""

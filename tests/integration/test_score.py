@@ -200,17 +200,11 @@ def test_plain_pictures_are_scored_and_hostile_ones_have_their_reason(tmp_path: 
     assert accounted(dataset) == list(range(12))
 
 
-def test_pictures_need_captions_only_for_similarity(
-    tmp_path: Path, networks: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_without_captions_have_no_similarity(tmp_path: Path, networks: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/1.jpg").write_bytes(picture(1))
-    clip = f"score.clip_model={networks / 'clip'}"
-    with pytest.raises(UserError, match=r"source\.caption: the pictures .* have no captions"):
-        job.run(score_config(tmp_path / "own", tmp_path / "out", clip))
-    more = (f"score.aesthetics={networks / 'predictor.pth'}", "score.similarity=false")
-    job.run(score_config(tmp_path / "own", tmp_path / "out", clip, *more), dry_run=True)
-    assert "row, key, aesthetics, hash" in capsys.readouterr().err
+    dataset = run(score_config(tmp_path / "own", tmp_path / "out", *wanted(networks)))
+    assert rows_of(dataset)["similarity"].to_pylist() == [None]
 
 
 def huge() -> bytes:

@@ -98,8 +98,6 @@ score score.duplicates.distance=null
     score.clip_model: expected a CLIP model, or a duplicates.distance, got neither; set one of them
 score score.duplicates.distance=4
     score.duplicates.distance: expected a whole number from 0 to 3 or null, got 4
-score score.clip_model=c & score.similarity=false
-    score.similarity: expected true while aesthetics is null, got false; or set clip_model to null
 """
 
 
