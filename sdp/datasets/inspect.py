@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyroaring import BitMap64
 
 from sdp.console import counted
 from sdp.datasets import repeated, tombstones
@@ -167,16 +166,13 @@ def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
 def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[Tombstones | None, list[str]]:
     """Return the takedowns that apply, None if some cannot be read, and the URIs of the ancestors."""
     hasty = storage.with_options(timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
-    taken_down, chain = Tombstones(BitMap64()), list[str]()
     try:
-        for dataset in tombstones.lineage(hasty):
-            chain.append(dataset.uri)
-            taken_down |= tombstones.load_from([dataset])
+        chain = list(tombstones.lineage(hasty))
+        return tombstones.load_from(chain), [dataset.uri for dataset in chain[1:]]
     except SdpError as error:
-        is_own = chain == [storage.uri] and isinstance(error, DatasetError)
+        is_own = isinstance(error, DatasetError) and str(error).startswith(f"{storage.uri}/")
         (problems if is_own else notes).append(f"its takedowns or its origin cannot be read: {error}")
-        return None, chain[1:]
-    return taken_down, chain[1:]
+        return None, []
 
 
 def _contradictions(dataset: Dataset, sizes: Mapping[str, int], parts: Sequence[PartInfo]) -> Iterator[str]:

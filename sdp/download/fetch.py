@@ -31,7 +31,7 @@ from sdp.download.budgets import HostBudgets
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Buffer, Networks, Slot
 from sdp.download.transfer import Failure
-from sdp.download.turnstile import SharedGates, Turnstile
+from sdp.download.turnstile import SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
@@ -102,21 +102,21 @@ class Fetcher(Generic[Token]):
         hosts: HostsConfig,
         buffer: Buffer,
         deliver: Callable[[Request[Token]], None],
-        gate: SharedGates | None = None,
+        gates: Sequence[SharedGate] = (),
         block_reason: Callable[[Url], str | None] = lambda _: None,
     ) -> None:
-        """Start the thread; without a shared gate, the hosts' budgets are this fetcher's own.
+        """Start the thread; without shared gates, the hosts' budgets are this fetcher's own.
 
         `block_reason` returns the reason not to follow a redirect to a URL, if there is one.
         """
-        self._fetch, self._hosts, self._deliver, self._gate = options, hosts, deliver, gate
+        self._fetch, self._hosts, self._deliver, self._gates = options, hosts, deliver, gates
         self._block_reason = block_reason
         self._buffer = buffer
         self._buffer.on_release = self.wake
         self._robots = Robots(options.agent) if options.robots == "honour" else None
         self._awaiting_robots: dict[str, list[Request[Token]]] = {}
         """The images that wait for their site's robots.txt."""
-        self._turnstile: Turnstile[Request[Token]] = Turnstile(HostBudgets(hosts) if gate is None else gate)
+        self._turnstile: Turnstile[Request[Token]] = Turnstile(*gates) if gates else Turnstile(HostBudgets(hosts))
         self._incoming: deque[Request[Token]] = deque()
         self._retries: list[tuple[float, int, Request[Token]]] = []
         """A heap of the requests to retry: time, serial number, request."""
@@ -254,8 +254,8 @@ class Fetcher(Generic[Token]):
 
         A site's robots.txt may take milliseconds for each URL, and meanwhile no transfer makes progress.
         """
-        if self._gate is not None:
-            self._gate.step(self._turnstile, now, self.wake)
+        for gate in self._gates:
+            gate.step(self._turnstile, now, self.wake)
         until = time.monotonic() + _QUEUE_S
         while self._incoming and time.monotonic() < until:
             self._queue(self._incoming.popleft(), now)

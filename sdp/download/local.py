@@ -37,7 +37,7 @@ def write_parts(
         if ended.is_set():
             raise SdpError("download: it has ended")
 
-    worker, columns, options = DownloadWorker(settings, None, check), settings.rules.columns(), output.storage.options
+    worker, columns, options = DownloadWorker(settings, check=check), settings.rules.columns(), output.storage.options
     tasks = (task for s in spans(output.index, pending, 1) for task in read_span(s, columns, output.storage, options))
     infos, under_way = list[PartInfo](), deque[Future[PartInfo]]()
     progress = shown(lambda _: worker.figures(), rows, telemetry.begin(settings.config.output.uri))

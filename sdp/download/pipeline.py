@@ -30,7 +30,7 @@ from sdp.download.figures import DownloadFigures
 from sdp.download.local import UNITS_AT_ONCE, shown
 from sdp.download.repeats import placement
 from sdp.download.spans import read_span, spans
-from sdp.download.turnstile import SharedGate, SharedGates
+from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
@@ -145,7 +145,7 @@ class Download:
         ahead = -(-2 * settings.config.fetch.connections // len(hubs))
         pause_s = max(0.02, workers / 2000)  # at most 2000 messages a second from all workers
         gates = [SharedGate(self._name, ahead, partial(_exchange, hub), pause_s) for hub in hubs]
-        self._worker = DownloadWorker(settings, SharedGates(gates) if workers > 1 else None)
+        self._worker = DownloadWorker(settings, gates if workers > 1 else ())
         self._hub.end.remote(actor)
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 

@@ -7,7 +7,7 @@ import heapq
 import math
 import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -110,41 +110,16 @@ class SharedGate:
         return retries
 
 
-class SharedGates:
-    """The gate of one worker to several shared budgets, each of which has its share of the hosts."""
-
-    def __init__(self, gates: Sequence[SharedGate]) -> None:
-        self._gates = gates
-
-    def step(self, turnstile: "Turnstile[Any]", now: float, on_reply: Callable[[], None]) -> None:
-        for gate in self._gates:
-            gate.step(turnstile, now, on_reply)
-
-    def acquire(self, host: str, now: float) -> float | None:
-        return self._gate(host).acquire(host, now)
-
-    def release(self, host: str) -> None:
-        self._gate(host).release(host)
-
-    def served(self, host: str) -> None:
-        self._gate(host).served(host)
-
-    def throttle(self, host: str, now: float, retry_after: float | None) -> None:
-        self._gate(host).throttle(host, now, retry_after)
-
-    def _gate(self, host: str) -> SharedGate:
-        return self._gates[zlib.crc32(host.encode()) % len(self._gates)]
-
-
-Gate = HostBudgets | SharedGate | SharedGates
+Gate = HostBudgets | SharedGate
 """A worker's access to the hosts' budgets: permission for each request to a host."""
 
 
 class Turnstile(Generic[Job]):
     """The jobs of one worker that wait for their host's turn."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, *gates: Gate) -> None:
+        """Set up the queue; each of several gates has its share of the hosts."""
+        self._gates = gates
         self._queues: dict[str, deque[Job]] = {}
         self._runnable: OrderedDict[str, None] = OrderedDict()
         """Hosts to try, in turn. A host with jobs is either here or parked, and a parked one may have a time."""
@@ -165,7 +140,7 @@ class Turnstile(Generic[Job]):
             self.unpark(heapq.heappop(self._timed)[1])
         for _ in range(len(self._runnable)):
             host = next(iter(self._runnable))
-            wait = self._gate.acquire(host, now)
+            wait = self._gate(host).acquire(host, now)
             if wait is None:
                 return None
             del self._runnable[host]
@@ -185,13 +160,13 @@ class Turnstile(Generic[Job]):
 
     def done(self, host: str, *, served: bool = False) -> None:
         """End a request to a host; `served` if it answered without a complaint."""
-        self._gate.release(host)
+        self._gate(host).release(host)
         if served:
-            self._gate.served(host)
+            self._gate(host).served(host)
         self.unpark(host)
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:
-        self._gate.throttle(host, now, retry_after)
+        self._gate(host).throttle(host, now, retry_after)
 
     def unpark(self, host: str) -> None:
         """Try a host again."""
@@ -226,3 +201,6 @@ class Turnstile(Generic[Job]):
     def runnable(self) -> int:
         """The number of hosts that can be tried now."""
         return len(self._runnable)
+
+    def _gate(self, host: str) -> Gate:
+        return self._gates[zlib.crc32(host.encode()) % len(self._gates)]

@@ -18,7 +18,7 @@ from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.plan import RowToFetch, Rules
 from sdp.download.slot import Buffer
-from sdp.download.turnstile import SharedGates
+from sdp.download.turnstile import SharedGate
 from sdp.download.unit import UnitRun, UnitTask
 from sdp.errors import SdpError
 from sdp.sandbox.child import DecoderSettings, Reply
@@ -52,9 +52,9 @@ class DownloadWorker:
     """A writer of parts; `make` may be called from several threads at once."""
 
     def __init__(
-        self, settings: WorkerSettings, gate: SharedGates | None = None, check: Callable[[], None] = lambda: None
+        self, settings: WorkerSettings, gates: Sequence[SharedGate] = (), check: Callable[[], None] = lambda: None
     ) -> None:
-        """Start the threads and decoders; `gate` leads to the budgets of hosts that several workers share.
+        """Start the threads and decoders; `gates` lead to the budgets of hosts that several workers share.
 
         `check` is called each second by those who wait in `make`, and before a part is written; it raises to end them.
         """
@@ -68,7 +68,7 @@ class DownloadWorker:
         self._decoders = Decoders(decoder_settings, settings.cpus)
         self._buffer = Buffer(_BUFFER_BYTES)
         self._fetcher: Fetcher[_Token] = Fetcher(
-            config.fetch, config.hosts, self._buffer, self._on_fetched, gate, settings.rules.block_reason
+            config.fetch, config.hosts, self._buffer, self._on_fetched, gates, settings.rules.block_reason
         )
 
     def make(self, task: UnitTask) -> PartInfo:

@@ -44,11 +44,6 @@ class Pictures:
     kind: str = "Parquet files"
 
     @property
-    def captioned(self) -> bool:
-        """True if the first file has captions."""
-        return bool(self.captions)
-
-    @property
     def input(self) -> dict[str, Any]:
         """The manifest's entry for this input."""
         return self.dataset.lineage if self.dataset else {"uri": self.uri}

@@ -70,7 +70,7 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     if reference.uri is not None:
         selection = Selection(image=reference.image_column)
         opened[REFERENCE] = open_pictures("reference", reference.uri, options, selection)
-    if config.clip.model is not None and not opened[GENERATED].captioned:
+    if config.clip.model is not None and not opened[GENERATED].captions:
         raise UserError(
             f"source.uri: {opened[GENERATED].uri} has no captions for a CLIP score; set source.caption_column, use the "
             "dataset that the pictures are from, or remove clip.model"

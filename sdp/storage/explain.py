@@ -5,7 +5,6 @@ rest may hold signatures and query strings.
 """
 
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import unescape
@@ -53,7 +52,7 @@ Explain = Callable[[StorageFailure, str], SdpError]
 _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "missing": (NotFound, "{name}: not found ({cause}); check the URI"),
     "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
-    "denied": (AccessDenied, "{name}: access denied{at} ({cause}); check {remedy}"),
+    "denied": (AccessDenied, "{name}: access denied{at} ({cause}); check credentials, tokens and permissions"),
     "credentials": (AccessDenied, "{named}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"),
     "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
     "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
@@ -77,10 +76,8 @@ def explaining(name: str, kinds: Mapping[str, FailureKind] = _ELSEWHERE, at: str
     """Return a function that makes the errors about `name`; `kinds` maps failures to their meaning in an operation."""
 
     def error(failure: StorageFailure, tried: str) -> SdpError:
-        skewed = "RequestTimeTooSkewed" in failure.cause
-        remedy = f"the clock of {socket.gethostname()}" if skewed else "credentials, tokens and permissions"
         kind, text = _ERRORS.get(kinds.get(failure.kind, failure.kind), _OTHER)
-        return kind(text.format(name=name, at=at, cause=failure.cause, tried=tried, remedy=remedy, **bucket))
+        return kind(text.format(name=name, at=at, cause=failure.cause, tried=tried, **bucket))
 
     return error
 
@@ -139,8 +136,6 @@ def classify(error: BaseException) -> StorageFailure:
         return StorageFailure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
         return StorageFailure("unranged", "the server sends whole files only")
-    if "invalid utf-8" in text:  # obstore fails on the page and loses the status
-        return StorageFailure("other", "an error page that is not text")
     return _by_response(error, text) or _by_transport(text) or StorageFailure("other", _line(text))
 
 

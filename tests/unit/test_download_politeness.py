@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sdp.config.download import HostsConfig
 from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, SharedBudgets
-from sdp.download.turnstile import SharedGate, SharedGates, Turnstile
+from sdp.download.turnstile import SharedGate, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:
@@ -152,7 +152,7 @@ class Cluster:
     def __init__(self, workers: int, limits: HostsConfig, ahead: int = 4, shards: int = 1) -> None:
         self.budgets = [SharedBudgets(limits) for _ in range(shards)]
         self.gates = [[gate_of(f"w{number}", ahead) for _ in self.budgets] for number in range(workers)]
-        self.turnstiles: list[Turnstile[str]] = [Turnstile(SharedGates(gates)) for gates in self.gates]
+        self.turnstiles: list[Turnstile[str]] = [Turnstile(*gates) for gates in self.gates]
         self.under_way: list[list[tuple[float, str]]] = [[] for _ in range(workers)]
         self.begun: list[tuple[float, str, str]] = []
         self.at_once: Counter[str] = Counter()

@@ -1,6 +1,5 @@
 """The number and duration of a storage's retries, against a server that counts."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,16 +123,6 @@ def test_a_refusal_is_final(storage: Storage, server: Server, status: int, code:
         assert type(caught.value) is kind
         assert len(server.requests) == 1
         assert caught.value.__cause__ is None
-
-
-def test_a_store_that_refuses_the_time_of_a_request_names_the_host_whose_clock_is_wrong(
-    storage: Storage, server: Server
-) -> None:
-    server.queue.append(error(403, "RequestTimeTooSkewed"))
-    with pytest.raises(
-        AccessDenied, match=rf"\(RequestTimeTooSkewed: .*\); check the clock of {socket.gethostname()}$"
-    ):
-        storage.read("k")
 
 
 def test_a_conflict_between_two_conditional_writes_is_tried_again(storage: Storage, server: Server) -> None:
