@@ -26,12 +26,6 @@ class Score:
     keep_unknown: bool = False
     """True if rows without a number are kept."""
 
-    def __str__(self) -> str:
-        """Return the rule in words."""
-        pairs = (("at least", self.minimum), ("at most", self.maximum))
-        bounds = [f"{word} {bound:g}" for word, bound in pairs if bound is not None]
-        return f"{self.column} {', '.join(bounds)}{', or unknown' * self.keep_unknown}"
-
     def mask(self, table: pa.Table) -> Mask:
         """Return the rows to leave out."""
         values = numbers(table, self.column)

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.config.process import JoinedTable
-from sdp.console import counted
 from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import attempt_of
@@ -54,9 +53,6 @@ class Joined:
     """The highest address of each row group."""
     digest: str
     """A digest of its files."""
-
-    def __str__(self) -> str:
-        return f"{self.uri}, {counted(self.rows, 'row')} by {self.by}: {', '.join(self.columns) or 'no column'}"
 
     @property
     def rows(self) -> int:

@@ -128,13 +128,6 @@ class Columns:
         """True if tables or filters may leave out rows."""
         return bool(self.scores) or any(table.drop for table in self.tables)
 
-    def lines(self) -> list[tuple[str, str]]:
-        """Return a line of the dry run for each table and filter."""
-        return [
-            *(("table", str(table)) for table in self.tables),
-            *(("filter", str(score)) for score in self.scores),
-        ]
-
 
 class Planner:
     """Cuts units into pieces by the index and the manifest; reads footers where the source is plain Parquet."""

@@ -188,7 +188,6 @@ def forecast(
     columns = prepared.pictures.columns
     return [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
-        *columns.lines(),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
         ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}"),
         *to_write(prepared.images_of(rows)),

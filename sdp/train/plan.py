@@ -74,7 +74,6 @@ class TrainPlan:
         return [
             f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}, {self.batch:,} per step, "
             f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
-            *(f"train: {kind} {text}" for kind, text in columns.lines()),
             f"train: {self.run}, {course}",
             *([f"train: {self.tight}"] if self.tight else []),
             *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),
