@@ -77,6 +77,8 @@ class Family(ABC):
     name: ClassVar[str]
     pipeline: ClassVar[str]
     """The class of diffusers that loads an export."""
+    pipeline_options: ClassVar[tuple[str, ...]] = ()
+    """Arguments with which it draws what was trained."""
     denoiser: ClassVar[str]
     """The folder of the network that is trained."""
     denoiser_class: ClassVar[str]

@@ -24,6 +24,7 @@ class Prx(Family):
 
     name = "PRX"
     pipeline = "PRXPipeline"
+    pipeline_options = ("skip_text_cleaning=True",)
     denoiser = "transformer"
     denoiser_class = "PRXTransformer2DModel"
     text_class = "Qwen3Model"

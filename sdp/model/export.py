@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
-from sdp.families import INDEX, of
+from sdp.families import INDEX, Family, of
 from sdp.families.sd import SD
 from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
@@ -45,6 +45,7 @@ class Exported:
     """The run's newest checkpoint, if it is another."""
     ema: bool
     form: Form
+    family: Family = SD
 
     @property
     def hint(self) -> str:
@@ -57,8 +58,9 @@ class Exported:
             return f"{first}load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
         if self.form != "folder":
             return f"{first}load it in diffusers: pipeline.load_lora_weights({place})"
-        code = f'SD.from_pretrained({place})("a red circle").images[0].save("picture.png")'
-        line = shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
+        pipeline, words = self.family.pipeline, ", ".join(['"a red circle"', *self.family.pipeline_options])
+        code = f'{pipeline}.from_pretrained({place})({words}).images[0].save("picture.png")'
+        line = shlex.join(["python", "-c", f"from diffusers import {pipeline}; {code}"])
         return f"{first}draw with it: {line}"
 
 
@@ -95,7 +97,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
         _write_folder(target, networks, config["objective"], source, dtype)
-        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form)
+        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form, family)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
     spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
     target.publish(file, _serialised(single_file(networks.denoiser, load.load_vae(source), text_encoder), dtype, spec))
