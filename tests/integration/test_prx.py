@@ -1,10 +1,12 @@
 """PRX in every stage: images, latents, training, export, pictures; against diffusers and plain torch."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -13,16 +15,20 @@ from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
 from diffusers.pipelines.prx import pipeline_prx
 
 from sdp.config import parse as parse_config
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, UserError
 from sdp.families.prx import PRX, lengths
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel, choose
 from sdp.model.export import export
+from sdp.model.latents import to_pixels
+from sdp.model.load import load_vae
 from sdp.model.sources import parse, resolve
 from sdp.process.job import run as process
 from sdp.train import step
 from tests.generate_kit import generate_config
-from tests.process_kit import make_images
+from tests.process_kit import make_images, picture
 from tests.training import Watch, config, train, weights
 
 MODEL = "builtin:tiny-prx"
@@ -47,14 +53,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return diffusers' pipeline, which cleans prompts with a library that is not needed for these."""
+def ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for the library with which diffusers' pipeline cleans prompts, which is not needed for these."""
     monkeypatch.setattr(pipeline_prx, "ftfy", SimpleNamespace(fix_text=str), raising=False)
+
+
+@pytest.fixture
+def pipeline(ftfy: None) -> Any:  # noqa: ARG001
+    """Return diffusers' pipeline."""
     return PRXPipeline.from_pretrained(resolve(MODEL).path)
 
 
 def settings(root: Path, run: str, **more: Any) -> Any:
-    return config(root, run, model__source=MODEL, **{"model__unet": "pretrained", "max_steps": 3, **more})
+    return config(root, run, **{"model__source": MODEL, "model__unet": "pretrained", "max_steps": 3, **more})
 
 
 def rows(folder: Path) -> Any:
@@ -112,12 +123,18 @@ def test_pictures_are_those_of_diffusers_pipeline(tmp_path: Path, pipeline: Any,
     how = generate_config(tmp_path / "out", MODEL, sampler={"guidance_scale": guidance, "steps": 4})
     drawn = load_painter(GenerateModel(MODEL, "", parse(MODEL)), how).paint(["a cat", "a much longer caption"], [7, 8])
     for prompt, seed, actual in zip(["a cat", "a much longer caption"], [7, 8], drawn, strict=True):
-        expected = pipeline(
-            prompt, num_inference_steps=4, guidance_scale=guidance, height=64, width=64, output_type="np",
-            generator=torch.Generator().manual_seed(seed), use_resolution_binning=False, skip_text_cleaning=True,
-        ).images[0]  # fmt: skip
+        expected = drawn_by(pipeline, prompt, seed, steps=4, guidance=guidance)
         assert actual is not None
-        assert np.abs(actual.astype(int) - np.round(expected * 255).astype(int)).max() <= 1
+        assert np.abs(actual.astype(int) - expected).max() <= 1
+
+
+def drawn_by(pipeline: Any, prompt: str, seed: int, *, steps: int, guidance: float) -> Any:
+    """Return the picture that diffusers draws, as whole numbers."""
+    drawn = pipeline(
+        prompt, num_inference_steps=steps, guidance_scale=guidance, height=64, width=64, output_type="np",
+        generator=torch.Generator().manual_seed(seed), use_resolution_binning=False, skip_text_cleaning=True,
+    )  # fmt: skip
+    return np.round(drawn.images[0] * 255).astype(int)
 
 
 def test_text_changes_the_prediction_and_padding_does_not(pipeline: Any) -> None:
@@ -156,6 +173,67 @@ def test_training_learns_and_an_export_loads_in_diffusers(root: Path, tmp_path: 
     ]
     assert len(changed) > len(state) / 2
     assert isinstance(loaded.scheduler, FlowMatchEulerDiscreteScheduler)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Return a PRX whose VAE makes one latent of 32 pixels, without a distribution."""
+    torch.manual_seed(0)
+    library: Any = diffusers
+    blocks = 6
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "deep"))
+    vae = library.AutoencoderDC(
+        latent_channels=8, attention_head_dim=4, scaling_factor=0.41407,
+        **{
+            f"{side}_{name}": (value,) * blocks
+            for side in ("encoder", "decoder")
+            for name, value in (
+                ("block_types", "ResBlock"), ("block_out_channels", 8),
+                ("layers_per_block", 1), ("qkv_multiscales", ()),
+            )
+        },
+    )  # fmt: skip
+    config = {**json.loads((folder / "transformer/config.json").read_text()), "in_channels": 8, "patch_size": 1}
+    transformer = library.PRXTransformer2DModel.from_config(config)
+    for part, network in (("vae", vae), ("transformer", transformer)):
+        shutil.rmtree(folder / part)
+        network.save_pretrained(folder / part)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "vae": ["diffusers", "AutoencoderDC"]}))
+    return folder
+
+
+@pytest.mark.usefixtures("ftfy")
+def test_a_vae_of_32_pixels_a_latent_encodes_trains_and_draws(root: Path, tmp_path: Path, deep: Path) -> None:
+    how: dict[str, Any] = {
+        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "latents")}, "resolutions": [64],
+        "model": {"source": str(deep)}, "encode": {"dtype": "fp32", "latents": "moments"},
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"^encode\.latents: expected sample, since the VAE of .*deep has no moments"):
+        process(parse_config("process", how))
+    process(parse_config("process", {**how, "encode": {"dtype": "fp32"}}))
+    vae, table = load_vae(deep), rows(tmp_path / "latents")
+    pixels = torch.from_numpy(crop_image(picture(0), Recipe((64,)), 0)[1][64])[None]
+    expected = vae.encode(to_pixels(pixels)).latent * 0.41407
+    stored = np.frombuffer(table["latents_64"][0].as_py(), np.float16).reshape(1, 8, 2, 2)
+    assert np.allclose(stored, expected.numpy(), atol=2e-3)
+    for run, more in (
+        ("offline", {"source__uri": str(tmp_path / "latents")}),
+        ("collocated", {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}),
+    ):
+        trained = weights(
+            train(
+                settings(
+                    root, f"deep-{run}", **{"model__source": str(deep), "source__uri": str(root / "images"), **more}
+                )
+            )
+        )
+        assert all(tensor.isfinite().all() for tensor in trained.values())
+    how_drawn = generate_config(tmp_path / "out", deep, sampler={"guidance_scale": 5.0, "steps": 3})
+    (actual,) = load_painter(GenerateModel(str(deep), "", parse(str(deep))), how_drawn).paint(["a cat"], [7])
+    picture_of_diffusers = drawn_by(PRXPipeline.from_pretrained(deep), "a cat", 7, steps=3, guidance=5.0)
+    assert actual is not None
+    assert np.abs(actual.astype(int) - picture_of_diffusers).max() <= 1
 
 
 def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
