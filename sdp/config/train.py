@@ -128,7 +128,7 @@ class ObjectiveConfig(Section):
     times: Literal["logit_normal", "uniform"] = key("logit_normal", shapes_output=True)
     """A flow's times: those in the middle more often, or all alike."""
     shift: float = key(1.0, shapes_output=True, gt=0)
-    """A factor that moves a flow's times towards the noise, as more pixels need: often 1 at 256 px and 3 at 1024."""
+    """A factor that moves a flow's times towards the noise, for 256 px; it grows with the pictures' side."""
     caption_dropout: float = key(0.1, shapes_output=True, ge=0, le=1)
     """Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch."""
     min_snr_gamma: float | None = key(None, shapes_output=True, gt=0)

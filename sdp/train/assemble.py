@@ -42,6 +42,9 @@ from sdp.train.strategies import channels_last, compile_blocks
 from sdp.train.trainer import Callback, StopRequest, Trainer
 from sdp.train.world import World
 
+_PIXELS = 256
+"""The resolution that a flow's `objective.shift` is for: more pixels hide more noise, in proportion to their side."""
+
 Empty = Callable[[], NDArray[np.float16]]
 """Returns the empty caption's embedding, of one row."""
 
@@ -172,7 +175,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
 def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
     """Return the training objective; a diffusion's noise schedule is the model's own."""
     objective = config.objective
-    process: Process = Flow(objective.times == "logit_normal", objective.shift)
+    process: Process = Flow(objective.times == "logit_normal", objective.shift * config.data.resolution / _PIXELS)
     assert objective.prediction is not None, "resolved when the run began"
     if objective.prediction != "flow":
         alphas = load.load_noise_schedule(model.path).alphas_cumprod
