@@ -37,8 +37,8 @@ kubectl apply -f manifests/download.yaml
 - `jobs.download.source`.
 
 [docs/kubernetes.md](../../docs/kubernetes.md) begins with an example. `examples/` has values for PRX, for spot nodes
-with on-demand fallback, for a cluster without GPUs, for EFA, and for [GKE](../../docs/gke.md), [AKS](../../docs/aks.md) and
-[OpenShift](../../docs/openshift.md). `sdp doctor` checks the release.
+with on-demand fallback, for a cluster without GPUs, for EFA, and for [GKE](../../docs/gke.md),
+[AKS](../../docs/aks.md) and [OpenShift](../../docs/openshift.md). `sdp doctor` checks the release.
 
 Values that cannot work are refused before anything is applied, with the path of the value:
 
