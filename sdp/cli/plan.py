@@ -1,5 +1,6 @@
 """`sdp plan`: the hours, cost and memory of a job."""
 
+from pathlib import Path
 from typing import Any
 
 from sdp.cli.command import LOOK, SETTINGS, Arguments, UsageError, argument, command, say
@@ -46,12 +47,28 @@ def plan(args: Arguments) -> None:
 
     prices = load_prices(args.prices)
     config: Any = draft(args.job, args.config, args.set).config
+    if (family := _other_family(config)) is not None:
+        say(f"plan: figures of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
     choices = {"encoders": args.encoders, "rows": args.rows}
     work = make.training(config, prices, trainers=args.trainers, **choices) if args.job == "train" else None
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
     print(show.as_text(plans, work, prices))
     for estimate in _memories(config, work) if args.memory else ():
         print(f"\n{memory.as_text(estimate)}")
+
+
+def _other_family(config: Any) -> str | None:
+    """Return the name of another family than Stable Diffusion, if the model is on this machine."""
+    from sdp.families import INDEX
+    from sdp.families.sd import SD
+    from sdp.model import sources
+
+    model = getattr(config, "model", None)
+    name = str(model.source) if model else ""
+    if not (name.startswith(sources.BUILTIN) or Path(name, INDEX).is_file()):
+        return None  # elsewhere, or not there yet
+    family = sources.family(name)
+    return None if family is SD else family.name
 
 
 def _memories(config: Any, work: Any) -> list[Any]:
