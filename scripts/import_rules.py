@@ -58,7 +58,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
     },
     {
-        "report": "`sdp inspect` and `sdp report`: what lies at a URI, as text and as one HTML page.",
+        "report": "`sdp inspect` and `sdp report`: what lies at a URI, as text, as one HTML page and in Python.",
         "supervisor": "Runs a job's command again, within bounds.",
     },
     {"dreambooth": "`sdp dreambooth`: the other jobs one after another."},
@@ -270,7 +270,7 @@ def _layers(path: str, imports: list[Import]) -> Iterator[Violation]:
         yield Violation(path, 1, f"sdp/{room} is not in ROOMS of scripts/import_rules.py: add it")
         return
     for one in imports:
-        if not room and one.when is When.CALL:  # what `import sdp` offers, such as sdp.ray_dataset
+        if not room and one.when is not When.LOAD:  # what `import sdp` offers, such as sdp.ray_dataset
             continue
         for target in _rooms_of(one):
             target_layer = _layer_of(target)

@@ -1,8 +1,32 @@
 """Pre-train Stable Diffusion: download, process, train, generate, on Ray and Kubernetes."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdp.report.opened import Opened
 
 __version__ = "0.2.0"
+
+
+def open(uri: str) -> "Opened":
+    """Return the dataset, run, checkpoint or evaluation at a URI: its rows, failures, metrics and pictures.
+
+    The environment has the store's credentials and endpoint.
+    """
+    from sdp.report.opened import open_uri
+
+    return open_uri(uri)
+
+
+def run(job: str, config: str | Mapping[str, Any]) -> "Opened":
+    """Run a job by a YAML file or its content, and return its output, which the job's summary describes.
+
+    Like the command, it continues an output that it finds, and prints its progress. It raises `sdp.errors.SdpError`.
+    """
+    from sdp.report.opened import run
+
+    return run(job, config)
 
 
 def ray_dataset(uri: str, *, resolution: int = 256, holdout: float = 0.0) -> Any:

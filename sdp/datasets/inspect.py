@@ -1,6 +1,6 @@
 """The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -141,17 +141,24 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
 
     Return their number, and a line for each part whose addresses are missing.
     """
-    rows, problems, names = 0, list[str](), names_of(storage)
+    rows, problems = 0, list[str]()
     with (
         written_for("inspect: --account", file) as sink,
         pq.ParquetWriter(sink, ACCOUNT_SCHEMA.append(pa.field("name", pa.string())), compression="zstd") as writer,
     ):
-        for account in accounts(storage, problems):
-            if account.num_rows:
-                named = pa.array([name or None for name in names(account["row"].to_numpy())], pa.string())
-                writer.write_table(account.append_column("name", named))
+        for account in with_names(storage, accounts(storage, problems)):
+            writer.write_table(account)
             rows += account.num_rows
     return rows, problems
+
+
+def with_names(storage: Storage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield accounts with a column of the rows' names in the source."""
+    names = names_of(storage)
+    for account in tables:
+        if account.num_rows:
+            named = [name or None for name in names(account["row"].to_numpy())]
+            yield account.append_column("name", pa.array(named, pa.string()))
 
 
 def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
