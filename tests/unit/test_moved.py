@@ -78,6 +78,17 @@ def test_another_source_is_refused_where_a_file_is_missing_or_holds_something_el
         frozen(here / "images", other)
 
 
+def test_a_file_of_a_bucket_that_is_local_now_is_compared_by_its_md5(tmp_path: Path) -> None:
+    from sdp.storage import SourceFile
+    from sdp.storage.moved import unchanged
+
+    (tmp_path / "a").write_bytes(b"hello")  # $ printf hello | md5sum
+    file = SourceFile(str(tmp_path / "a"), 5, "18c-5")
+    assert unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592"')
+    assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c593"')
+    assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592-3"')
+
+
 def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> None:
     make_images(tmp_path / "a")
     make_latents(tmp_path / "a")
