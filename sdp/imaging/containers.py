@@ -1,11 +1,18 @@
-"""Image errors, and what decoders do not tell of image files: the sizes of WebPs, and EXIF orientations."""
+"""Image errors, and the checks of image files that decoders omit: PNG chunks, WebP sizes, EXIF orientations."""
 
 import re
 import struct
-import warnings
+import zlib
+from collections.abc import Iterator
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""The passes of an interlaced PNG: the first column and row of each, and the steps between its columns and rows."""
+_PIECE_BYTES = 16 << 10
+"""Compressed bytes that are inflated at once, to at most a thousand times as many."""
+_INTEGERS = {1: "B", 3: "H", 4: "I"}
+"""The whole numbers among EXIF's types, as struct names them."""
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
 """Messages of decoders that report a lack of memory without a MemoryError."""
 
@@ -22,6 +29,55 @@ class RowError(ValueError):
 
 class ImageError(RowError):
     """An image that cannot be used; the detail is the decoder's message."""
+
+
+def check_png(data: bytes | memoryview) -> None:
+    """Refuse an incomplete PNG: Pillow draws missing rows black, and ignores some wrong checksums.
+
+    The pixels are inflated here too, only to count their bytes.
+    """
+    inflater, inflated, expected, kind = zlib.decompressobj(), 0, -1, b""
+    try:
+        for kind, body in _png_chunks(memoryview(data)):
+            if kind == b"IHDR" and len(body) == 13:
+                expected = _png_bytes(body)
+            for at in range(0, len(body) if kind == b"IDAT" else 0, _PIECE_BYTES):
+                if not inflater.eof and inflated <= expected:
+                    inflated += len(inflater.decompress(body[at : at + _PIECE_BYTES]))
+    except zlib.error as error:
+        raise undecodable("PNG", error) from error
+    ended = kind == b"IEND"
+    if not ended or inflated < expected:
+        raise ImageError("undecodable", f"PNG: {inflated} of {expected} bytes of pixels{'' if ended else ', no end'}")
+
+
+def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the kind and content of each chunk, up to IEND; raise ImageError for a truncated or damaged one."""
+    at, kind = 8, b""
+    while at + 12 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 8 + length
+        if end + 4 > len(data):
+            raise ImageError("undecodable", "PNG: truncated")
+        (checksum,) = struct.unpack_from(">I", data, end)
+        critical = not kind[0] & 0x20
+        if critical and zlib.crc32(data[at + 4 : end]) != checksum:
+            raise ImageError("undecodable", f"PNG: wrong checksum of {kind.decode('latin-1')}")
+        yield kind, data[at + 8 : end]
+        at = end + 4
+
+
+def _png_bytes(header: memoryview) -> int:
+    """Return the size of the pixels that a PNG's IHDR announces, in bytes, with a filter byte for each row."""
+    width, height, depth, colours, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colours, 1)
+    if not interlaced:
+        return int(height * (1 + -(-width * bits // 8)))
+    total = 0
+    for left, top, column_step, row_step in _ADAM7:
+        columns, rows = -(-max(0, width - left) // column_step), -(-max(0, height - top) // row_step)
+        total += rows * (1 + -(-columns * bits // 8)) if columns else 0
+    return total
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -70,15 +126,20 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation in EXIF data; 1 if there is none or it is broken."""
-    from PIL import Image
+    """Return the orientation in EXIF data; 1 if there is none or it is broken.
 
-    tags = Image.Exif()
+    Pillow would read all tags, and print a line for each that is broken.
+    """
+    data = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4], "")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # there would be one about each broken tag
-            tags.load(exif)
-            orientation = tags.get(0x0112, 1)
-    except Exception:  # noqa: BLE001 (Pillow raises any exception on malformed bytes)
-        return 1
-    return orientation if orientation in range(1, 9) else 1
+        (at,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, at)
+        for place in range(at + 2, at + 2 + 12 * count, 12) if order else ():
+            tag, kind, values = struct.unpack_from(f"{order}HHI", data, place)
+            if (tag, values) == (0x0112, 1) and kind in _INTEGERS:
+                (orientation,) = struct.unpack_from(f"{order}{_INTEGERS[kind]}", data, place + 8)
+                return int(orientation) if 1 <= orientation <= 8 else 1
+    except struct.error:
+        pass
+    return 1

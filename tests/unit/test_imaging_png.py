@@ -1,4 +1,4 @@
-"""PNGs that are not whole, or cost more than their pixels, made by hand."""
+"""PNGs that are not whole, made by hand: libraries draw black where rows are missing."""
 
 import struct
 import time
@@ -14,6 +14,8 @@ from sdp.download.image import check
 from sdp.imaging import ImageError, decode
 from tests.image_rules import image_rules
 
+PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+
 
 def chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -23,10 +25,17 @@ def rows_of(pixels: NDArray[np.uint8]) -> bytes:
     return b"".join(b"\0" + row.tobytes() for row in pixels)
 
 
-def png(pixels: NDArray[np.uint8], packed: bytes = b"") -> bytes:
+def png(pixels: NDArray[np.uint8], *, interlaced: bool = False, raw: bytes | None = None, split: int = 1) -> bytes:
     height, width = pixels.shape[:2]
-    data = chunk(b"IDAT", packed or zlib.compress(rows_of(pixels)))
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    if raw is None:
+        raw = rows_of(pixels)
+        if interlaced:
+            parts = [pixels[top::down, left::across] for left, top, across, down in PASSES]
+            raw = b"".join(rows_of(part) for part in parts if part.size)
+    packed = zlib.compress(raw)
+    step = -(-len(packed) // split)
+    data = b"".join(chunk(b"IDAT", packed[at : at + step]) for at in range(0, len(packed), step))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, int(interlaced))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
 
 
@@ -34,14 +43,25 @@ def photo(height: int, width: int) -> NDArray[np.uint8]:
     return np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
 
 
-@pytest.mark.parametrize("without", [12, 13, 400])
-def test_one_without_its_end_is_refused(without: int) -> None:
-    with pytest.raises(ImageError, match="PNG: ") as refused:
-        decode(png(photo(40, 30))[:-without])
-    assert refused.value.reason == "undecodable"
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 2), (8, 8), (17, 23), (40, 5)])
+def test_a_whole_one_is_read_pixel_for_pixel(height: int, width: int, interlaced: bool) -> None:
+    pixels = photo(height, width)
+    assert np.array_equal(decode(png(pixels, interlaced=interlaced, split=3)).pixels, pixels)
 
 
-@pytest.mark.parametrize("kind", [b"IHDR", b"IDAT"])
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_one_whose_pixels_end_early_is_refused_though_every_checksum_is_right(interlaced: bool) -> None:
+    pixels = photo(40, 30)
+    for missing in (1, 91, 2000):
+        raw = rows_of(pixels)[:-missing]
+        with pytest.raises(ImageError, match=r"PNG: \d+ of \d+ bytes of pixels") as refused:
+            decode(png(pixels, interlaced=interlaced, raw=raw))
+        assert refused.value.reason == "undecodable"
+    assert check(png(photo(240, 320), raw=rows_of(photo(240, 320)[:100])), image_rules(size=96)).reason == "undecodable"
+
+
+@pytest.mark.parametrize("kind", [b"IHDR", b"IDAT", b"IEND"])
 def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: bytes) -> None:
     data = bytearray(png(photo(40, 30)))
     at = data.index(kind)
@@ -85,10 +105,16 @@ def test_pixels_beyond_those_of_the_header_cost_nothing() -> None:
     deflate = zlib.compressobj(9)
     packed = deflate.compress(rows_of(pixels))
     packed += b"".join(deflate.compress(bytes(1 << 24)) for _ in range(20)) + deflate.flush()
-    data = png(pixels, packed)
+    header = struct.pack(">IIBBBBB", 256, 256, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
     began = time.process_time()
     assert np.array_equal(decode(data).pixels, pixels)
     small = time.process_time() - began
     began = time.process_time()
     zlib.decompress(packed)
     assert small < 0.2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("rows", range(1024, 1029))
+def test_pixels_that_inflate_in_several_steps_are_all_counted(rows: int) -> None:
+    assert decode(png(np.zeros((rows, 341, 3), np.uint8))).height == rows  # 1024 bytes a row, 1 MiB a step
