@@ -20,6 +20,22 @@ VAE: Mapping[str, Any] = {
     "up_block_types": ["UpDecoderBlock2D"] * 4,
 }
 
+PRX: Mapping[str, Mapping[str, Any]] = {
+    name: {
+        "_class_name": "PRXTransformer2DModel",
+        "axes_dim": [32, 32],
+        "context_in_dim": 1024,
+        "depth": depth,
+        "hidden_size": 64 * heads,
+        "in_channels": 16,
+        "mlp_ratio": 3.5,
+        "num_heads": heads,
+        "patch_size": 2,
+    }
+    for name, depth, heads in (("prx-424m", 14, 18), ("prx-1.2b", 16, 28))
+}
+"""PRX's transformer in two sizes, with Qwen3-0.6B's states and a VAE of 16 channels."""
+
 SCHEDULER: Mapping[str, Any] = {
     "_class_name": "DDIMScheduler",
     "beta_end": 0.012,

@@ -26,17 +26,20 @@ def environment(case: dict[str, Any]) -> dict[str, str]:
     return environ
 
 
-def make_model(folder: Path, *, tiny: bool) -> Any:
+def make_model(folder: Path, *, tiny: bool, name: str = "sd2") -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
-    from scripts.published import SCHEDULER
+    from scripts.published import PRX, SCHEDULER
     from sdp.families.sd import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
-    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SCHEDULER)):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(dict(content)))
+    files: dict[str, Any] = {"unet/config.json": SD2.unet, "scheduler/scheduler_config.json": SCHEDULER}
+    if name in PRX:
+        files = {"model_index.json": {"_class_name": "PRXPipeline"}, "transformer/config.json": PRX[name]}
+    for file, content in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(json.dumps(dict(content)))
     return LocalModel(folder, "", parse(str(folder)))
 
 
@@ -60,7 +63,7 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
                 "batch_size": case["batch"] // case.get("micro_batches", 1),
                 "global_batch_size": case["batch"] * workers,
             },
-            "objective": {"prediction": "epsilon"},
+            "objective": {"prediction": "flow" if case.get("model", "sd2") != "sd2" else "epsilon"},
             "precision": "bf16",
             "max_steps": 10**9,
             "strategy": {
@@ -145,6 +148,8 @@ def _conditioning(config: Any, world: Any) -> Any:
     from sdp.families.sd import SD2
     from sdp.train.step import Conditioning
 
+    if config.objective.prediction == "flow":
+        return Conditioning(torch.zeros(256, 1024, device=world.device, dtype=torch.bfloat16), lambda ids: ids)
     if config.model.train_text_encoder:
         return Conditioning(torch.zeros(77, device=world.device, dtype=torch.int64), lambda ids: ids)
     encoder = _text_encoder(device=world.device, dtype=torch.bfloat16)
@@ -169,12 +174,17 @@ class _Noise:
         def pinned(tensor: Any) -> Any:
             return tensor.pin_memory() if pin else tensor
 
+        if case.get("model", "sd2") == "sd2":
+            channels, ids = 4, torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)
+            text = {"token_ids": pinned(ids)}
+        else:
+            channels, text = 16, {"text": pinned(torch.ones(size, 256, 1024, dtype=torch.float16))}
         self._batches = [
             Batch(
                 torch.arange(size) + number * size,
                 torch.ones(size),
-                pinned(torch.randn(size, 4, side, side, generator=generator).half()),
-                pinned(torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)),
+                pinned(torch.randn(size, channels, side, side, generator=generator).half()),
+                **text,
             )
             for number in range(4)
         ]

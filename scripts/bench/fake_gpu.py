@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--resolution", type=int)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--model", choices=("sd2", "prx-424m", "prx-1.2b"), default="sd2")
     parser.add_argument("--json", action="store_true", help="print each case as one line of JSON, with all figures")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         "batch": options.batch,
         "resolution": options.resolution or (64 if options.tiny else 256),
         "tiny": options.tiny,
+        "model": options.model,
     }
     reports = {}
     with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder:
@@ -187,7 +189,9 @@ def _trainer(case: dict[str, Any]) -> Any:
             return [1.0, 1.0, 0.0, 0.0, float(case["batch"] * WORKERS), 0.0]
 
     world = World(0, WORKERS, torch.device("cuda", 0))
-    trainer = make_trainer(case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"]), world)
+    trainer = make_trainer(
+        case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"], name=case["model"]), world
+    )
     trainer._figures = Figures()
     return trainer
 
@@ -196,7 +200,7 @@ def _trainer(case: dict[str, Any]) -> Any:
 def fakes(graphs: "Graphs") -> Iterator[None]:
     """Use fake tensors, with stand-ins for the few functions that do not support them."""
     import torch
-    from diffusers import UNet2DConditionModel  # noqa: F401  # importing these creates real tensors
+    from diffusers import PRXTransformer2DModel, UNet2DConditionModel  # noqa: F401  # importing these creates real tensors
     from torch import Tensor, nn
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from transformers import CLIPTextModel  # noqa: F401

@@ -47,35 +47,38 @@ def plan(args: Arguments) -> None:
 
     prices = load_prices(args.prices)
     config: Any = draft(args.job, args.config, args.set).config
-    if (family := _other_family(config)) is not None:
-        say(f"plan: figures of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
+    family, model = _planned_model(config)
+    if family != "Stable Diffusion":
+        say(f"plan: speeds of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
     choices = {"encoders": args.encoders, "rows": args.rows}
     work = make.training(config, prices, trainers=args.trainers, **choices) if args.job == "train" else None
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
     print(show.as_text(plans, work, prices))
-    for estimate in _memories(config, work) if args.memory else ():
+    for estimate in _memories(config, work, model) if args.memory else ():
         print(f"\n{memory.as_text(estimate)}")
 
 
-def _other_family(config: Any) -> str | None:
-    """Return the name of another family than Stable Diffusion, if the model is on this machine."""
+def _planned_model(config: Any) -> tuple[str, Any]:
+    """Return the family's name and the known model, by a model on this machine; else Stable Diffusion 2."""
     from sdp.families import INDEX
-    from sdp.families.sd import SD
+    from sdp.families.sd import SD, SD2
     from sdp.model import sources
 
     model = getattr(config, "model", None)
     name = str(model.source) if model else ""
     if not (name.startswith(sources.BUILTIN) or Path(name, INDEX).is_file()):
-        return None  # elsewhere, or not there yet
+        return SD.name, SD2  # elsewhere, or not there yet
     family = sources.family(name)
-    return None if family is SD else family.name
+    return family.name, SD2 if family is SD else sources.known(name)
 
 
-def _memories(config: Any, work: Any) -> list[Any]:
+def _memories(config: Any, work: Any, model: Any) -> list[Any]:
     """Return the estimate of each phase."""
+    if model is None:
+        raise UsageError("plan: --memory: not known for a model of this size; docs/families.md has the sizes")
     from sdp.hardware import GPUS
     from sdp.plan.memory import TrainerGpus, estimate
     from sdp.train.data.sources import embedded
 
-    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config))
+    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), model)
     return [estimate(phase, place) for phase in config.phases]

@@ -71,6 +71,27 @@ class TextSpace:
         return int(np.prod(self.shape)) * self.stored.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model whose memory is known: the networks that may be trained, and the parameters of each."""
+
+    name: str
+    unet: Mapping[str, Any]
+    """The denoiser's configuration."""
+    text_encoder: Mapping[str, Any]
+    """The text encoder's, or nothing where training it was not counted."""
+    parameters: Mapping[str, int]
+    memory: str = "memory"
+    """The section of plan/reference.yaml with the bytes that training keeps."""
+
+    def has_size_of(self, config: Mapping[str, Any]) -> bool:
+        """Return whether a denoiser's configuration is one of this size."""
+        sizes = {"block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth"} & set(
+            self.unet
+        )
+        return all(config.get(key) == self.unet[key] for key in sizes)
+
+
 class Family(ABC):
     """The answers of a family."""
 

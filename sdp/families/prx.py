@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sdp.families import Family, TextSpace, text_width
+from sdp.families import Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
     import torch
@@ -125,3 +125,15 @@ def lengths(ids: "torch.Tensor", pad: int) -> "torch.Tensor":
 
 
 PRX: Final = Prx()
+
+PRX_424M, PRX_1B = (
+    KnownModel(
+        name=f"PRX {name}",
+        unet={"hidden_size": hidden_size, "depth": depth},
+        text_encoder={},
+        parameters={"unet": parameters, "text_encoder": 596_049_920},
+        memory=f"memory-prx-{name.lower()}",
+    )
+    for name, hidden_size, depth, parameters in (("424M", 1152, 14, 423_747_520), ("1.2B", 1792, 16, 1_168_397_888))
+)
+"""The sizes of docs/families.md, with Qwen3-0.6B."""

@@ -5,12 +5,11 @@ torch's meta device and count their parameters. There are no weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sdp.families import Family, TextSpace, text_width
+from sdp.families import Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
     import torch
@@ -100,16 +99,6 @@ class StableDiffusion(Family):
 
 
 SD: Final = StableDiffusion()
-
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A published model: the configuration of the networks that may be trained, and the parameters of each network."""
-
-    name: str
-    unet: Mapping[str, Any]
-    text_encoder: Mapping[str, Any]
-    parameters: Mapping[str, int]
 
 
 SD2: Final = KnownModel(

@@ -19,8 +19,9 @@ from typing import Any
 
 from sdp import families
 from sdp.errors import ModelError
-from sdp.families import INDEX, Family
-from sdp.families.sd import SD1, SD2, KnownModel
+from sdp.families import INDEX, Family, KnownModel
+from sdp.families.prx import PRX_1B, PRX_424M
+from sdp.families.sd import SD1, SD2
 from sdp.model import cache, hub, layout
 from sdp.model.layout import PARTS, Exists, ModelSource, Prediction
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -130,11 +131,9 @@ def family(source: ModelSource | str, *, storage: StorageOptions | None = None) 
 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
-    """Return the published model whose U-Net has the source's size, or None."""
-    folder = family(source, storage=storage).denoiser
-    unet = _read_config(source, f"{folder}/config.json", storage)
-    keys = ("block_out_channels", "layers_per_block", "cross_attention_dim")
-    return next((model for model in (SD2, SD1) if all(unet.get(key) == model.unet[key] for key in keys)), None)
+    """Return the known model whose denoiser has the source's size, or None."""
+    config = _read_config(source, f"{family(source, storage=storage).denoiser}/config.json", storage)
+    return next((model for model in (SD2, SD1, PRX_424M, PRX_1B) if model.has_size_of(config)), None)
 
 
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:

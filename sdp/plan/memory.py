@@ -1,4 +1,4 @@
-"""An estimate of a trainer's GPU memory, by use, for the U-Net of Stable Diffusion 1 and 2. It needs no torch.
+"""An estimate of a trainer's GPU memory, by use, for Stable Diffusion 1 and 2 and two sizes of PRX. It needs no torch.
 
 Weights, gradients and AdamW's averages follow from the number of parameters. Activations, which the forward pass keeps
 for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,
@@ -7,10 +7,12 @@ cuDNN's workspaces and the backward pass's own temporaries are not counted: MARG
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sdp.config import TrainConfig
-from sdp.errors import ConfigError, Problem
-from sdp.families.sd import SD2, KnownModel
+from sdp.errors import ConfigError, Problem, UserError
+from sdp.families import KnownModel
+from sdp.families.sd import SD2
 from sdp.hardware import GIB, Gpu, gpus_by_accelerator
 from sdp.plan.prices import reference
 
@@ -58,17 +60,17 @@ class Memory:
         return max(0, int((self.gpu.memory_bytes * share - sum(self.parts.values())) // self.per_sample))
 
 
-def known_activations(config: TrainConfig) -> Activations:
+def known_activations(config: TrainConfig, known: Mapping[str, Any]) -> Activations:
     """Return the recorded figures for 256 and 512 px; for other sizes, a linear function of the number of pixels."""
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
-    recorded = reference()["memory"][kind + "+checkpointed" * config.strategy.activation_checkpointing]
+    recorded = known[kind + "+checkpointed" * config.strategy.activation_checkpointing]
     slope = (recorded["512"] - recorded["256"]) / (512**2 - 256**2)
     return Activations(recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"])
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerGpus:
-    """The trainers' GPUs, and what they hold besides the U-Net."""
+    """The trainers' GPUs, and what they hold besides the denoiser."""
 
     gpu: Gpu
     workers: int
@@ -78,20 +80,22 @@ class TrainerGpus:
 
 
 def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
-    """Return the memory of the GPU that holds the U-Net, with the configured strategy."""
-    strategy, networks = config.strategy, ["unet"]
+    """Return the memory of the GPU that holds the denoiser, with the configured strategy."""
+    strategy, networks, known = config.strategy, ["unet"], reference()[place.family.memory]
     if config.model.train_text_encoder:
+        if not place.family.text_encoder:
+            raise UserError(f"plan: the memory of {place.family.name} with a trained text encoder is not known")
         networks.append("text_encoder")
     count = sum(place.family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
-    activations = known_activations(config)
+    activations = known_activations(config, known)
     per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
-        text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
+        text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
-    per_rank = reference()["memory"]["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
+    per_rank = known["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
     rank = config.lora.rank
     trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
     all_bytes, trained_bytes = (_FP32 * number / (place.workers if sharded else 1) for number in (count, trained))
@@ -102,7 +106,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:
-        gathered = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
+        gathered = known["two_largest_blocks"] if strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(itemsize * gathered)
     parts["copies for autocast"] = fixed
     if not (place.embedded or config.model.train_text_encoder):
@@ -134,7 +138,7 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
     torch.compile or LoRA, which may keep less than was measured, the bound has checkpointed activations.
     """
     gpus = gpus_by_accelerator(config.scaling.gpu_type or "")
-    if not gpus or family is None:
+    if not gpus or family is None or (config.model.train_text_encoder and not family.text_encoder):
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
     place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)

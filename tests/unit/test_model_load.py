@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from scripts.published import VAE
 from sdp.errors import ModelError
+from sdp.families import KnownModel
 from sdp.families.classes import network_class
-from sdp.families.sd import SD, SD1, SD2, KnownModel
+from sdp.families.sd import SD, SD1, SD2
 from sdp.families.tokenizer import load_tokenizer
 from sdp.model import latents, load
 from sdp.model.single_file import _unet

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from scripts.published import VAE
+from sdp.families import KnownModel
 from sdp.families.classes import network_class
-from sdp.families.sd import SD1, SD2, KnownModel
+from sdp.families.sd import SD1, SD2
 from sdp.model.export import Exported
 from sdp.model.single_file import single_file
 

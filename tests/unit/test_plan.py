@@ -279,6 +279,6 @@ def test_a_plan_loads_neither_torch_nor_ray() -> None:
 def test_a_plan_of_another_family_says_whose_figures_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     how = ["plan", "--set", "max_steps=10", "--rows", "1000", "--set"]
     assert main([*how, "model.source=builtin:tiny-prx"]) == 0
-    assert "figures of Stable Diffusion 2; docs/families.md has the operations of PRX" in capsys.readouterr().err
+    assert "speeds of Stable Diffusion 2; docs/families.md has the operations of PRX" in capsys.readouterr().err
     assert main([*how, "model.source=./not-here-yet"]) == 0
     assert capsys.readouterr().err == ""

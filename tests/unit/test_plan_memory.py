@@ -3,10 +3,13 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.published import PRX as PRX_SIZES
 from sdp.config import draft
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
+from sdp.families import KnownModel
 from sdp.families.classes import network_class
+from sdp.families.prx import PRX, PRX_1B, PRX_424M
 from sdp.families.sd import SD, SD1, SD2
 from sdp.hardware import GIB, GPUS
 from sdp.model.lora import TEXT_TARGETS, add_lora
@@ -153,3 +156,20 @@ def test_compile_and_lora_are_refused_only_beyond_the_bound_of_checkpointing(set
     assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=140"), SD2, embedded=False) or "")
     with pytest.raises(ConfigError):
         fit(train(*A100, setting, "data.batch_size=700"), SD2, embedded=False)
+
+
+@pytest.mark.parametrize(("known", "name"), [(PRX_424M, "prx-424m"), (PRX_1B, "prx-1.2b")])
+def test_prx_has_the_parameters_and_blocks_of_its_configuration(known: KnownModel, name: str) -> None:
+    assert known.has_size_of(PRX_SIZES[name])
+    with torch.device("meta"):
+        transformer = network_class("PRXTransformer2DModel").from_config(dict(PRX_SIZES[name]))
+        assert sum(p.numel() for p in transformer.parameters()) == known.parameters["unet"]
+        recorded = reference()[known.memory]
+        assert recorded["two_largest_blocks"] == 2 * sum(p.numel() for p in transformer.blocks[0].parameters())
+        add_lora(transformer, 1, 1.0, PRX.lora_targets)
+    trained = sum(p.numel() for p in transformer.parameters() if p.requires_grad)
+    assert recorded["lora_per_rank"] == {"unet": trained}
+    place = TrainerGpus(GPUS["A100-80G"], 32, embedded=True, family=known)
+    counted = {"prx-424m": 6.8e9, "prx-1.2b": 13.06e9}[name]  # by scripts.bench.fake_gpu, in backward
+    how = train("strategy.kind=fsdp", "data.batch_size=16", "data.resolution=256")
+    assert estimate(how, place).total == pytest.approx(counted, rel=0.15)
