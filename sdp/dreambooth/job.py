@@ -19,6 +19,7 @@ from sdp.datasets.output import HEAD
 from sdp.dreambooth.template import fill
 from sdp.encode.pictures import Selection, open_pictures
 from sdp.errors import UserError
+from sdp.families.sd import SD
 from sdp.model import sources
 from sdp.storage import open_storage
 
@@ -114,10 +115,12 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
     """Return the command or URI for each use of the results."""
     folder = config.output.uri.rstrip("/")
-    target = "FOLDER" if config.lora.rank is None else "subject.safetensors --lora"
+    one_file = sources.family(config.model.source, storage=config.storage.options()) is SD
+    target = "subject.safetensors --lora" if config.lora.rank is not None and one_file else "FOLDER"
+    comfy = ("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw")
     return [
         ("pictures", f"{folder}/{PICTURES}/images"),
         ("for diffusers", f"sdp export {folder}/{RUN} {target} --raw"),
-        ("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw"),
+        *([comfy] if one_file else []),
         ("report", page),
     ]

@@ -15,6 +15,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
 from diffusers.pipelines.prx import pipeline_prx
 
 from sdp.config import parse as parse_config
+from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, UserError
@@ -241,3 +242,20 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
         train(settings(root, "v", source__uri=str(root / "token_ids"), objective__prediction="v"))
     with pytest.raises(UserError, match=r"sampler\.scheduler: expected ddim, which means Euler's steps for a flow"):
         choose(generate_config(tmp_path / "out", MODEL, sampler={"scheduler": "unipc"}))
+
+
+def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        (tmp_path / "subject").mkdir(exist_ok=True)
+        (tmp_path / f"subject/{number}.jpg").write_bytes(picture(number))
+    how: dict[str, Any] = {
+        "source": {"uri": str(tmp_path / "subject"), "caption": "a sks thing"}, "output": {"uri": str(tmp_path / "out")},
+        "model": {"source": MODEL}, "lora": {"rank": 2}, "resolution": 64, "max_steps": 2, "batch_size": 2,
+        "precision": "fp32", "scaling": {"accelerator": "cpu"},
+    }  # fmt: skip
+    dreambooth(parse_config("dreambooth", how))
+    hints = capsys.readouterr()
+    assert f"sdp export {tmp_path}/out/run FOLDER --raw" in hints.out + hints.err
+    assert "single-file" not in hints.out + hints.err
