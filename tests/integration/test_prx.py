@@ -251,7 +251,7 @@ def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(
         (tmp_path / "subject").mkdir(exist_ok=True)
         (tmp_path / f"subject/{number}.jpg").write_bytes(picture(number))
     how: dict[str, Any] = {
-        "source": {"uri": str(tmp_path / "subject"), "caption": "a sks thing"}, "output": {"uri": str(tmp_path / "out")},
+        "source": {"uri": str(tmp_path / "subject"), "caption": "a thing"}, "output": {"uri": str(tmp_path / "out")},
         "model": {"source": MODEL}, "lora": {"rank": 2}, "resolution": 64, "max_steps": 2, "batch_size": 2,
         "precision": "fp32", "scaling": {"accelerator": "cpu"},
     }  # fmt: skip
