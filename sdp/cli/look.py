@@ -10,6 +10,9 @@ from typing import Any
 from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
 from sdp.console import counted
 
+_HOLD_OUT_FROM = 20
+"""With fewer pictures, init holds out none: a tenth of them might be none at all."""
+
 
 @command(LOOK, "config show download > download.yaml")
 @JOB
@@ -34,6 +37,7 @@ def config_show(args: Arguments) -> None:
     argument("--urls URI", "a CSV, TSV, JSONL or Parquet table of URLs and captions (default: FOLDER/urls.parquet)"),
     argument("--pictures URI", "a folder of pictures, tars or Parquet with images, in place of URLs to download"),
 )
+@argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
 @argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
@@ -42,13 +46,20 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
     if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
+    if args.gpu and (args.store or args.family != "sd"):
+        raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
     from sdp import config
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.yaml_text import parse_document
 
+    if args.gpu:
+        from sdp.plan import one_gpu
+
+        gpu = one_gpu.find(args.gpu)
     folder, text = Path(args.folder), Path(config.__file__).with_name("start.yaml").read_text(encoding="utf-8")
-    start: dict[str, Any] = parse_document(text, "start.yaml")["cluster" if args.store else "laptop"]
+    place = "cluster" if args.store else "gpu" if args.gpu else "laptop"
+    start: dict[str, Any] = parse_document(text, "start.yaml")[place]
     if args.pictures:
         del start["download"]
     files = {job: folder / f"{job}.yaml" for job in start}
@@ -57,6 +68,10 @@ def init(args: Arguments) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         places, own = _prepare(args, folder)
+        if args.gpu:
+            keys, summary = one_gpu.settings(gpu, start["train"] | own["train"])
+            own["train"] |= keys | {"samples.prompts": (start["generate"] | own["generate"])["prompts"]}
+            say(f"{summary}, by the estimate of sdp plan --memory")
         for job, values in start.items():
             values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
             values |= own.get(job, {})
@@ -76,7 +91,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
     Return the URIs for start.yaml, and keys of jobs that differ from it.
     """
     store = (args.store or ".").rstrip("/")
-    own: dict[str, dict[str, Any]] = {"process": {}}
+    own: dict[str, dict[str, Any]] = {"process": {}, "train": {}, "generate": {}}
     source = args.urls and _beside(args.urls, folder)
     if args.urls and args.urls.endswith((".csv", ".tsv", ".jsonl")):
         from sdp.datasets.url_tables import as_parquet
@@ -86,6 +101,11 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         say(f"{args.urls}: {counted(rows, 'row')}, URLs in {url}, captions in {caption or 'no column'}; wrote {target}")
         source, own["download"] = "urls.parquet", {"source.url_column": url}
         own["download"] |= {"source.caption_column": caption} if caption else {}
+        if rows and caption:
+            import pyarrow.parquet as pq
+
+            first = next(pq.ParquetFile(target).iter_batches(3, columns=[caption])).column(0).to_pylist()
+            own["generate"] = {"prompts": prompts} if (prompts := [text for text in first if text]) else {}
     by_class = args.caption and "{class}" in args.caption
     if args.pictures and "://" not in args.pictures and not args.store:
         from sdp.encode.captions import gather
@@ -94,6 +114,8 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         if seen is not None:
             say(f"{args.pictures}: {seen}")
             own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
+            if seen.pictures < _HOLD_OUT_FROM:
+                own["train"] |= {"data.holdout": 0.0, "evaluate.every_steps": None}
             own["generate"] = {"prompts": list(seen.examples)} if seen.examples else {}
         if seen is not None and seen.captions and (by_class or not args.caption):
             import pyarrow as pa
@@ -107,10 +129,12 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
     if args.caption and not by_class:
         own["process"]["source.caption"] = args.caption
         own["generate"] = {"prompts": [args.caption]}
+    from sdp.families.sd import PINNED
+
     tiny, base = {"sd": ("tiny", "stable-diffusion-2-base"), "prx": ("tiny-prx", "prx")}[args.family]
     places = {
         "store": store,
-        "model": f"{store}/{base}" if args.store else f"builtin:{tiny}",
+        "model": f"{store}/{base}" if args.store else PINNED if args.gpu else f"builtin:{tiny}",
         "source": source or f"{store}/urls.parquet",
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }

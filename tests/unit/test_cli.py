@@ -140,6 +140,7 @@ def test_urls_in_any_usual_table_become_parquet_that_download_reads(name: str, c
     table = pq.read_table(source.uri)
     assert table[source.url_column].to_pylist() == ["https://a.example/1", "https://a.example/2"]
     assert table[source.caption_column].to_pylist() == ["12", "a, cat"]
+    assert load("generate", str(tmp_path / "my/generate.yaml")).prompts == ("12", "a, cat")
 
 
 def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
