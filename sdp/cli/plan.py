@@ -52,6 +52,8 @@ def plan(args: Arguments) -> None:
         say(f"plan: speeds of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
     choices = {"encoders": args.encoders, "rows": args.rows}
     work = make.training(config, prices, trainers=args.trainers, **choices) if args.job == "train" else None
+    if work and not args.trainers and config.scaling.gpu_type is None:
+        say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
     print(show.as_text(plans, work, prices))
     for estimate in _memories(config, work, model) if args.memory else ():

@@ -4,20 +4,25 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sdp.config import JobConfig, ProcessConfig, TrainConfig
+from sdp.datasets.manifest import MANIFEST, open_dataset
+from sdp.encode.tars import PICTURES
 from sdp.errors import UserError
 from sdp.families import LatentSpace, TextSpace
 from sdp.families.sd import SD2
 from sdp.hardware import INSTANCES, Instance, gpus_by_accelerator
 from sdp.plan.prices import Prices, instances, reference
 from sdp.plan.speeds import Speeds, text_flops, unet_flops
+from sdp.storage import open_storage
 
 MODES = ("offline", "online", "collocated")
 _HOSTS = 10
 """Instances that download, as many as in the published figure."""
 _PROCESS_GPUS = 40
-"""Default number of encoders in an offline pass, as published. The pass costs the same with any number."""
+"""The most encoders of an offline pass by default, as published; fewer where an hour of each is more than enough. The
+pass costs the same with any number."""
 _HOURS_A_MONTH = 730
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 
@@ -114,6 +119,8 @@ class PlannedTraining:
     mode: str
     embedded: bool
     """True if latents are stored with embeddings of their captions, not with token ids."""
+    trains_text: bool
+    """True if the text encoder is trained as well."""
     speeds: Speeds
     trainers: Instance
     trainer_count: int
@@ -138,7 +145,7 @@ def training(
     train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus)
     encode_on, encoder_count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * train_on.gpus if count else gpus
-    rows = rows or config.limit
+    rows = rows or config.limit or _count_images(config.source.uri)
     names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
     phases = tuple(
         Phase(name, phase.data.resolution, _samples(phase, gpus, rows))
@@ -151,6 +158,7 @@ def training(
         rows_assumed=not rows,
         mode=config.data.mode,
         embedded=config.encode.text == "text_embedding",
+        trains_text=config.model.train_text_encoder,
         speeds=Speeds(config.strategy.kind + "+compile" * config.strategy.compile),
         trainers=train_on,
         trainer_count=instances(gpus, train_on),
@@ -158,6 +166,16 @@ def training(
         encoders=encode_on,
         encoder_gpus=encoder_count * encode_on.gpus if encoder_count else configured,
     )
+
+
+def _count_images(uri: str) -> int | None:
+    """Return the number of images in a dataset or folder of pictures on this machine; None for anything else."""
+    if not Path(uri).is_dir():
+        return None
+    storage = open_storage(uri)
+    if storage.exists(MANIFEST):
+        return open_dataset(storage).manifest.counts.written
+    return sum(file.suffix.lower() in PICTURES for file in Path(uri).rglob("*")) or None
 
 
 def _samples(config: TrainConfig, gpus: int, rows: int | None) -> int:
@@ -200,7 +218,7 @@ def plans(work: PlannedTraining, prices: Prices) -> list[Plan]:
 
 def plan_of_data(config: JobConfig, prices: Prices, *, encoders: str | None = None, rows: int | None = None) -> Plan:
     """Return the plan of a download or of processing."""
-    rows = rows or config.limit
+    rows = rows or config.limit or _count_images(str(getattr(config.source, "uri", "")))
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
     if isinstance(config, ProcessConfig):
@@ -220,25 +238,25 @@ def _plan(work: PlannedTraining, prices: Prices) -> Plan:
     """Return the stages of one way to do the work."""
     name = f"{work.mode}, {work.trainer_count} x {work.trainers.name}"
     stages = [_train(phase, work, prices) for phase in work.phases]
+    if work.trains_text or (work.mode == "offline" and not work.embedded):
+        texts = [_text(phase, stage, work) for phase, stage in zip(work.phases, stages, strict=True)]
+        stages = [part for both in zip(stages, texts, strict=True) for part in both]
     if work.mode != "offline":
         return Plan(name, tuple(stages))
-    if not work.embedded:
-        stages = [
-            part for phase, stage in zip(work.phases, stages, strict=True) for part in (stage, _text(phase, stage))
-        ]
     sides = {phase.resolution for phase in work.phases}
-    process = _process(work.rows, sides, work.encoders, work.encoder_gpus or _PROCESS_GPUS, prices)
+    process = _process(work.rows, sides, work.encoders, work.encoder_gpus, prices)
     caption = TextSpace(width=SD2.text_encoder["hidden_size"] if work.embedded else None).bytes
     row = caption + sum(2 * math.prod(LatentSpace().shape(side)) for side in sides)
     return Plan(name, (process, *stages), work.rows * row, prices.storage_gb_month / _HOURS_A_MONTH)
 
 
-def _process(rows: int, sides: Iterable[int], encoders: Instance, gpus: int, prices: Prices) -> Stage:
+def _process(rows: int, sides: Iterable[int], encoders: Instance, gpus: int | None, prices: Prices) -> Stage:
     """Return the stage that encodes every image once, at all resolutions."""
     figures = [Speeds().encode(str(encoders.gpu), side) for side in sorted(set(sides))]
-    rate = gpus / sum(1 / figure.value for figure in figures)
+    rate = 1 / sum(1 / figure.value for figure in figures)
+    gpus = gpus or min(_PROCESS_GPUS, math.ceil(rows / rate / 3600))
     source = "; ".join(dict.fromkeys(figure.source for figure in figures))
-    return Stage("process", rows, rate, (_encoder_group(encoders, gpus, prices),), source=source)
+    return Stage("process", rows, rate * gpus, (_encoder_group(encoders, gpus, prices),), source=source)
 
 
 def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
@@ -255,10 +273,18 @@ def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
     return Stage(phase.name, phase.samples, rate, tuple(groups), limit, source)
 
 
-def _text(phase: Phase, stage: Stage) -> Stage:
-    """Return the time for which trainers run the frozen text encoder, since the dataset has token ids."""
-    rate = stage.rate * unet_flops(phase.resolution) / text_flops()
-    source = "estimate by operations from the U-Net's; encode.text: text_embedding of process spares it, not its bytes"
+def _text(phase: Phase, stage: Stage, work: PlannedTraining) -> Stage:
+    """Return the time for which trainers run the text encoder: forward, and backward if it is trained.
+
+    A collocated stage's own speed includes the forward pass.
+    """
+    passes = 1 + 2 * work.trains_text - (work.mode == "collocated")
+    unet = work.speeds.train(str(work.trainers.gpu), phase.resolution).value * work.trainer_gpus
+    rate = unet * unet_flops(phase.resolution) / text_flops() / passes
+    why = "encode.text: text_embedding of process spares it, not its bytes"
+    if work.trains_text:
+        why = "also backward, since model.train_text_encoder is set"
+    source = f"estimate by operations from the U-Net's; {why}"
     return Stage("captions", stage.samples, rate, stage.groups, source=source)
 
 

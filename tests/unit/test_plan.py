@@ -111,6 +111,10 @@ def test_an_offline_plan_counts_encoding_captions_and_storage() -> None:
     assert [stage.name for stage in embedded.stages] == ["process", "phase 1", "phase 2"]
     assert embedded.stored - plan.stored == 1_126_400_000 * (157_696 - 154)
     assert plan_of(*SD2, *FAST, "data.mode=online").storage_cost == 0
+    trained = plan_of(*SD2, *FAST, "model.train_text_encoder=true", trainers="4xp4de.24xlarge")
+    assert trained.stages[2].hours == pytest.approx(3 * captions.hours), "forward, and twice as much backward"
+    online = plan_of(*SD2, *FAST, "model.train_text_encoder=true", "data.mode=online", trainers="4xp4de.24xlarge")
+    assert [stage.name for stage in online.stages] == ["phase 1", "captions", "phase 2", "captions"]
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -235,6 +239,21 @@ def test_a_small_job_is_not_shown_as_free(capsys: pytest.CaptureFixture[str]) ->
 def test_an_unspecified_number_of_images_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
     assert "images, 70,400,000: assumed, one for each sample of training" in text_of(capsys)
     assert "assumed" not in text_of(capsys, "--rows", "5000")
+
+
+def test_a_folder_of_this_machine_is_counted_and_gets_few_encoders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cats").mkdir()
+    for number in range(3):
+        (tmp_path / f"cats/{number}.JPG").touch()
+    (tmp_path / "cats/notes.md").touch()
+    text = text_of(capsys, "process", "--set", f"source.uri={tmp_path}")
+    assert ["process", "3"] in [line.split()[:2] for line in text.splitlines()]
+    training = work(f"source.uri={tmp_path}", "max_steps=10")
+    assert (training.rows, training.rows_assumed) == (3, False)
+    process = make.plans(training, PRICES)[0].stages[0]
+    assert [(group.count, group.instance) for group in process.groups] == [(1, "g5.2xlarge")]
 
 
 def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
