@@ -98,11 +98,12 @@ def suggestion(figures: ProcessFigures) -> str:
 
 def progress_line(figures: ProcessFigures) -> str:
     """Return the run's progress: rows, rates, waiting and time left."""
-    line = (
-        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate(figures.rate)} img/s · "
-        f"transform {rate(figures.transformed.items / figures.elapsed_s)} img/s · "
-        f"encoders wait {figures.wait * 100:.0f} %"
-    )
+    line = f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')}"
+    if figures.images_encoded:
+        line += (
+            f" · encode {rate(figures.rate)} img/s · transform {rate(figures.transformed.items / figures.elapsed_s)} "
+            f"img/s · encoders wait {figures.wait * 100:.0f} %"
+        )
     if figures.counts.written:
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
@@ -162,7 +163,8 @@ def summary(
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}"),
         ]
-        if figures.elapsed_s >= _STEADY_S:  # before, loading and warming up are most of it
+        # Otherwise most of it is loading, warming up and writing.
+        if _STEADY_S <= figures.elapsed_s <= 2 * (figures.busy_s + figures.idle_s):
             lines.append(("bottleneck", suggestion(figures)))
         for side, count in sorted(figures.fitting.items()):
             batches = "captions" if side == TEXT else f"images of {side} px"

@@ -13,7 +13,7 @@ from sdp.config import JOBS
 from sdp.config.base import changed
 from sdp.config.removed import without_removed
 from sdp.config.train import PHASES
-from sdp.console import counted, size, spent
+from sdp.console import counted, rate, size, spent
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_ledger, read_marker, state_in
@@ -68,7 +68,7 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
             ("samples", f"{last['samples']:,}"),
             ("epochs", f"{last['epoch'] + last['epoch_done']:.2f}"),
             ("loss", f"{loss:.4f}" if loss is not None else ""),
-            ("img/s", f"{median(line['samples_per_s'] for line in metrics):,.0f}"),
+            ("img/s", rate(median(line["samples_per_s"] for line in metrics))),
             ("workers", f"{last['workers']}"),
             ("trained for", spent(last["seconds"], last.get("gpu_hours") or 0.0, cost)),
             ("of GPU peak", f"{mfu:.1%}" if mfu else ""),

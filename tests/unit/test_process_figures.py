@@ -54,8 +54,8 @@ def test_the_line_says_rates_waiting_bytes_and_when_it_ends() -> None:
     assert without_images.endswith("ETA 50 s"), "half of the rows, many without an image"
 
 
-def test_there_is_no_eta_before_anything_is_known() -> None:
-    assert "ETA" not in progress_line(ProcessFigures(rows_total=10, images_total=10))
+def test_there_is_neither_rate_nor_eta_before_anything_is_known() -> None:
+    assert progress_line(ProcessFigures(rows_total=10, images_total=10)) == "0 of 10 rows"
 
 
 def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
@@ -67,6 +67,9 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
         ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0, gpus_each=gpu_share)
         assert expected in dict(summary(config, dataset, ended))["this run"]
         assert ("1.00 GPU-hours" in progress_line(ended)) == bool(gpu_share)
+    for busy_s, elapsed_s, named in (1.7, 15.8, False), (7.0, 100.0, False), (70.0, 100.0, True):
+        ended = running(parts_written=1, busy_s=busy_s, idle_s=0.0, elapsed_s=elapsed_s)
+        assert ("bottleneck" in dict(summary(config, dataset, ended))) == named
 
 
 # --- the bottleneck --------------------------------------------------------------------------------------------------
