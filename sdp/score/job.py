@@ -1,23 +1,25 @@
 """`sdp score`: writes the scores of pictures as `sdp process` writes latents, then the table of near-duplicates."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from sdp import cluster
 from sdp.config import ScoreConfig
-from sdp.console import counted, say, size, table
+from sdp.console import counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
-from sdp.process.messages import ProcessFigures, forecast, summary
+from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
-from sdp.score import near
+from sdp.score import messages, near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec
 from sdp.storage import Storage
@@ -25,8 +27,6 @@ from sdp.storage import Storage
 DUPLICATES = "duplicates/duplicates.parquet"
 _MADE_OF = b"sdp.made_of"
 _GROUP_ROWS = 65_536
-_ROW_BYTES = 40
-"""Bytes of a row of scores, at most."""
 
 
 def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
@@ -34,7 +34,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
     prepared = prepare(config)
     if dry_run:
         output = begin(prepared, only_failed=only_failed, write=False)
-        say(table(forecast(prepared, output, lambda images: _scores_lines(prepared, images))))
+        say(table(forecast(prepared, output, lambda images: messages.scores_lines(prepared, images))))
         return ProcessSummary(None, ProcessFigures(job="score"))
     duplicates: int | None = None
 
@@ -45,11 +45,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
         return 0  # they stay in the dataset
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
-    more = []
-    if duplicates is not None:
-        share = duplicates / max(1, dataset.manifest.counts.written)
-        more.append(("near-duplicates", f"{duplicates:,} of a lower row, {share * 100:.1f} %"))
-    say(table(summary(config, dataset, figures, more)))
+    say(table(messages.summary(config, dataset, figures, duplicates)))
     dataset.require_rows()
     return ProcessSummary(dataset, figures, duplicates)
 
@@ -68,8 +64,7 @@ def find_duplicates(
         return int(known[b"sdp.duplicates"])
     rows = sum(part.counts.written for part in parts)
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
-    paths = [part.path for part in parts if part.counts.written]
-    groups = near.find(*read_hashes(spec, paths), distance)
+    groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels))
     count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
     sink = pa.BufferOutputStream()
     metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
@@ -78,11 +73,12 @@ def find_duplicates(
     return count
 
 
-def read_hashes(spec: ScoreSpec, paths: Sequence[str]) -> tuple[near.Hashes, Addresses]:
+def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Addresses]:
     """Return the hashes in some parts, with their rows."""
-    table = repeated.read_columns(spec.output, paths, ["row", "hash"]) if paths else spec.schema.empty_table()
+    table = repeated.read_columns(storage, paths, ["row", "hash"])
     hashes, rows = table["hash"].to_numpy(), table["row"].to_numpy()
-    kept = ~np.isin(rows, np.array(BitMap64.deserialize(spec.taken_down).to_array(), np.int64))
+    gone = np.array(BitMap64.deserialize(taken_down).to_array() if taken_down else [], np.int64)
+    kept = ~np.isin(rows, gone)
     return hashes[kept], rows[kept]
 
 
@@ -94,12 +90,35 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
         return {}
 
 
-def _scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> list[tuple[str, str]]:
-    """Return the dry run's lines on the scores to write."""
-    distance = prepared.config.score.duplicates.distance
-    alike = "equal hashes" if distance == 0 else f"hashes that differ in at most {counted(distance or 0, 'bit')}"
-    return [
-        ("to write", f"about {size(images * _ROW_BYTES)}: {', '.join(prepared.spec.schema.names)}"),
-        ("near-duplicates", "not looked for" if distance is None else alike),
-        *((role, f"{model[:-48]}…") for role, model in prepared.models.items()),
-    ]
+def _search(
+    spec: ScoreSpec, parts: Sequence[PartInfo], rows: int, distance: int, labels: Mapping[str, str]
+) -> Iterator[near.Pairs]:
+    """Search mask by mask; on Ray if there are several partitions, whose object stores then hold the hashes once."""
+    pieces, masks = repeated.pieces(parts), near.masks(rows, distance)
+    partitions, where = repeated.partitions_for(rows), dict(labels) or None
+    if partitions == 1:
+        shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
+        yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
+        return
+    import ray
+
+    cluster.connect()
+    options: dict[str, Any] = {"num_cpus": 0.5, "label_selector": where}
+    read: Any = ray.remote(_read_partitions).options(num_returns=partitions, **options)
+    search: Any = ray.remote(_search_shares).options(**options)
+    for mask in masks:
+        split = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
+        for pairs in [search.remote(mask, distance, mask == masks[0], *column) for column in zip(*split, strict=True)]:
+            yield ray.get(pairs)
+
+
+def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, mask: int, partitions: int) -> Any:
+    hashes, rows = read_hashes(storage, paths, taken_down)
+    partition = near.partition_of(hashes, mask, partitions)
+    return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
+
+
+def _search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Addresses]) -> near.Pairs:
+    """Return the pairs of near-duplicates in some hashes, with their rows, that agree under a mask."""
+    hashes, rows = (np.concatenate(columns) for columns in zip(*shares, strict=True))
+    return near.search(hashes, rows, mask, distance, equal=equal)

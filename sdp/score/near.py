@@ -1,10 +1,11 @@
 """Near-duplicates: perceptual hashes of pictures, and groups of pictures whose hashes are alike.
 
 Two hashes of 64 bits that differ in at most d bits agree in some b - d of b blocks of bits. So for each choice of d
-blocks, the other bits are a key, and only hashes with equal keys are compared.
+blocks, the other bits are a key, and only hashes with equal keys are compared. Each search needs the hashes of a
+partition of the keys only, which bounds its memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 
@@ -22,6 +23,7 @@ Pairs = tuple[Addresses, Addresses]
 _SIDE, _KEPT = 32, 8
 _ALL_PAIRS = 64
 """Most hashes with one key that are all compared with one another; more are searched by the bits that are left."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 _COLUMNS = {"row": pa.int64(), "duplicate_of": pa.int64(), "duplicate": pa.int8()}
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
@@ -60,20 +62,30 @@ def masks(rows: int, distance: int, bits: int = 2**64 - 1) -> list[int]:
     return [bits - sum(chosen) for chosen in combinations(parts, distance)]
 
 
-def find(hashes: Hashes, rows: Addresses, distance: int) -> pa.Table:
-    """Return the groups of rows whose hashes differ in at most `distance` bits, or that a chain of such pairs connects.
+def partition_of(hashes: Hashes, mask: int, partitions: int) -> NDArray[np.int64]:
+    """Return the partition of each hash's key."""
+    mixed = (hashes & np.uint64(mask)) * _MIX >> np.uint64(32)
+    return np.asarray(mixed % np.uint64(partitions), np.int64)
+
+
+def search(hashes: Hashes, rows: Addresses, mask: int, distance: int, *, equal: bool) -> Pairs:
+    """Return pairs of near-duplicates that agree under a mask; with `equal`, also those of equal hashes.
 
     Of rows with one hash, only one is compared with others: millions of blank pictures are one hash.
     """
+    if not len(hashes):
+        return _joined([])
     order = np.argsort(hashes)
     hashes, rows = hashes[order], rows[order]
     starts = _starts(hashes)
-    first, distinct = rows[starts], hashes[starts]
-    repeated = np.repeat(first, np.diff(np.append(starts, len(rows))))
-    pairs = [(repeated[repeated != rows], rows[repeated != rows])]
-    for mask in masks(len(rows), distance):
-        pairs += [(first[a], first[b]) for a, b in _near(distinct, mask, distance, 2**64 - 1)]
-    return groups(pairs)
+    first, hashes = rows[starts], hashes[starts]
+    pairs = []
+    if equal:
+        firsts = np.repeat(first, np.diff(np.append(starts, len(rows))))
+        pairs.append((firsts[firsts != rows], rows[firsts != rows]))
+    if distance:
+        pairs += [(first[a], first[b]) for a, b in _near(hashes, mask, distance, 2**64 - 1)]
+    return _joined(pairs)
 
 
 def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple[Addresses, Addresses]]:
@@ -100,12 +112,17 @@ def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple
 
 def _starts(values: Hashes) -> NDArray[np.int64]:
     """Return where each run of equal values starts."""
-    return np.flatnonzero(np.append(np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1]))
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1]))
 
 
-def groups(pairs: Sequence[Pairs]) -> pa.Table:
+def _joined(pairs: Sequence[Pairs]) -> Pairs:
+    nothing = np.zeros(0, np.int64)
+    return np.concatenate([nothing, *(a for a, _ in pairs)]), np.concatenate([nothing, *(b for _, b in pairs)])
+
+
+def groups(pairs: Iterable[Pairs]) -> pa.Table:
     """Return the rows of all groups that pairs connect, each with the lowest row of its group, by address."""
-    left, right = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
+    left, right = _joined(list(pairs))
     rows, ends = np.unique(np.concatenate([left, right]), return_inverse=True)
     a, b = ends[: len(left)], ends[len(left) :]
     lowest = np.arange(len(rows))

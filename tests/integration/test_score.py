@@ -14,7 +14,7 @@ import torch
 from PIL import Image as Pillow
 
 from sdp.config import ProcessConfig, ScoreConfig
-from sdp.datasets import tombstones
+from sdp.datasets import repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.errors import DatasetError, UserError
 from sdp.imaging import decode
@@ -23,6 +23,7 @@ from sdp.score import job, near
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_clip, tiny_dino
 from tests.kit import accounted, reasons_of, rows_of, text_at
+from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images, picture
 from tests.score_kit import score_config, write_predictor
 
@@ -224,6 +225,21 @@ def test_takedowns_are_left_out_and_stand_for_no_other_row(tmp_path: Path) -> No
     assert duplicates_of(dataset) == {12: 3, 31: 3}
     tombstones.add(images, [tombstones.Takedown("row", "3")])
     assert duplicates_of(run(config)) == {31: 12}, "the next row stands for the group"
+
+
+def test_near_duplicates_are_the_same_if_ray_looks_for_them(
+    root: Path, networks: Path, scored: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = score_config(root / "images", scored.storage.uri, *wanted(networks), "score.duplicates.distance=2")
+    tables = []
+    with one_node(cpus=2):
+        for partitions in (1, 3):
+            monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
+            monkeypatch.setattr(repeated, "partitions_for", lambda _, number=partitions: number)
+            (root / "scores" / job.DUPLICATES).unlink()
+            tables.append(duplicates_of(run(config)))
+    assert tables[0] == tables[1]
+    assert tables[0].items() >= COPIES.items()
 
 
 # --- before anything begins ------------------------------------------------------------------------------------------

@@ -106,12 +106,24 @@ def groups_by_all_pairs(hashes: Hashes, distance: int) -> dict[int, int]:
     return {row: first for row, first in enumerate(roots) if roots.count(first) > 1}
 
 
+def search_all(hashes: Hashes, distance: int, partitions: int, rows: NDArray[np.int64]) -> list[near.Pairs]:
+    pairs = []
+    for number, mask in enumerate(near.masks(len(hashes), distance)):
+        partition = near.partition_of(hashes, mask, partitions)
+        for one in range(partitions):
+            inside = partition == one
+            pairs.append(near.search(hashes[inside], rows[inside], mask, distance, equal=number == 0))
+    return pairs
+
+
 @pytest.mark.parametrize("kind", ["random", "crowded", "near"])
 @pytest.mark.parametrize("distance", [0, 1, 2, 3])
-def test_groups_are_those_of_comparing_all_pairs(kind: str, distance: int) -> None:
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_groups_are_those_of_comparing_all_pairs(kind: str, distance: int, partitions: int) -> None:
     draw = np.random.default_rng(distance)
     hashes = hashes_of(kind, 500, draw)
-    table = near.find(hashes, np.arange(500), distance)
+    rows = np.arange(500)
+    table = near.groups(search_all(hashes, distance, partitions, rows))
     expected = groups_by_all_pairs(hashes, distance)
     assert dict(zip(table["row"].to_pylist(), table["duplicate_of"].to_pylist(), strict=True)) == expected
     assert table["row"].to_pylist() == sorted(expected)
@@ -122,17 +134,17 @@ def test_the_lowest_row_stands_for_its_group_in_whatever_order_rows_come() -> No
     hashes = np.array([5, 5, 5, 5, 4], np.uint64)
     rows = np.array([40, 10, 30, 20, 5])
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]):
-        table = near.find(hashes[order], rows[order], 1)
+        table = near.groups(search_all(hashes[order], 1, 1, rows[order]))
         assert table["row"].to_pylist() == [5, 10, 20, 30, 40]
         assert set(table["duplicate_of"].to_pylist()) == {5}
 
 
 def test_millions_of_blank_pictures_take_no_longer_than_others() -> None:
     hashes = np.full(1_000_000, 1 << 63, np.uint64)
-    table = near.find(hashes, np.arange(len(hashes)), 3)  # of all pairs: 5e11
+    table = near.groups(search_all(hashes, 3, 1, np.arange(len(hashes))))  # of all pairs: 5e11
     assert table.num_rows == 1_000_000
     assert sum(table["duplicate"].to_numpy()[:10]) == 9
 
 
 def test_nothing_is_a_table_without_rows() -> None:
-    assert near.find(np.zeros(0, np.uint64), np.zeros(0, np.int64), 3).num_rows == 0
+    assert near.groups(search_all(np.zeros(0, np.uint64), 3, 1, np.zeros(0, np.int64))).num_rows == 0
