@@ -163,6 +163,7 @@ def config_schema(args: Arguments) -> None:
 @JSON
 @argument("--account FILE", "write each row's outcome to this Parquet file")
 @argument("--verify", "read every byte of every part")
+@argument("--card FOLDER", "write a dataset card, README.md, and Croissant metadata to this folder")
 def inspect(args: Arguments) -> int:
     """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
     from sdp.datasets.inspect import write_account
@@ -172,12 +173,16 @@ def inspect(args: Arguments) -> int:
 
     kind, storage = identify(open_storage(args.uri))
     problems: list[str] = []
-    if (args.account or args.verify) and kind != "dataset":
-        option = "account" if args.account else "verify"
+    if (option := "account" if args.account else "card" if args.card else "verify" * args.verify) and kind != "dataset":
         raise UsageError(f"inspect: --{option}: expected a dataset, got the {kind} {storage.uri}; leave it out")
     if args.account:
         rows, problems = write_account(storage, Path(args.account))
         say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
+    if args.card:
+        from sdp.report.card import write_dataset_card
+
+        write_dataset_card(storage, args.card)
+        say(f"wrote README.md and croissant.json to {args.card}")
     sections = describe(storage, verify=args.verify, problems=problems)
     if args.json:
         plain = [section.to_json() for section in sections]
@@ -188,7 +193,7 @@ def inspect(args: Arguments) -> int:
 
 
 @command(LOOK, "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg")
-@argument("URI", "datasets and training runs to search", nargs="+")
+@argument("URI", "datasets and training runs to search, or folders with a card", nargs="+")
 @one_of(
     argument("--row N", "the image at this address", type=int),
     argument("--url URL", "the image that came from this URL"),
@@ -197,14 +202,21 @@ def inspect(args: Arguments) -> int:
     argument(
         "--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`, `file NAME`"
     ),
+    argument("--card", "compare the card in each folder with the datasets that it names"),
     required=True,
 )
 @argument("--rewrite", "with --takedown: write the parts again without the content of all rows that are taken down")
-def audit(args: Arguments) -> None:
-    """Trace one image through datasets and checkpoints, or take images down."""
+def audit(args: Arguments) -> int:
+    """Trace one image through datasets and checkpoints, take images down, or check a card."""
+    if args.card:
+        from sdp.report.card import check_card
+
+        checked = [pair for uri in args.uri for pair in check_card(uri)]
+        print("\n".join(problem or f"{dataset}: as the card says" for dataset, problem in checked))
+        return 1 if any(problem for _, problem in checked) else 0
     if args.takedown:
         _take_down(args)
-        return
+        return 0
     if args.rewrite:
         raise UsageError("audit: --rewrite: expected a list of takedowns, got none; add --takedown FILE")
 
@@ -220,6 +232,7 @@ def audit(args: Arguments) -> None:
 
         row = row_of_file(open_storage(args.uri[0]), args.file)
     print("\n".join(map(summary, audit(args.uri, row=row, value=value))))
+    return 0
 
 
 def _take_down(args: Arguments) -> None:
@@ -291,4 +304,8 @@ def export(args: Arguments) -> None:
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
     if exported.newer:
         say(f"{exported.newer} of that run is newer")
+    if form == "folder":
+        from sdp.report.card import write_model_card
+
+        write_model_card(exported)
     say(exported.hint)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -30,14 +31,6 @@ from sdp.storage.uri import near, resolved
 MANIFEST = "_manifest.json"
 FORMAT = 1
 _CARD = "README.md"
-_CARD_TEXT = b"""---
-configs:
-- config_name: default
-  data_files: parts/*.parquet
----
-A dataset of sdp. Its parts also hold rows that were taken down or repeat others: leave out those that the account of
-`sdp inspect URI --account account.parquet` does not call `written`.
-"""
 """The page by which Hugging Face's `datasets` finds the rows; a page of the user's own stays."""
 _VERSION = re.compile(r"_manifests/(\d{6})\.json", re.ASCII)
 
@@ -167,6 +160,14 @@ def _parsed(storage: Storage, path: str, content: bytes) -> Manifest:
         return manifest
 
 
+def manifest_with(storage: Storage, digest: str) -> Manifest:
+    """Return the version of a dataset's manifest that has this digest."""
+    for path in reversed(_versions(storage)):
+        if hashlib.sha256(content := storage.read(path)).hexdigest() == digest:
+            return _parsed(storage, path, content)
+    raise DatasetError(f"{storage.uri}: no version of it has the digest {digest[:12]}…; restore it from a backup")
+
+
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:
     """Return the repeated rows of the newest manifest; None if there are none, or no manifest yet."""
     try:
@@ -204,6 +205,11 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
         )
     parts = pq.ParquetFile(pa.BufferReader(listing)).read().cast(PARTS_SCHEMA)
     return Dataset(storage, read_head(storage), manifest, hashlib.sha256(raw).hexdigest(), parts)
+
+
+def _versions(storage: Storage) -> list[str]:
+    """Return the names of all versions of a dataset's manifest, from the oldest."""
+    return [name for name in storage.names("_manifests/") if _VERSION.fullmatch(name)]
 
 
 def _version_name(version: int) -> str:
@@ -294,7 +300,7 @@ def finish(
         )
     parts = part_infos(storage, infos)
     counts = check_ledger(output, parts)
-    versions = [name for name in storage.names("_manifests/") if _VERSION.fullmatch(name)]
+    versions = _versions(storage)
     newest = _readable(storage, versions[-1]) if versions else None
     listing = pa.BufferOutputStream()
     pq.write_table(parts_table(parts, _listed(storage, newest)), listing, compression="zstd")
@@ -317,7 +323,7 @@ def finish(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     with suppress(AlreadyExists):
-        storage.create(_CARD, _CARD_TEXT)
+        storage.create(_CARD, Path(__file__).with_name("card.md").read_bytes())
     if newest is not None and _content(replace(newest, input=_kept(newest.input, storage.uri))) == _content(draft):
         storage.publish_held(MANIFEST, storage.read(versions[-1]), check)
         return open_dataset(storage)

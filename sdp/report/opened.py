@@ -31,7 +31,6 @@ from sdp.train.run_folder import RunFolder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_BATCH = 256
 _FIGURES = ("clip", "fid", "kid", "similarity")
 
 
@@ -106,14 +105,6 @@ class Opened:
         with_prompts = zip(draw(self.uri, prompts, n, settings), np.repeat(prompts, n), strict=True)
         return [_image(open_source(uri).read(), prompt) for uri, prompt in with_prompts]
 
-    def export(self, out: str) -> str:
-        """Write a run's newest checkpoint, or this one, as `sdp export` does; return the folder."""
-        self._require("export", "run", "checkpoint")
-        _import_diffusers()
-        from sdp.model.export import export
-
-        return export(self.uri, out).uri
-
     def _require(self, method: str, *kinds: SubjectKind) -> None:
         if self.kind not in kinds:
             raise UserError(f"{method}: expected a {either(kinds)}, got the {self.kind} {self.uri}; open another URI")
@@ -127,7 +118,7 @@ class Opened:
         gone, repeats = tombstones.load(self.storage), dataset.repeated_rows
         read = None if columns is None else ["row", *(name for name in columns if name != "row")]
         for path in dataset.parts["path"].to_pylist():
-            for batch in iter_rows(self.storage, path, read, _BATCH):
+            for batch in iter_rows(self.storage, path, read, 256):
                 left_out = np.asarray(gone.mask(batch["row"].to_pylist()), bool)
                 left_out |= False if repeats is None else repeats.mask(np.asarray(batch["row"]))
                 kept = batch.filter(pa.array(~left_out))

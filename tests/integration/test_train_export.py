@@ -51,6 +51,7 @@ def test_the_pipeline_loads_what_was_trained(
     assert main(["export", str(root / "run"), str(tmp_path / "out"), *options]) == 0
     wrote = f"step 4 of {root}/run/checkpoints/step-000000004, {kind} weights in fp32, to {tmp_path / 'out'}"
     assert f"sdp: wrote {wrote}\n" in capsys.readouterr().err
+    assert f"| {root}/latents | " in (tmp_path / "out/README.md").read_text()
     pipeline = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
     state = pipeline.unet.state_dict()
     assert {prefix + name for name in state} == {name for name in trained if name.startswith(prefix)}

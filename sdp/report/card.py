@@ -1,0 +1,118 @@
+"""Cards: README.md beside an export, and README.md with Croissant metadata for a dataset.
+
+A card's table of datasets is made from manifests alone, so that `sdp audit --card` can make it again and compare.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sdp.charts import render
+from sdp.console import spent
+from sdp.datasets import tombstones
+from sdp.datasets.inspect import describe
+from sdp.datasets.ledger import address_offset
+from sdp.datasets.manifest import manifest_with, open_dataset
+from sdp.errors import DatasetError, SdpError, UserError
+from sdp.model import sources
+from sdp.model.checkpoints import read_ledger, run_of
+from sdp.model.export import Exported
+from sdp.report.run import checkpoint_section
+from sdp.storage import Storage, open_storage
+from sdp.train.run_folder import RunFolder, samples_folder
+
+CARD, _CROISSANT = "README.md", "croissant.json"
+_HEAD = "| Dataset | Digest of its manifest | Rows | Written | Filtered and failed |\n|---|---|---|---|---|"
+_ROW = re.compile(r"\| (\S.*?) \| ([0-9a-f]{64}) \|")
+"""The beginning of a dataset's row."""
+
+
+def write_model_card(exported: Exported) -> None:
+    """Write the card of an exported folder, with the samples that its run drew last before the step."""
+    target, folder = open_storage(exported.uri), open_storage(exported.checkpoint)
+    run, facts = RunFolder(open_storage(run_of(folder.uri))), checkpoint_section(folder).facts
+    sampled = max((step for step in run.sample_steps() if step <= exported.step), default=0)
+    samples = run.sample_prompts(sampled) if sampled else {}
+    for file in samples:
+        target.publish(f"samples/{file}", run.storage.read(f"{samples_folder(sampled)}/{file}"))
+    values = {
+        "name": _name(target), "family": exported.family, "ema": exported.ema, "facts": facts, "cell": _cell,
+        "base": sources.parse(facts["config"]["model"]["source"]), "sampled": sampled, "samples": samples,
+        "metrics": run.metrics(), "takedowns": _takedowns(folder, facts["datasets"]),
+        "data": _table(facts["datasets"]), "spent": spent,
+    }  # fmt: skip
+    target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode())
+
+
+def _takedowns(folder: Storage, datasets: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of each dataset that are taken down by now, and how many of them a checkpoint has consumed."""
+    ledger = read_ledger(folder)
+    for number, dataset in enumerate(datasets):
+        try:
+            rows = tombstones.load(open_dataset(open_storage(dataset["uri"])).storage).rows
+        except SdpError:
+            yield dataset["uri"], "unknown", "unknown"
+        else:
+            used = sum(bool(ledger.epochs_of(row + address_offset(number))) for row in rows)
+            yield dataset["uri"], f"{len(rows):,}", f"{used:,}"
+
+
+def write_dataset_card(storage: Storage, out: str) -> None:
+    """Write the card of a dataset and its Croissant metadata to a folder."""
+    dataset, target = open_dataset(storage), open_storage(out)
+    if target.exists(CARD) and b"sdp inspect" not in target.read(CARD):
+        raise UserError(f"inspect: --card: {target.uri_of(CARD)} is not a card of sdp; choose another folder")
+    values = {
+        "name": _name(storage), "manifest": dataset.manifest, "digest": dataset.digest, "cell": _cell,
+        "taken_down": len(tombstones.load(storage).rows), "data": _table([dataset.lineage]),
+    }  # fmt: skip
+    for file, template in ((CARD, "dataset_card.md"), (_CROISSANT, _CROISSANT)):
+        target.publish(file, render(Path(__file__).with_name(template), values).encode())
+
+
+def check_card(uri: str) -> Iterator[tuple[str, str]]:
+    """Yield each dataset in the card of a folder, and what contradicts its row; "" if nothing does."""
+    storage = open_storage(uri)
+    lines = storage.read(CARD).decode(errors="replace").splitlines()
+    rows = [(match[1], match[2], line) for line in lines if (match := _ROW.match(line))]
+    if not rows:
+        raise DatasetError(f"{storage.uri_of(CARD)}: not a card of sdp that names datasets; check the URI")
+    for dataset, digest, line in rows:
+        try:
+            row, problems = _row(dataset, digest)[0], describe(open_storage(dataset)).problems
+        except SdpError as error:
+            yield dataset, str(error)
+        else:
+            yield dataset, "; ".join([f"the card says {line}, its manifest {row}"] * (row != line) + problems)
+
+
+def _table(datasets: Iterable[Mapping[str, Any]]) -> str:
+    """Return the table of some datasets and of those that they were made from."""
+    lines = {_HEAD: None}
+    for dataset in datasets:
+        source: Mapping[str, Any] | None = dataset
+        while source and source.get("uri"):
+            uri, digest = source["uri"], source.get("manifest_digest")
+            try:
+                line, source = _row(uri, digest) if digest else (f"| {_cell(uri)} | plain files | | | |", None)
+            except SdpError:
+                line, source = f"| {_cell(uri)} | {digest} | cannot be read | | |", None
+            lines[line] = None
+    return "\n".join(lines)
+
+
+def _row(uri: str, digest: str) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the row of a dataset's version, and what that was made from."""
+    manifest = manifest_with(open_storage(uri), digest)
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in manifest.counts.reasons.items())
+    counts = f"{manifest.counts.input:,} | {manifest.counts.written:,} | {_cell(reasons)}"
+    return f"| {_cell(uri)} | {digest} | {counts} |", manifest.input
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "%7C")
+
+
+def _name(storage: Storage) -> str:
+    return storage.uri.rpartition("/")[2]
