@@ -13,15 +13,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from sdp import ray_private
 from sdp.backoff import backoff
 from sdp.console import Progress, configure, say
 from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
-from sdp.kube.rayjob import unpacked
+from sdp.kube.rayjob import LOGS_FOLDER, config_in, unpacked
 
 TRIES = 5
 """Number of consecutive failures after which the supervisor gives up."""
@@ -33,10 +35,17 @@ POLL_S = 30.0
 WAIT_FLAG = "--wait-for-input"
 STAY_S = 1800.0
 """Longest wait for the end of a pod that is being removed."""
+LOG_BYTES = 1_000_000
+"""The part of each log that is saved, its end."""
+SAVE_S = 10.0
+"""Deadline of one write of a log; the head's pod may be going away."""
 
 
-def supervise(command: Sequence[str]) -> int:
-    """Run a command until it succeeds, needs the user, or fails too often; return its last exit code."""
+def supervise(command: Sequence[str], after: Callable[[], None] = lambda: None) -> int:
+    """Run a command until it succeeds, needs the user, or fails too often; return its last exit code.
+
+    `after` is called at the end of each run.
+    """
     child: subprocess.Popen[bytes] | None = None
     stopping, leaving = threading.Event(), threading.Event()
 
@@ -64,6 +73,7 @@ def supervise(command: Sequence[str]) -> int:
             if stopping.is_set():  # the signal came before there was a child
                 child.send_signal(signal.SIGTERM)
             code = child.wait()
+            after()
             stay_if_leaving()
             if code in (0, UserError.exit_code) or stopping.is_set():
                 return code if code >= 0 else 128 - code
@@ -82,15 +92,14 @@ def supervise(command: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None:
+def wait_for_input(words: Sequence[str]) -> None:
     """Wait until the dataset that a job reads is complete."""
-    from sdp.config import load
     from sdp.datasets.manifest import MANIFEST
     from sdp.storage import open_storage
 
-    settings: Any = load(job, config, overrides)
+    settings = config_in(words)
     source = open_storage(settings.source.uri, settings.storage.options())
-    with Progress(f"{job} is waiting", every_s=300) as progress:
+    with Progress(f"{words[0]} is waiting", every_s=300) as progress:
         while True:
             try:
                 if source.exists(MANIFEST):
@@ -101,6 +110,28 @@ def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None
             time.sleep(POLL_S)
 
 
+def save_logs(words: Sequence[str], log: Path, since: float) -> None:
+    """Save the ends of a driver's log, and of workers' that have crashed since, so that they outlive the cluster.
+
+    Does nothing if Ray has not given the driver a log.
+    """
+    from sdp.storage import open_storage
+
+    submission = log.stem.removeprefix("job-driver-")
+    if submission == log.stem or not log.is_file():
+        return
+    try:
+        settings = config_in(words)
+        output = open_storage(settings.output.uri, settings.storage.options()).with_options(timeout_s=SAVE_S)
+        folder = output.child(f"{LOGS_FOLDER}/{submission}")
+        folder.publish("driver.log", log.read_bytes()[-LOG_BYTES:])
+        for name, text in ray_private.crashed_workers(since):
+            folder.publish(f"{name}.log", text[-LOG_BYTES:])
+            say(f"supervisor: a worker crashed; its log is in {folder.uri_of(f'{name}.log')}")
+    except SdpError as error:
+        say(f"supervisor: the log was not saved: {error}")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job of a command line, whose embedded configuration is written to a file first."""
     configure()
@@ -109,12 +140,12 @@ def main(arguments: Sequence[str]) -> int:
             waits = list(arguments[:1]) == [WAIT_FLAG]
             words = unpacked(arguments[waits:], os.environ, folder)
             if waits:
-                overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
-                wait_for_input(words[0], words[words.index("--config") + 1], overrides)
+                wait_for_input(words)
         except SdpError as error:
             say(f"supervisor: {error}")
             return error.exit_code
-        return supervise([sys.executable, "-m", "sdp", *words])
+        save = partial(save_logs, words, Path("/proc/self/fd/1").resolve(), time.time())
+        return supervise([sys.executable, "-m", "sdp", *words], save)
 
 
 if __name__ == "__main__":

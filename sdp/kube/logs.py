@@ -3,15 +3,24 @@
 Neither following a job nor ending that affects the job.
 """
 
+import os
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-from sdp.errors import SdpError, UserError
-from sdp.kube import Say
+import yaml
+
+from sdp.errors import NotFound, SdpError, UserError
+from sdp.kube import Object, Say
 from sdp.kube.api import Api, Missing, Unreachable
+from sdp.kube.clusters import find_cluster, job_texts
 from sdp.kube.head import RayHead
+from sdp.kube.rayjob import JOBS_FOLDER, LOGS_FOLDER, config_in, unpacked
 from sdp.kube.state import JobState, job_state
+from sdp.storage import open_storage
 
 POLL_S = 2.0
 """Pause before a job's state is read again."""
@@ -20,12 +29,39 @@ LOST_S = 900.0
 
 
 def log_text(api: Api, name: str) -> str:
-    """Return a job's log so far."""
-    state = read_job(api, name)
+    """Return a job's log so far; if it has ended and the head is gone, what it saved to its output."""
+    rayjob = api.get(api.path("rayjobs", name))
+    state = job_state(rayjob)
     if not state.has_log:
         cause = f" ({state.message})" if state.message else ""
         raise UserError(f"logs: {name} has not started: it is {state.state}{cause}; --follow waits for it")
-    return RayHead(api, state.cluster).log(state.submission)
+    try:
+        return RayHead(api, state.cluster).log(state.submission)
+    except (Missing, Unreachable):
+        if not state.finished or not state.job:
+            raise
+        return saved_logs(api, rayjob, state.submission)
+
+
+def saved_logs(api: Api, rayjob: Object, submission: str) -> str:
+    """Return the logs that a job has saved, read with the credentials of this machine."""
+    spec = rayjob["spec"]
+    own = {"spec": spec["rayClusterSpec"]} if "rayClusterSpec" in spec else None
+    with tempfile.TemporaryDirectory(prefix="sdp-") as folder:
+        words = unpacked(shlex.split(spec["entrypoint"]), yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"], folder)
+        file = Path(words[words.index("--config") + 1])
+        if str(file.parent) == JOBS_FOLDER:
+            texts = job_texts(api, own or find_cluster(api, spec["clusterSelector"]["ray.io/cluster"]))
+            words[words.index("--config") + 1] = str(Path(folder, file.name))
+            Path(folder, file.name).write_text(texts.get(file.stem, ""))
+        settings = config_in(words)
+    # Outside of the cluster its storage may have another address.
+    address = os.environ.get("AWS_ENDPOINT_URL", settings.storage.endpoint)
+    output = open_storage(settings.output.uri, settings.storage.options()).with_options(endpoint=address)
+    saved = output.child(f"{LOGS_FOLDER}/{submission}")
+    if not (names := saved.names()):
+        raise NotFound(f"logs: the cluster's head is gone, and {saved.uri} is empty: it took the log along")
+    return "\n".join(f"--- {saved.uri_of(name)}\n{saved.read(name).decode(errors='replace')}" for name in names)
 
 
 def read_job(api: Api, name: str) -> JobState:
@@ -64,7 +100,8 @@ def follow(api: Api, name: str, say: Say) -> int:
             except SdpError as error:
                 if str(error) != failure:
                     failure = str(error)
-                    say(f"the log is interrupted: {error}")
+                    saved = f"; sdp logs {name} reads what the job saved" if state.finished else ""
+                    say(f"the log is interrupted: {error}{saved}")
         return state.exit_code
     except KeyboardInterrupt as error:
         error.add_note(f"the job continues; sdp logs {name} --follow follows it again, sdp stop {name} ends it")

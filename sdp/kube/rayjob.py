@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ CONFIG_FLAG = "--config-env"
 """The supervisor's option that names the variable with the configuration."""
 JOBS_FOLDER = "/etc/sdp/jobs"
 """The folder of the jobs' configurations in the pods of the chart's cluster."""
+LOGS_FOLDER = "_logs"
+"""The folder of a job's output with what its logs said last, by submission."""
 STOP_WAIT_ENV = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
 """Seconds between SIGTERM and SIGKILL, enough for a last checkpoint; Ray's default is three."""
@@ -100,6 +103,14 @@ def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
     file = Path(folder) / f"{words[0]}.yaml"
     file.write_text(text, encoding="utf-8", newline="")
     return [*words[:at], "--config", str(file), *words[at + 2 :]]
+
+
+def config_in(words: Sequence[str]) -> Any:
+    """Return the configuration that a command line JOB --config FILE --set KEY=VALUE … names."""
+    from sdp.config import load
+
+    at = words.index("--config")
+    return load(words[at - 1], words[at + 1], [value for word, value in pairwise(words) if word == "--set"])
 
 
 def checked_job(job: str, kinds: Sequence[str]) -> str:

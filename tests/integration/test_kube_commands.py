@@ -456,6 +456,27 @@ def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Ca
     assert capfd.readouterr().out == text
 
 
+@pytest.mark.parametrize("sent", [False, True], ids=["the cluster's configuration", "one sent along"])
+def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
+    lab: Lab, tmp_path: Path, capfd: Capture, sent: bool
+) -> None:
+    text = TRAIN.replace("s3://b/run", str(tmp_path / "elsewhere" if sent else tmp_path / "run"))
+    rayjob = make_rayjob("train", text if sent else None, name="x", overrides=[f"output.uri={tmp_path}/run"] * sent)
+    lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": text}})
+    lab.kube.put(f"{RAY}/rayjobs/x", rayjob)
+    submission = lab.begin("x")
+    lab.end("x", "FAILED", "exit code 1")
+    lab.ray.jobs.clear()
+    assert main(["logs", "x"]) == 2
+    assert "it took the log along" in capfd.readouterr().err
+    for name in ("driver", "worker-1"):
+        (tmp_path / f"run/_logs/{submission}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"run/_logs/{submission}/{name}.log").write_text(f"{name} says why\n")
+    assert main(["logs", "x"]) == 0
+    first, second = re.findall(r"--- \S+/(\S+).log\n(.*)", capfd.readouterr().out)
+    assert (first, second) == (("driver", "driver says why"), ("worker-1", "worker-1 says why"))
+
+
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_ending_to_follow_a_job_leaves_it_running(lab: Lab, interrupted: bool) -> None:
     """By Ctrl-C, which says how to look again, or because the reader of the log has seen enough, as `head` does."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_a_supervisor_is_known_by_its_command_line(line: list[str], is_one: bool
     assert supervises(line) is is_one
 
 
+def test_the_ends_of_logs_are_saved_to_the_output_after_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, config, log = tmp_path / "run", tmp_path / "train.yaml", tmp_path / "job-driver-sdp-train-zz9.log"
+    config.write_text(f"source: {{uri: s3://b/latents}}\noutput: {{uri: {output}}}\nmodel: {{source: builtin:tiny}}\n")
+    log.write_bytes(b"x" * supervisor.LOG_BYTES + b"the end")
+    monkeypatch.setattr(supervisor.ray_private, "crashed_workers", lambda _: [("worker-1", b"Segmentation fault")])
+    save = partial(supervisor.save_logs, ["train", "--config", str(config)], log, 0.0)
+    assert supervise(["true"], save) == 0
+    saved = output / "_logs" / "sdp-train-zz9"
+    assert (saved / "driver.log").read_bytes() == b"x" * (supervisor.LOG_BYTES - 7) + b"the end"
+    assert (saved / "worker-1.log").read_bytes() == b"Segmentation fault"
+
+
 def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +194,7 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
     complete_at_start: list[bool] = []
     monkeypatch.setattr(supervisor, "POLL_S", 0.01)
     monkeypatch.setattr(
-        supervisor, "supervise", lambda _: complete_at_start.append((images / "_manifest.json").exists()) or 0
+        supervisor, "supervise", lambda *_: complete_at_start.append((images / "_manifest.json").exists()) or 0
     )
     words = ["--wait-for-input", "process", "--config", str(config), "--set", f"source.uri={images}"]
     job = threading.Thread(target=supervisor.main, args=(words,))
