@@ -7,7 +7,7 @@ from typing import Any
 
 from sdp import families
 from sdp.errors import ModelError, Unavailable, named
-from sdp.families.sd import MIRROR
+from sdp.families.sd import MIRROR, PINNED
 from sdp.model import layout
 from sdp.model.layout import Exists, ModelSource
 
@@ -79,7 +79,7 @@ def _explained(source: ModelSource) -> Iterator[None]:
     from huggingface_hub import errors
 
     where = f"model source {source}"
-    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {MIRROR} is a mirror)"
+    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {PINNED} is a copy)"
     try:
         yield
     except errors.RevisionNotFoundError as error:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from sdp.families.sd import MIRROR
+from sdp.families.sd import PINNED
 from sdp.model.layout import present
 from sdp.model.sources import resolve
 from tests.programs import ended
@@ -172,7 +172,7 @@ def test_offline_only_cached_models_are_used(hub: Hub, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (f"check('stabilityai/stable-diffusion-2-base@{REVISION}')", f"removed in November 2025; {MIRROR} is a mirror"),
+        (f"check('stabilityai/stable-diffusion-2-base@{REVISION}')", f"removed in November 2025; {PINNED} is a copy"),
         (f"check('{REPO}@{REVISION[::-1]}')", "no such revision"),
     ],
 )
