@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sdp.errors import ModelError
 from sdp.families import Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class Prx(Family):
         return None
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
-        padding = self.load_tokenizer(model / "tokenizer").padding
+        from sdp.families.tokenizer import load_tokenizer
+
+        padding = load_tokenizer(model).padding
         assert padding is not None
         width = text_width(model) if embedded else None
         return TextSpace(int(padding["length"]), "uint32", width, int(padding["pad_id"]))
@@ -59,10 +62,12 @@ class Prx(Family):
     def load_tokenizer(self, folder: Path) -> "Tokenizer":
         from tokenizers import Tokenizer
 
-        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_bytes())
         length, pad = settings["model_max_length"], settings["pad_token"]
         if not 1 <= length <= _LONGEST:
-            raise ValueError(f"model_max_length: expected 1 to {_LONGEST} tokens a caption, got {length}; set 256")
+            expected = f"expected 1 to {_LONGEST} tokens a caption, got {length:g}"
+            raise ModelError(f"{file}: model_max_length: {expected}; set 256")
         pad = pad if isinstance(pad, str) else pad["content"]
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         number = tokenizer.token_to_id(pad)

@@ -46,6 +46,8 @@ def load_clip_tokenizer(folder: Path) -> "Tokenizer":
 def _explained(folder: Path, load: Callable[[Path], "Tokenizer"]) -> "Tokenizer":
     try:
         return load(folder)
+    except ModelError:
+        raise
     except Exception as error:  # the library raises nothing more specific
         line = one_line(error, 200)
         raise ModelError(f"{folder}: not its model's tokenizer ({line}); compare it with the original") from error
