@@ -124,8 +124,8 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a network, whose file must have exactly its weights, in the right shapes."""
     with _explained(folder):
         model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
-    # Old files also hold the position ids, which are not weights.
-    extra = [name for name in report["unexpected_keys"] if not name.endswith("position_ids")]
+    # Old files also hold the position ids, which are not weights, and those of a language model its head.
+    extra = [name for name in report["unexpected_keys"] if not name.endswith(("position_ids", "lm_head.weight"))]
     for fault, names in (
         ("missing", report["missing_keys"]),
         ("mismatched", report["mismatched_keys"]),
