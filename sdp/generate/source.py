@@ -91,7 +91,7 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
         )
     if config.model is not None:
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
-    source = sources.check(source, storage=options)
+    source = sources.check(source, storage=options, pretrained=True)
     _check_sampler(config, source, options)
     digest = sources.resolve(source, storage=options).digest
     uri = str(source) if source.kind in ("hub", "builtin") else open_storage(source.uri, options).uri

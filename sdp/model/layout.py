@@ -85,10 +85,11 @@ def present(folder: Path, patterns: Sequence[str] = PATTERNS) -> list[str]:
     return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
-def missing_file(exists: Exists, parts: Sequence[str], family: Family) -> str | None:
-    """Return the first missing file that one of the parts needs, or None."""
+def missing_file(exists: Exists, parts: Sequence[str], family: Family, *, pretrained: bool = True) -> str | None:
+    """Return the first missing file that one of the parts needs, or None; only a `pretrained` denoiser has weights."""
     for part in map(family.folder, parts):
-        for alternatives in _REQUIRED[part]:
+        needs = _REQUIRED[part] if pretrained or part != family.denoiser else _REQUIRED[part][:1]
+        for alternatives in needs:
             if not any(all(exists(f"{part}/{name}") for name in names) for names in alternatives):
                 return f"{part}/{alternatives[0][0]}"
     return None

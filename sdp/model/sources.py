@@ -70,16 +70,21 @@ def parse(text: str) -> ModelSource:
 
 
 def check(
-    source: ModelSource | str, parts: Sequence[str] = PARTS, *, storage: StorageOptions | None = None
+    source: ModelSource | str,
+    parts: Sequence[str] = PARTS,
+    *,
+    storage: StorageOptions | None = None,
+    pretrained: bool = False,
 ) -> ModelSource:
     """Raise ModelError unless the source exists and has these parts, which must fit together.
 
+    The denoiser must have weights if `pretrained`; a run with new ones needs only its configuration.
     This reads names and configurations, a few kilobytes, but no weights. It needs no torch.
     """
     source = parse(source) if isinstance(source, str) else source
     exists, read = _files(source, storage)
     family = _family(exists, read)
-    _require_files(source, exists, parts, family)
+    _require_files(source, exists, parts, family, pretrained=pretrained)
     # A hub's configurations would be a request each.
     if source.kind != "hub" and (problem := layout.contradiction(read, parts, family)):
         raise ModelError(f"model source {source}: {problem}; use the parts of one {family.name} model")
@@ -176,8 +181,10 @@ def _open(source: ModelSource, storage: StorageOptions | None) -> Storage:
     return open_storage(source.uri if source.kind == "bucket" else str(local_folder(source)), storage)
 
 
-def _require_files(source: ModelSource, exists: Exists, parts: Sequence[str], family: Family) -> None:
-    if (missing := layout.missing_file(exists, parts, family)) is not None:
+def _require_files(
+    source: ModelSource, exists: Exists, parts: Sequence[str], family: Family, *, pretrained: bool = False
+) -> None:
+    if (missing := layout.missing_file(exists, parts, family, pretrained=pretrained)) is not None:
         expected = ", ".join(map(family.folder, parts))
         raise ModelError(
             f"model source {source}: {missing} is missing: expected {expected} in diffusers layout, with "

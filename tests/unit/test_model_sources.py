@@ -95,9 +95,16 @@ def test_an_existing_folder_comes_before_the_hub(model: Path, monkeypatch: pytes
 )
 def test_a_missing_file_is_named_even_if_a_pickled_one_is_there(model: Path, name: str) -> None:
     (model / name).rename((model / name).with_suffix(".bin"))
-    assert f"{name} is missing" in (line := refusal(lambda: check(str(model))))
+    assert f"{name} is missing" in (line := refusal(lambda: check(str(model), pretrained=True)))
     assert "reading a .bin may run code" in line
     check(str(model), [part for part in PARTS if SD.folder(part) != name.partition("/")[0]])
+
+
+def test_a_network_that_begins_anew_needs_only_its_configuration(model: Path) -> None:
+    (model / "unet/diffusion_pytorch_model.safetensors").unlink()
+    check(str(model))
+    (model / "unet/config.json").unlink()
+    assert "unet/config.json is missing" in refusal(lambda: check(str(model)))
 
 
 def test_weights_in_several_files_are_taken(model: Path) -> None:
