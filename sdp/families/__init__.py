@@ -6,14 +6,14 @@ imports torch before a function needs it.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sdp.errors import ModelError
+from sdp.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -200,6 +200,16 @@ def read_latent_space(model: Path, source: str) -> LatentSpace:
             "vae/config.json (0.18215 in Stable Diffusion 2)"
         )
     return latent_space(json.loads((model / "vae/config.json").read_bytes()))
+
+
+def refuse_sides(key: str, model: Path, sides: Iterable[int], *, buckets: bool = False) -> None:
+    """Raise UserError if pictures have no whole number of the denoiser's patches; `buckets` have whole eighths."""
+    config = model / of(model).denoiser / "config.json"
+    patch = int(_number(config.parent, "patch_size", 1)) if config.is_file() else 1
+    multiple = latent_space(json.loads((model / "vae/config.json").read_bytes())).reduction * patch
+    multiple, crop = (8 * multiple, " with transform.crop: buckets") if buckets else (multiple, "")
+    if odd := [side for side in sides if side % multiple]:
+        raise UserError(f"{key}: expected multiples of {multiple} pixels for this model{crop}, got {odd[0]}")
 
 
 def latent_side(model: Path, resolution: int) -> int:

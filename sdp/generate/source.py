@@ -10,7 +10,7 @@ from typing import Any
 
 from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
-from sdp.families import INDEX
+from sdp.families import INDEX, refuse_sides
 from sdp.model import sources
 from sdp.model.checkpoints import (
     COMPLETE,
@@ -93,7 +93,9 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
     source = sources.check(source, storage=options, pretrained=True)
     _check_sampler(config, source, options)
-    digest = sources.resolve(source, storage=options).digest
+    model = sources.resolve(source, storage=options)
+    refuse_sides("resolution", model.path, [config.resolution])
+    digest = model.digest
     uri = str(source) if source.kind in ("hub", "builtin") else open_storage(source.uri, options).uri
     return GenerateModel(uri, digest, replace(source, sha256=digest))
 
@@ -103,6 +105,7 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
     source = sources.check(config.model or training.model.source, _BESIDE_TRAINED, storage=options)
     _check_sampler(config, source, options)
     model = sources.resolve(replace(source, sha256=base_digest(folder)), storage=options)
+    refuse_sides("resolution", model.path, [config.resolution])
     return GenerateModel(
         uri=folder.uri,
         digest=hashlib.sha256(folder.read(COMPLETE) + folder.read("tensors.json")).hexdigest(),

@@ -20,7 +20,7 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, RowsSpec
 from sdp.errors import UserError
-from sdp.families import read_latent_space
+from sdp.families import read_latent_space, refuse_sides
 from sdp.model import sources
 from sdp.storage import open_storage
 
@@ -147,12 +147,14 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
     space = read_latent_space(model.path, config.model.source)
     if config.encode.latents == "moments" and not space.drawn:
         raise UserError(f"encode.latents: expected sample, since the VAE of {config.model.source} has no moments")
+    buckets = config.transform.crop == "buckets"
+    refuse_sides("resolutions", model.path, config.resolutions, buckets=buckets)
     return RowShape(
         resolutions=tuple(config.resolutions),
         space=space,
         content=config.encode.latents,
         text=model.family.text(model.path, embedded=config.encode.text == "text_embedding"),
-        buckets=config.transform.crop == "buckets",
+        buckets=buckets,
     )
 
 

@@ -13,19 +13,20 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
 from diffusers.pipelines.prx import pipeline_prx
+from transformers import Qwen3ForCausalLM
 
 from sdp.config import parse as parse_config
 from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
-from sdp.errors import ConfigError, UserError
+from sdp.errors import ConfigError, ModelError, UserError
 from sdp.families.prx import PRX, lengths
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel, choose
 from sdp.model.export import export
 from sdp.model.latents import to_pixels
-from sdp.model.load import load_vae
-from sdp.model.sources import parse, resolve
+from sdp.model.load import load_text_encoder, load_vae
+from sdp.model.sources import check, parse, resolve
 from sdp.process.job import run as process
 from sdp.train import step
 from tests.generate_kit import generate_config
@@ -242,6 +243,39 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
         train(settings(root, "v", source__uri=str(root / "token_ids"), objective__prediction="v"))
     with pytest.raises(UserError, match=r"sampler\.scheduler: expected ddim, which means Euler's steps for a flow"):
         choose(generate_config(tmp_path / "out", MODEL, sampler={"scheduler": "unipc"}))
+    with pytest.raises(UserError, match=r"^resolution: expected multiples of 16 pixels for this model, got 72"):
+        choose(generate_config(tmp_path / "out", MODEL, resolution=72))
+    how: dict[str, Any] = {
+        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "latents")}, "resolutions": [64],
+        "model": {"source": MODEL}, "transform": {"crop": "buckets"},
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"^resolutions: expected multiples of 128 pixels .* buckets, got 64"):
+        process(parse_config("process", how))
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "line"),
+    [
+        ("text_encoder/config.json", "model_type", "t5", "expected qwen3, got 't5'"),
+        ("text_encoder/config.json", "hidden_size", 64, "expected 32, as the transformer needs, got 64"),
+        ("vae/config.json", "latent_channels", 4, "expected 16, as the transformer needs, got 4"),
+        ("tokenizer/tokenizer_config.json", "model_max_length", 131072, "expected 1 to 1024 tokens a caption"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, value: object, line: str) -> None:
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), key: value}))
+    with pytest.raises(ModelError, match=rf"{file}: {key}: {line}"):
+        PRX.text(resolve(check(str(folder))).path, embedded=False)
+
+
+def test_the_encoder_may_be_a_language_model_with_its_head(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
+    causal = Qwen3ForCausalLM.from_pretrained(folder / "text_encoder")
+    causal.save_pretrained(folder / "text_encoder")
+    ids = torch.tensor([[65, 66, 256]])
+    mine, own = (PRX.encode_text(load_text_encoder(path), ids) for path in (folder, resolve(MODEL).path))
+    assert torch.equal(mine, own)
 
 
 def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(

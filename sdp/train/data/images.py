@@ -25,7 +25,7 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError
-from sdp.families import read_latent_space
+from sdp.families import read_latent_space, refuse_sides
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
 from sdp.train.data.columns import Column
@@ -212,6 +212,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
     side = config.data.resolution
     batch = config.encode.batch_size or usual_batch(side)
     space = read_latent_space(model.path, config.model.source)
+    refuse_sides("data.resolution", model.path, [side])
     content: Literal["sample", "moments"] = "moments" if space.drawn else "sample"
     text = model.family.text(model.path, embedded=config.text_encoded)
     return EncodeSpec(
