@@ -87,6 +87,16 @@ def test_a_dataset_has_token_ids_of_32_bits_and_lengths_and_zeros_for_padding(ro
     assert json.loads(ids.schema.field("moments_64").metadata[b"shape"]) == [32, 8, 8]
 
 
+def test_latents_are_shifted_and_scaled(root: Path) -> None:
+    stored = np.frombuffer(rows(root / "token_ids")["moments_64"][0].as_py(), np.float16).reshape(1, 32, 8, 8)[:, :16]
+    mean = load_vae(resolve(MODEL).path).encode(to_pixels(pixels_of(0))).latent_dist.mean
+    assert np.allclose(stored, (mean - 0.1159) * 0.3611, atol=2e-3)
+
+
+def pixels_of(number: int) -> torch.Tensor:
+    return torch.from_numpy(crop_image(picture(number), Recipe((64,)), 0)[1][64])[None]
+
+
 def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     root: Path, pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +176,7 @@ def test_training_learns_and_an_export_loads_in_diffusers(root: Path, tmp_path: 
         more |= {"strategy__activation_checkpointing": True}
     trained = weights(train(settings(root, how, **more)))
     assert all(tensor.isfinite().all() for tensor in trained.values())
-    export(str(root / how), str(tmp_path / "out"))
+    assert "skip_text_cleaning=True" in export(str(root / how), str(tmp_path / "out")).hint
     loaded = PRXPipeline.from_pretrained(tmp_path / "out")
     state = loaded.transformer.state_dict()
     assert all(torch.equal(tensor, trained[f"ema.{name}"]) for name, tensor in state.items())
@@ -175,6 +185,19 @@ def test_training_learns_and_an_export_loads_in_diffusers(root: Path, tmp_path: 
     ]
     assert len(changed) > len(state) / 2
     assert isinstance(loaded.scheduler, FlowMatchEulerDiscreteScheduler)
+
+
+def test_lora_is_merged_into_an_export_and_not_written_alone(root: Path, tmp_path: Path, pipeline: Any) -> None:
+    train(settings(root, "lora", source__uri=str(root / "token_ids"), lora__rank=4, lora__alpha=64.0))
+    with pytest.raises(UserError, match="no other program reads such a file of PRX; export a folder"):
+        export(str(root / "lora"), str(tmp_path / "lora.safetensors"), form="lora")
+    export(str(root / "lora"), str(tmp_path / "out"))
+    before, after = (
+        each.transformer.state_dict() for each in (pipeline, PRXPipeline.from_pretrained(tmp_path / "out"))
+    )
+    changed = {name.split(".", 2)[2] for name in after if not torch.equal(before[name], after[name])}
+    attention = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
+    assert changed == {f"attention.{layer}.weight" for layer in attention}
 
 
 @pytest.fixture
@@ -215,8 +238,7 @@ def test_a_vae_of_32_pixels_a_latent_encodes_trains_and_draws(root: Path, tmp_pa
         process(parse_config("process", how))
     process(parse_config("process", {**how, "encode": {"dtype": "fp32"}}))
     vae, table = load_vae(deep), rows(tmp_path / "latents")
-    pixels = torch.from_numpy(crop_image(picture(0), Recipe((64,)), 0)[1][64])[None]
-    expected = vae.encode(to_pixels(pixels)).latent * 0.41407
+    expected = vae.encode(to_pixels(pixels_of(0))).latent * 0.41407
     stored = np.frombuffer(table["latents_64"][0].as_py(), np.float16).reshape(1, 8, 2, 2)
     assert np.allclose(stored, expected.numpy(), atol=2e-3)
     for run, more in (
