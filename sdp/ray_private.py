@@ -59,7 +59,7 @@ def actors_and_jobs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
     with contextlib.suppress(Exception):  # its client's, the HTTP library's and Ray's own
         actors = list_actors(filters=[("state", "=", "ALIVE")], limit=10_000, timeout=10, detail=True)
-        return list(map(vars, actors)), list(map(vars, list_jobs(limit=10_000, timeout=10)))
+        return list(map(vars, actors)), list(map(vars, list_jobs(limit=10_000, timeout=10, detail=True)))
     return [], []
 
 
