@@ -85,10 +85,10 @@ def groups(kube: Kube, actor: str) -> set[str]:
     return {group for name, group in actors if name.endswith(actor)} - {"?"}
 
 
-def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+def sdp(kube: Kube, *words: str, timeout_s: float = 120, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run sdp on this machine, as a user types it."""
     command = [sys.executable, "-m", "sdp", *words, "--namespace", kube.namespace]
-    environ = {name: value for name, value in environment().items() if not name.startswith(("AWS_", "RAY_"))}
+    environ = {name: value for name, value in environment().items() if not name.startswith(("AWS_", "RAY_"))} | env
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environ, cwd=os.fspath(ROOT), check=False
     )

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import secrets
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,20 @@ def begin(kube: Kube, settings: Settings) -> None:
         return True
 
     kube.until(prepared, 120, "the S3 server takes a bucket and a file")
+
+
+@contextlib.contextmanager
+def reached(kube: Kube) -> Iterator[dict[str, str]]:
+    """Forward the S3 server's port to this machine; yield the environment for using it."""
+    keys = {name: base64.b64decode(value).decode() for name, value in kube.get("secret", "storage")["data"].items()}
+    words = ["kubectl", "-n", kube.namespace, "port-forward", "pod/storage", ":7070"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forward:
+        try:
+            assert forward.stdout is not None
+            port = forward.stdout.readline().split("->")[0].rpartition(":")[2].strip()
+            yield {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1", **keys}
+        finally:
+            forward.terminate()
 
 
 def keys(kube: Kube, prefix: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+import yaml
+
 from tests.e2e import jobs
 from tests.e2e.kube import Kube
 
@@ -14,13 +17,39 @@ def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, image
     assert "this run" not in done.stdout, "all was done before"
 
 
-def test_submit_reports_errors_that_the_user_must_fix_with_exit_code_2(cluster: Kube) -> None:
-    refused = jobs.sdp(cluster, "submit", "process", "--set", "resolution=[64]")
-    assert refused.returncode == 2
-    assert len(refused.stderr.strip().splitlines()) == 1
-    done = jobs.sdp(cluster, "submit", "process", "--set", "source.uri=s3://sdp/nowhere", timeout_s=jobs.JOB_S)
-    assert done.returncode == 2, done.stderr
-    assert "s3://sdp/nowhere" in done.stdout
+@pytest.mark.usefixtures("images")
+@pytest.mark.parametrize(
+    ("settings", "env", "expected"),
+    [
+        (["source.uri=s3://sdp/no-dataset"], {}, "sdp: s3://sdp/no-dataset: no such file"),
+        (["source.uri=s3://no-bucket/images"], {}, "no bucket 'no-bucket'"),
+        (["model.source=s3://sdp/no-model"], {}, "sdp: model source s3://sdp/no-model: "),
+        ([], {"AWS_SECRET_ACCESS_KEY": "wrong"}, "check credentials"),
+    ],
+)
+def test_a_job_without_its_input_or_access_says_so_within_seconds(
+    cluster: Kube, settings: list[str], env: dict[str, str], expected: str
+) -> None:
+    words = [word for setting in [*settings, "output.uri=s3://sdp/e2e/nothing"] for word in ("--set", setting)]
+    rayjob = yaml.safe_load(jobs.sdp(cluster, "submit", "process", *words, "--dry-run").stdout)
+    runtime = yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])
+    rayjob["spec"]["runtimeEnvYAML"] = json.dumps({"env_vars": runtime["env_vars"] | env})
+    cluster.apply([rayjob])
+    followed = jobs.sdp(cluster, "logs", rayjob["metadata"]["name"], "--follow", timeout_s=60)
+    assert followed.returncode == 2, followed.stderr
+    assert expected in next(line for line in followed.stdout.splitlines() if line.startswith("sdp: "))
+
+
+@pytest.mark.usefixtures("latents")
+def test_a_training_without_gpus_says_which_job_holds_them(cluster: Kube) -> None:
+    long = ("max_steps=100000", "checkpoint.every_steps=50000")
+    first = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-first", *long)
+    cluster.until(lambda: "train: step" in jobs.log(cluster, first), jobs.JOB_S, "the first training makes steps")
+    eight = ("scaling.num_workers=8", "data.global_batch_size=128")
+    second = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-second", *eight)
+    holds = f"{first} holds 2 a100 gpus since 20"
+    cluster.until(lambda: holds in jobs.log(cluster, second).lower(), jobs.JOB_S, "the second one names the first")
+    assert holds in jobs.sdp(cluster, "status").stdout.lower()
 
 
 def test_status_and_logs_show_existing_jobs(cluster: Kube, images: str) -> None:  # noqa: ARG001 (a job has run)

@@ -1,6 +1,6 @@
 """`sdp submit train --own-cluster`: a cluster comes with the job, and goes when it is done."""
 
-from tests.e2e import jobs
+from tests.e2e import jobs, site
 from tests.e2e.conftest import READY_S
 from tests.e2e.kube import Kube
 
@@ -23,3 +23,7 @@ def test_a_job_brings_its_own_cluster_and_takes_it_along(cluster: Kube, latents:
     assert next(iter(run["newest"]["consumed"].values())) == rows
     cluster.until(lambda: cluster.lookup("raycluster", own) is None, 120, "its cluster is gone")
     assert cluster.lookup("raycluster", "sdp") is not None
+    with site.reached(cluster) as env:
+        logs = jobs.sdp(cluster, "logs", name, **env)
+    assert (logs.returncode, logs.stderr) == (0, "")
+    assert "train: step 40" in logs.stdout, "its log is in storage"

@@ -70,6 +70,17 @@ def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kub
     assert cluster.lookup("pod", gone) is None
 
 
+def test_a_job_deleted_in_mid_run_and_submitted_again_continues(cluster: Kube, latents: str) -> None:
+    settings = (f"output.uri={jobs.OUTPUT}/run-deleted", *LONG)
+    job = jobs.submit(cluster, "train", *settings)
+    at_work(cluster, "run-deleted")
+    cluster.run("delete", "rayjob", job, "--wait=true")
+    successor = jobs.submit(cluster, "train", *settings)
+    jobs.succeeded(cluster, successor, LONGER_S)
+    assert "from the beginning" not in jobs.log(cluster, successor)
+    exact(cluster, "run-deleted", latents)
+
+
 def test_an_evicted_trainers_pod_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:
     job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
