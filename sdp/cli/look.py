@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -294,10 +295,13 @@ def report(args: Arguments) -> None:
 )
 @argument("--raw", "export the weights themselves, not their moving average")
 @argument("--dtype DTYPE", "fp32 (default) or fp16", choices=("fp32", "fp16"), default="fp32")
+@argument("--push REPOSITORY", "then upload OUT to hf://USER/NAME, which is made private if it is new")
+@argument("--yes", "with --push: do not ask")
 def export(args: Arguments) -> None:
     """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
     from sdp.model.export import export
 
+    repository = _confirmed(args) if args.push else None
     form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
     exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
@@ -309,3 +313,19 @@ def export(args: Arguments) -> None:
 
         write_model_card(exported)
     say(exported.hint)
+    if repository:
+        from sdp.model.hub import push
+
+        say(f"pushed to {push(Path(exported.uri), repository)}")
+
+
+def _confirmed(args: Arguments) -> str:
+    """Return the repository to push to, if the user agrees."""
+    match = re.fullmatch(r"hf://(\w[\w.-]*/\w[\w.-]*)", args.push)
+    if not match or "://" in args.out:
+        raise UsageError(f"export: --push: expected hf://USER/NAME, and a local OUT, got {args.push} and {args.out}")
+    if not args.yes:
+        say(f"export {args.checkpoint} and upload it to {args.push}? [y/N]", "error")
+        if not sys.stdin.isatty() or sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UsageError("export: --push: expected y, got something else; nothing was written (--yes says y)")
+    return match[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdp import families
-from sdp.errors import ModelError, Unavailable, named
+from sdp.errors import ModelError, Unavailable, UserError, named
 from sdp.families.sd import MIRROR, PINNED
 from sdp.model import layout
 from sdp.model.layout import Exists, ModelSource
@@ -46,6 +46,25 @@ def read(source: ModelSource, name: str) -> bytes:
     with _explained(source):
         path = hf_hub_download(source.uri, name, revision=source.revision, etag_timeout=TIMEOUT_S)
     return Path(path).read_bytes()
+
+
+def push(path: Path, repository: str) -> str:
+    """Upload a folder or a file to a repository, made private if there is none; return the repository's address."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        address = HfApi().create_repo(repository, private=True, exist_ok=True)
+        if path.is_dir():
+            HfApi().upload_folder(repo_id=repository, folder_path=path)
+        else:
+            HfApi().upload_file(repo_id=repository, path_or_fileobj=path, path_in_repo=path.name)
+    except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]  # as below
+        where, remedy = f"export: --push: hf://{repository}", f"then `hf upload {repository} {path}`"
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        if status in (400, 401, 403, 404) or isinstance(error, ValueError):  # or the card's YAML is invalid
+            raise UserError(f"{where}: the hub refused ({named(error)}); set HF_TOKEN of a writer, {remedy}") from error
+        raise Unavailable(f"{where}: the hub did not answer ({named(error)}); wait, {remedy}") from error
+    return str(address)
 
 
 def _cached_folder(

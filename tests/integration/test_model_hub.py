@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha1
@@ -33,6 +34,9 @@ class Hub:
     fail: int | None = None
     """Answer everything with this status."""
     asked: list[str] = field(default_factory=list)
+    pushed: dict[str, bytes] = field(default_factory=dict)
+    private: bool | None = None
+    """True if the repository that was made is private."""
 
     @property
     def endpoint(self) -> str:
@@ -63,6 +67,29 @@ def hub() -> Iterator[Hub]:
                 self.file(path.removeprefix(f"/{REPO}/resolve/{REVISION}/"))
             else:
                 self.answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
+
+        def do_POST(self) -> None:
+            """Answer what an upload asks: make the repository, check the card, which files are large, commit."""
+            body, path = self.rfile.read(int(self.headers["Content-Length"])), urlsplit(self.path).path
+            state.asked.append(path)
+            if state.fail:
+                self.answer(state.fail, {}, b"{}")
+                return
+            lines, answer = [json.loads(line) for line in body.splitlines()], dict[str, object]()
+            if path == "/api/repos/create":
+                state.private = lines[0].get("visibility") == "private" or lines[0].get("private")
+                answer = {"url": f"{state.endpoint}/me/mine"}
+            elif path == "/api/validate-yaml":
+                answer = {"errors": [], "warnings": []}
+            elif path == "/api/models/me/mine/preupload/main":
+                regular = {"uploadMode": "regular", "shouldIgnore": False}
+                answer["files"] = [{**regular, "path": file["path"]} for file in lines[0]["files"]]
+            else:
+                assert path == "/api/models/me/mine/commit/main"
+                sent = [line["value"] for line in lines if line["key"] == "file"]
+                state.pushed = {file["path"]: b64decode(file["content"]) for file in sent}
+                answer = {"commitUrl": f"{state.endpoint}/me/mine/commit/{REVISION}", "commitOid": REVISION}
+            self.answer(200, {}, json.dumps(answer).encode())
 
         def api(self, rest: str) -> None:
             if rest == f"/revision/{REVISION}":
@@ -120,6 +147,7 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
     def run(call: str, **env: str) -> Outcome:
         code = (
             "import sys\nfrom sdp.errors import SdpError\n"
+            "from pathlib import Path\nfrom sdp.model.hub import push\n"
             "from sdp.model.sources import check, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
@@ -188,3 +216,24 @@ def test_a_hub_in_trouble_is_worth_another_try(hub: Hub, ask: Ask) -> None:
         assert done.line.startswith("1 model source"), done.line
         assert "the hub did not answer" in done.line
         assert "try again later" in done.line
+
+
+def test_an_export_is_uploaded_into_a_repository_that_is_private_if_it_is_new(
+    hub: Hub, ask: Ask, tmp_path: Path
+) -> None:
+    files = {"README.md": b"---\ntags: [sdp]\n---\n", "unet/config.json": b"{}"}
+    for name, data in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_bytes(data)
+    call, token = f"push(Path('{tmp_path}/mine'), 'me/mine')", {"HF_TOKEN": "hf_token"}
+    done = ask(call, **token)
+    assert (done.code, done.out) == (0, f"{hub.endpoint}/me/mine"), done.line
+    assert (hub.pushed, hub.private) == (files, True)
+    assert ask(f"push(Path('{tmp_path}/mine/README.md'), 'me/mine')", **token).code == 0
+    assert list(hub.pushed) == ["README.md"]
+    hub.fail = 403
+    done = ask(call, **token)
+    assert done.line.startswith("2 export: --push: hf://me/mine: the hub refused (HfHubHTTPError: "), done.line
+    assert done.line.endswith(f"then `hf upload me/mine {tmp_path}/mine`")
+    unreachable = ask(call, **token, HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreachable.line.startswith("1 export: --push: hf://me/mine: the hub did not answer"), unreachable.line

@@ -80,10 +80,12 @@ def test_what_cannot_be_exported_is_told_in_one_line(
         ([root / "raw", out], "no moving average in it"),
         ([run, out, "--dtype", "fp8"], "export: --dtype: expected fp32 or fp16, got 'fp8'"),
         ([run, file, "--single-file"], f"name it by the step ({full}/taken-{{step}}.safetensors)"),
+        ([run, out, "--push", "me/mine", "--yes"], "expected hf://USER/NAME, and a local OUT, got me/mine"),
+        ([run, out, "--push", "hf://me/mine"], "nothing was written (--yes says y)"),
         ([run, out, "--single-file"], "expected a file name that ends with .safetensors"),
     ):
         assert main(["export", *map(str, arguments)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        *_, line = capsys.readouterr().err.splitlines()
         assert message in line
     assert not out.exists()
 
