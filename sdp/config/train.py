@@ -220,7 +220,7 @@ class WandbConfig(Section):
     """Weights & Biases. Its library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
 
     project: Name | None = key(None)
-    """The project that receives each line of the metrics; null disables it."""
+    """The project that receives the configuration, each line of the metrics and the samples; null disables it."""
 
 
 class LogConfig(Section):

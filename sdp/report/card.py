@@ -5,6 +5,7 @@ A card's table of datasets is made from manifests alone, so that `sdp audit --ca
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ from sdp.model.checkpoints import read_ledger, run_of
 from sdp.model.export import Exported
 from sdp.report.run import checkpoint_section
 from sdp.storage import Storage, open_storage
-from sdp.train.run_folder import RunFolder, samples_folder
+from sdp.train.run_folder import RunFolder
 
 CARD, _CROISSANT = "README.md", "croissant.json"
-_HEAD = "| Dataset | Digest of its manifest | Rows | Written | Filtered and failed |\n|---|---|---|---|---|"
 _ROW = re.compile(r"\| (\S.*?) \| ([0-9a-f]{64}) \|")
 """The beginning of a dataset's row."""
 
@@ -33,14 +33,14 @@ def write_model_card(exported: Exported) -> None:
     target, folder = open_storage(exported.uri), open_storage(exported.checkpoint)
     run, facts = RunFolder(open_storage(run_of(folder.uri))), checkpoint_section(folder).facts
     sampled = max((step for step in run.sample_steps() if step <= exported.step), default=0)
-    samples = run.sample_prompts(sampled) if sampled else {}
-    for file in samples:
-        target.publish(f"samples/{file}", run.storage.read(f"{samples_folder(sampled)}/{file}"))
+    samples = list(run.samples(sampled)) if sampled else []
+    for file, _, picture in samples:
+        target.publish(f"samples/{file}", picture)
     values = {
-        "name": _name(target), "family": exported.family, "ema": exported.ema, "facts": facts, "cell": _cell,
+        "name": target.uri.rpartition("/")[2], "family": exported.family, "ema": exported.ema, "facts": facts,
         "base": sources.parse(facts["config"]["model"]["source"]), "sampled": sampled, "samples": samples,
         "metrics": run.metrics(), "takedowns": _takedowns(folder, facts["datasets"]),
-        "data": _table(facts["datasets"]), "spent": spent,
+        "data": _rows(facts["datasets"]), "cell": _cell, "spent": spent,
     }  # fmt: skip
     target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode())
 
@@ -49,13 +49,12 @@ def _takedowns(folder: Storage, datasets: Iterable[Mapping[str, Any]]) -> Iterat
     """Yield the rows of each dataset that are taken down by now, and how many of them a checkpoint has consumed."""
     ledger = read_ledger(folder)
     for number, dataset in enumerate(datasets):
-        try:
+        counts = "unknown", "unknown"
+        with suppress(SdpError):  # it is gone, or cannot be read
             rows = tombstones.load(open_dataset(open_storage(dataset["uri"])).storage).rows
-        except SdpError:
-            yield dataset["uri"], "unknown", "unknown"
-        else:
             used = sum(bool(ledger.epochs_of(row + address_offset(number))) for row in rows)
-            yield dataset["uri"], f"{len(rows):,}", f"{used:,}"
+            counts = f"{len(rows):,}", f"{used:,}"
+        yield dataset["uri"], *counts
 
 
 def write_dataset_card(storage: Storage, out: str) -> None:
@@ -64,8 +63,8 @@ def write_dataset_card(storage: Storage, out: str) -> None:
     if target.exists(CARD) and b"sdp inspect" not in target.read(CARD):
         raise UserError(f"inspect: --card: {target.uri_of(CARD)} is not a card of sdp; choose another folder")
     values = {
-        "name": _name(storage), "manifest": dataset.manifest, "digest": dataset.digest, "cell": _cell,
-        "taken_down": len(tombstones.load(storage).rows), "data": _table([dataset.lineage]),
+        "name": storage.uri.rpartition("/")[2], "manifest": dataset.manifest, "digest": dataset.digest, "cell": _cell,
+        "taken_down": len(tombstones.load(storage).rows), "data": _rows([dataset.lineage]),
     }  # fmt: skip
     for file, template in ((CARD, "dataset_card.md"), (_CROISSANT, _CROISSANT)):
         target.publish(file, render(Path(__file__).with_name(template), values).encode())
@@ -81,15 +80,14 @@ def check_card(uri: str) -> Iterator[tuple[str, str]]:
     for dataset, digest, line in rows:
         try:
             row, problems = _row(dataset, digest)[0], describe(open_storage(dataset)).problems
+            yield dataset, "; ".join([f"the card says {line}, its manifest {row}"] * (row != line) + problems)
         except SdpError as error:
             yield dataset, str(error)
-        else:
-            yield dataset, "; ".join([f"the card says {line}, its manifest {row}"] * (row != line) + problems)
 
 
-def _table(datasets: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table of some datasets and of those that they were made from."""
-    lines = {_HEAD: None}
+def _rows(datasets: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows of some datasets and of those that they were made from."""
+    lines: dict[str, None] = {}
     for dataset in datasets:
         source: Mapping[str, Any] | None = dataset
         while source and source.get("uri"):
@@ -112,7 +110,3 @@ def _row(uri: str, digest: str) -> tuple[str, Mapping[str, Any] | None]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "%7C")
-
-
-def _name(storage: Storage) -> str:
-    return storage.uri.rpartition("/")[2]

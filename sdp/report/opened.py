@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +40,8 @@ class Opened:
     A method that its kind does not have raises UserError.
     """
 
-    storage: Storage
     kind: SubjectKind
+    storage: Storage
 
     @property
     def uri(self) -> str:
@@ -57,7 +56,7 @@ class Opened:
         return "\n\n".join(map(text_of, describe(self.storage)))
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a dataset that count: neither taken down nor repeats of others."""
+        """Yield the rows of a dataset that count, neither taken down nor repeats, with `row` and these columns."""
         for batch in self._batches(columns):
             yield from batch.to_pylist()
 
@@ -80,8 +79,7 @@ class Opened:
         """Return a run's metrics, a row for each line, or an evaluation's figures in one row."""
         self._require("metrics", "run", "evaluation")
         if self.kind == "evaluation":
-            result = read_json(self.storage, RESULT)
-            lines = [{name: result[name] for name in _FIGURES if name in result}]
+            lines = [{name: value for name, value in read_json(self.storage, RESULT).items() if name in _FIGURES}]
         else:
             lines = [line for phase in phases_of(self.storage) or [self.storage] for line in RunFolder(phase).metrics()]
         return pa.Table.from_struct_array(pa.array(lines)).flatten() if lines else pa.table({})
@@ -89,9 +87,9 @@ class Opened:
     def pictures(self, limit: int = 48) -> "list[Image]":
         """Return the pictures that `sdp report` shows; `info["caption"]` is what one shows, or its prompt."""
         self._require("pictures", "dataset", "run")
-        blocks = chain(*(section.blocks for section in describe(self.storage, pictures=limit)))
-        rows = chain(*(block.rows for block in blocks if isinstance(block, Gallery)))
-        return [_image(tile.data, tile.caption) for _, tiles in rows for tile in tiles][:limit]
+        blocks = (block for section in describe(self.storage, pictures=limit) for block in section.blocks)
+        tiles = (tile for block in blocks if isinstance(block, Gallery) for _, row in block.rows for tile in row)
+        return [_image(tile.data, tile.caption) for tile in tiles][:limit]
 
     def draw(self, *prompts: str, n: int = 1, **settings: Any) -> "list[Image]":
         """Draw `n` pictures of each prompt as `sdp generate RUN PROMPT` does, which also keeps them in files.
@@ -113,22 +111,19 @@ class Opened:
         self._require("rows", "dataset")
         dataset = open_dataset(self.storage)
         if unknown := set(columns or ()) - dataset.manifest.schema.keys():
-            known = ", ".join(dataset.manifest.schema)
-            raise UserError(f"columns: expected some of {known}, got {min(unknown)!r}; see facts['columns']")
+            raise UserError(f"columns: expected some of {', '.join(dataset.manifest.schema)}, got {min(unknown)!r}")
         gone, repeats = tombstones.load(self.storage), dataset.repeated_rows
-        read = None if columns is None else ["row", *(name for name in columns if name != "row")]
+        read = None if columns is None else [*dict.fromkeys(("row", *columns))]
         for path in dataset.parts["path"].to_pylist():
             for batch in iter_rows(self.storage, path, read, 256):
                 left_out = np.asarray(gone.mask(batch["row"].to_pylist()), bool)
                 left_out |= False if repeats is None else repeats.mask(np.asarray(batch["row"]))
-                kept = batch.filter(pa.array(~left_out))
-                yield kept if columns is None else kept.select(columns)
+                yield batch.filter(pa.array(~left_out))
 
 
 def open_uri(uri: str, options: StorageOptions | None = None) -> Opened:
     """Return what lies at a URI; see `sdp.open`."""
-    kind, storage = identify(open_storage(uri, options))
-    return Opened(storage, kind)
+    return Opened(*identify(open_storage(uri, options)))
 
 
 def run(job: str, config: str | Mapping[str, Any]) -> Opened:
@@ -153,6 +148,5 @@ def _image(data: bytes, caption: str) -> "Image":
     from PIL import Image
 
     image = Image.open(io.BytesIO(data))
-    image.load()
     image.info["caption"] = caption
     return image

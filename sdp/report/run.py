@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
 
@@ -20,7 +20,7 @@ from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_l
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Svg, Table, Tile
 from sdp.storage import Storage
-from sdp.train.run_folder import PROFILE, RunFolder, samples_folder
+from sdp.train.run_folder import PROFILE, RunFolder
 
 _TROUBLE = ("recovered", "gave_up", "bad_step", "stalled")
 """Events that report a failure."""
@@ -196,8 +196,7 @@ def _samples(run: RunFolder, pictures: int, problems: list[str]) -> Block:
     steps = sorted({available[n * last // (_SAMPLE_STEPS - 1)] for n in range(_SAMPLE_STEPS) if available and pictures})
     for step in steps:
         try:
-            for name, prompt in sorted(run.sample_prompts(step).items())[: max(1, pictures // len(steps))]:
-                data = run.storage.read(f"{samples_folder(step)}/{name}")
+            for name, prompt, data in islice(run.samples(step), max(1, pictures // len(steps))):
                 rows.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}"))
         except (DatasetError, NotFound) as error:
             problems.append(str(error))

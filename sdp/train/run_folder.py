@@ -18,7 +18,7 @@ void, since those steps are done again. Runs of older versions have one metrics.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -181,6 +181,11 @@ class RunFolder:
         except BadRecord as error:
             raise DatasetError(f"{self.storage.uri_of(name)}: {error}; delete it") from error
         return {picture: prompt for picture, prompt in prompts.items() if _PICTURE.fullmatch(picture)}
+
+    def samples(self, step: int) -> Iterator[tuple[str, str, bytes]]:
+        """Yield the file name, the prompt and the content of each picture of a step."""
+        for name, prompt in sorted(self.sample_prompts(step).items()):
+            yield name, prompt, self.storage.read(f"{samples_folder(step)}/{name}")
 
     def _append(self, path: str, line: bytes) -> None:
         """Append a line, and keep those that others add meanwhile."""

@@ -127,12 +127,17 @@ import json, pathlib
 class Error(Exception):
     pass
 
+class Image:
+    def __init__(self, data, caption):
+        self.told = [caption, *data.size]
+
 class Run:
     def log(self, values, step):
         told.append({"step": step, **values})
 
     def finish(self):
-        pathlib.Path(__file__).with_name("told.json").write_text(json.dumps({"begun": begun, "told": told}))
+        text = json.dumps({"begun": begun, "told": told}, default=lambda image: image.told)
+        pathlib.Path(__file__).with_name("told.json").write_text(text)
 
 begun, told = [], []
 
@@ -155,13 +160,15 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("wandb", None)
 
 
-def test_wandb_is_told_each_line_and_finds_the_run_again(root: Path, wandb: Path) -> None:
+def test_wandb_gets_each_line_and_the_samples_and_finds_the_run_again(root: Path, wandb: Path) -> None:
     changes = {"scaling__in_driver": True, "log__every_steps": 2, "log__wandb__project": "sd2"}
+    changes |= {"samples__every_steps": 3, "samples__prompts": ["a"], "samples__steps": 1}
     run(config(root, max_steps=2, **changes))
     run(config(root, max_steps=6, **changes))
     kept = json.loads(wandb.read_text())
     assert [line["step"] for line in kept["told"]] == [2, 4, 6]
     assert {"loss", "time/data", "samples_per_s"} <= kept["told"][0].keys()
+    assert [line.get("pictures") for line in kept["told"]] == [None, [["a", 64, 64]], [["a", 64, 64]]]
     first, second = kept["begun"]
     assert (first["project"], first["name"], first["resume"]) == ("sd2", "run", "allow")
     assert first["id"] == second["id"]

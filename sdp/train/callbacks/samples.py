@@ -62,6 +62,7 @@ class DrawSamples(Callback):
         except (StorageError, OutOfMemory) as error:
             log.warning("step %d: gave up the samples: %s", report.step, error)
             return
+        trainer.gauges["samples_step"] = report.step
         seconds = round(time.perf_counter() - began, 3)
         run.record("samples", step=report.step, uri=run.storage.uri_of(folder), seconds=seconds)
 

@@ -1,12 +1,14 @@
-"""Sends each line of the metrics to Weights & Biases. The user installs its library."""
+"""Sends configuration, metrics and samples to Weights & Biases. The user installs its library."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from typing import Any
 
-from sdp.errors import UserError, one_line
+from sdp.errors import StorageError, UserError, one_line
 from sdp.telemetry.emit import run_name
 from sdp.train.callbacks.tensorboard import numbers
 from sdp.train.trainer import Callback, Trainer
@@ -27,9 +29,19 @@ class LogToWandb(Callback):
 
     project: str
     _run: Any = None
+    _drawn: int | None = None
+    """The step whose samples it has."""
 
-    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
-        self._run.log(numbers(line), step=int(line["step"]))  # W&B ignores repeated steps
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:
+        from PIL import Image
+
+        values: dict[str, Any] = dict(numbers(line))
+        if (drawn := line.get("samples_step")) not in (None, self._drawn):
+            self._drawn = drawn
+            wandb, samples = import_module("wandb"), trainer.checkpointer.run.samples(drawn)
+            with suppress(StorageError):  # training needs no samples
+                values["pictures"] = [wandb.Image(Image.open(BytesIO(data)), caption=text) for _, text, data in samples]
+        self._run.log(values, step=int(line["step"]))  # W&B ignores repeated steps
 
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
