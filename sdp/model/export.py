@@ -3,14 +3,14 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
-from sdp.families import INDEX, Family, of
+from sdp.families import INDEX, Family, LatentSpace, latent_space, of
 from sdp.families.sd import SD
 from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
@@ -89,8 +89,11 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
     source = _source(folder, config)
     family = of(source)
-    if one_file and family is not SD:
-        raise UserError(f"export: no other program reads such a file of {family.name}; export a folder")
+    space, usual = latent_space(layout.json_object((source / "vae/config.json").read_bytes())), LatentSpace()
+    foreign = (space.channels, space.scale, space.shift) != (usual.channels, usual.scale, usual.shift)
+    if one_file and (family is not SD or (form == "single-file" and foreign)):
+        what = family.name if family is not SD else "a Stable Diffusion with another VAE"
+        raise UserError(f"export: no other program reads such a file of {what}; export a folder")
     if form == "lora":
         target.publish(file, _serialised(_lora(folder, ema=ema), dtype))
         return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
@@ -121,7 +124,7 @@ def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], 
             elif name == SCHEDULER:
                 data = _json({**json.loads(data), **scheduler})
             elif name == INDEX:
-                data = _index(data, set(map(networks.family.folder, PARTS)))
+                data = _index(data, networks.family)
             elif name == TEXT_ENCODER:
                 data = _text_encoder(data)
             target.publish(name, data)
@@ -191,13 +194,13 @@ def _serialised(tensors: dict[str, Any], dtype: Dtype, spec: Mapping[str, str] |
     return save_tensors(cast, {"format": "pt", **spec, "modelspec.hash_sha256": f"0x{digest}"})
 
 
-def _index(data: bytes, parts: Container[str]) -> bytes:
+def _index(data: bytes, family: Family) -> bytes:
     """Return the source's index without the networks that are not exported, such as a safety checker."""
-    index = json.loads(data)
+    index, parts = json.loads(data), set(map(family.folder, PARTS))
     for name, entry in index.items():
         if isinstance(entry, list) and name not in parts:
             index[name] = [None, None]
-    return _json({**index, "requires_safety_checker": False})
+    return _json({**index, "requires_safety_checker": False} if family is SD else index)
 
 
 def _text_encoder(data: bytes) -> bytes:

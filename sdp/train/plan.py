@@ -157,7 +157,11 @@ def _own_prediction(config: TrainConfig) -> tuple[str, str]:
 
 def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
     """Refuse to begin with a run that has trained other networks: a U-Net needs its own text encoder."""
-    was = bool(read_config(other)["model"].get("train_text_encoder", False))
+    trained, family = read_config(other), sources.family(config.model.source, storage=config.storage.options())
+    if trained["objective"]["prediction"] not in family.predictions:
+        hint = "begin with a run of the same kind of model"
+        raise ConfigError([Problem("model.start_from", f"a run of {family.name}", other.uri, hint)])
+    was = bool(trained["model"].get("train_text_encoder", False))
     if was != config.model.train_text_encoder:
         expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
         hint = "or export that run with sdp export and begin with the result (model.source)"

@@ -26,11 +26,17 @@ from sdp.generate.source import GenerateModel, choose
 from sdp.model.export import export
 from sdp.model.latents import to_pixels
 from sdp.model.load import load_text_encoder, load_vae
+from sdp.model.schedule import TICKS, Flow
 from sdp.model.sources import check, parse, resolve
 from sdp.process.job import run as process
 from sdp.train import step
+from sdp.train.assemble import make_networks, make_objective
+from sdp.train.plan import make_plan, with_prediction
+from sdp.train.world import World
 from tests.generate_kit import generate_config
+from tests.latents import make_latents
 from tests.process_kit import make_images, picture
+from tests.tiny_model import make_tiny_model
 from tests.training import Watch, config, train, weights
 
 MODEL = "builtin:tiny-prx"
@@ -315,3 +321,24 @@ def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(
     hints = capsys.readouterr()
     assert f"sdp export {tmp_path}/out/run FOLDER --raw" in hints.out + hints.err
     assert "single-file" not in hints.out + hints.err
+
+
+def test_a_new_transformer_predicts_zero_and_times_move_with_the_resolution(root: Path) -> None:
+    how = settings(root, "new", source__uri=str(root / "token_ids"), model__unet="new", data__resolution=512)
+    model = resolve(MODEL)
+    networks = make_networks(how, model, World())
+    with torch.no_grad():
+        predicted = networks(torch.randn(1, 16, 8, 8), torch.tensor([TICKS // 2]), torch.randn(1, 4, 32))
+    assert not predicted.any()
+    process_of_times = make_objective(with_prediction(how), model, World()).process
+    assert isinstance(process_of_times, Flow)
+    assert process_of_times.shift == 2
+
+
+def test_a_run_of_another_family_is_no_beginning(root: Path, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model")
+    make_latents(tmp_path, 16, unit_rows=16, vocabulary=50)
+    train(config(tmp_path, max_steps=1))
+    how = settings(root, "across", source__uri=str(root / "token_ids"), model__start_from=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"^model\.start_from: expected a run of PRX, got .*/step-000000001"):
+        make_plan(how.replaced(objective=how.objective.replaced(prediction="flow")))
