@@ -19,7 +19,7 @@ def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, image
 
 @pytest.mark.usefixtures("images")
 @pytest.mark.parametrize(
-    ("settings", "env", "expected"),
+    ("changes", "env", "expected"),
     [
         (["source.uri=s3://sdp/no-dataset"], {}, "sdp: s3://sdp/no-dataset: no such file"),
         (["source.uri=s3://no-bucket/images"], {}, "no bucket 'no-bucket'"),
@@ -28,9 +28,9 @@ def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, image
     ],
 )
 def test_a_job_without_its_input_or_access_says_so_within_seconds(
-    cluster: Kube, settings: list[str], env: dict[str, str], expected: str
+    cluster: Kube, changes: list[str], env: dict[str, str], expected: str
 ) -> None:
-    words = [word for setting in [*settings, "output.uri=s3://sdp/e2e/nothing"] for word in ("--set", setting)]
+    words = [word for setting in [*changes, "output.uri=s3://sdp/e2e/nothing"] for word in ("--set", setting)]
     rayjob = yaml.safe_load(jobs.sdp(cluster, "submit", "process", *words, "--dry-run").stdout)
     runtime = yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])
     rayjob["spec"]["runtimeEnvYAML"] = json.dumps({"env_vars": runtime["env_vars"] | env})
