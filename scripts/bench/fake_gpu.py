@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp kernels": {"kind": "fsdp", "compile": KERNELS},
 }
 PLAIN = {
+    "model": "sd2",
     "steps": 2,
     "shard": "shard_grad_op",
     "compile": None,

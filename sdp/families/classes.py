@@ -19,6 +19,8 @@ _MODULES = {
     "PRXTransformer2DModel": "diffusers.models.transformers.transformer_prx",
     "UNet2DConditionModel": "diffusers.models.unets.unet_2d_condition",
 }
+_OF_MOST = ("AutoencoderKL", "UNet2DConditionModel")
+"""Classes that need none of the others, which load more of torch."""
 _PACKAGES = (
     "diffusers.hooks",
     "diffusers.models.autoencoders",
@@ -42,8 +44,8 @@ def network_class(name: str) -> Any:
     if "diffusers" not in sys.modules:
         try:
             with _alone():
-                for module in _MODULES.values():
-                    import_module(module)
+                for module in _OF_MOST if name in _OF_MOST else _MODULES:
+                    import_module(_MODULES[module])
         except Exception:  # noqa: BLE001 (whatever another version of diffusers leads to)
             for module in [module for module in sys.modules if module.partition(".")[0] == "diffusers"]:
                 del sys.modules[module]

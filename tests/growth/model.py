@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sdp.config.yaml_text import parse_document
+from sdp.families.sd import SD
 from sdp.model import layout, sharded
 from sdp.model.tensor_index import INDEX, read_tensor_index
 from sdp.storage import open_storage
@@ -51,7 +52,7 @@ def _weights(pieces: int, folder: Path) -> Reading:
 
 def _config(pieces: int, _: Path) -> Reading:
     content = json.dumps({"_class_name": "AutoencoderKL", "latent_channels": 4, "channels": [1] * pieces}).encode()
-    return lambda: layout.contradiction(lambda _: content, ("vae",))
+    return lambda: layout.contradiction(lambda _: content, ("vae",), SD)
 
 
 def _yaml(pieces: int, _: Path) -> Reading:

@@ -15,7 +15,7 @@ def test_a_process_loads_only_what_its_work_needs(name: str) -> None:
 
 
 CODE = """
-from sdp.model import classes
+from sdp.families import classes
 {change}
 network = classes.network_class("AutoencoderKL")
 import diffusers, torch
