@@ -190,16 +190,14 @@ class Encoder(BatchEncoder):
         """Return scaled fp16 latents of uint8 pixels (n, rows, columns, 3), and which of them are finite."""
         planes, space = to_pixels(pixels).to(DTYPES[self._settings.dtype]), self._space
         encoded = self._moments(planes).float()
-        if not space.drawn:
-            return _finite((encoded - space.shift) * space.scale)
-        mean, log_variance = encoded.chunk(2, dim=1)
-        if noise is None:
-            # The moments of the scaled latent, so that readers need not scale.
-            log_scale = 2 * math.log(space.scale)
-            mean = (mean - space.shift) * space.scale
-            return _finite(torch.cat([mean, log_variance.clamp(*_LOG_VARIANCE) + log_scale], dim=1))
-        deviation = (log_variance.clamp(*_LOG_VARIANCE) * 0.5).exp()
-        return _finite((mean + deviation * noise - space.shift) * space.scale)
+        if space.drawn:
+            mean, log_variance = encoded.chunk(2, dim=1)
+            log_variance = log_variance.clamp(*_LOG_VARIANCE)
+            if noise is None:  # the moments of the scaled latent, so that readers need not scale
+                mean = (mean - space.shift) * space.scale
+                return _finite(torch.cat([mean, log_variance + 2 * math.log(space.scale)], dim=1))
+            encoded = mean + (log_variance * 0.5).exp() * noise
+        return _finite((encoded - space.shift) * space.scale)
 
 
 class _Feeder:

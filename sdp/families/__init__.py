@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 INDEX = "model_index.json"
+_SIZES = ("block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth")
+"""The keys of a denoiser's configuration that decide its size."""
 DENOISER = "denoiser"
 """The part that is trained; each family has a folder name for it."""
 
@@ -86,10 +88,7 @@ class KnownModel:
 
     def has_size_of(self, config: Mapping[str, Any]) -> bool:
         """Return whether a denoiser's configuration is one of this size."""
-        sizes = {"block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth"} & set(
-            self.unet
-        )
-        return all(config.get(key) == self.unet[key] for key in sizes)
+        return all(config.get(key) == self.unet[key] for key in _SIZES if key in self.unet)
 
 
 class Family(ABC):
@@ -192,6 +191,12 @@ def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
     )
 
 
+def space_of(model: Path) -> LatentSpace:
+    """Return the latent space of a model's folder; one without a VAE has Stable Diffusion's."""
+    config = model / "vae/config.json"
+    return latent_space(json.loads(config.read_bytes())) if config.is_file() else LatentSpace()
+
+
 def read_latent_space(model: Path, source: str) -> LatentSpace:
     """Return the latent space of a model; refuse one whose latents would be left unscaled."""
     if _number(model / "vae", "scaling_factor", LatentSpace().scale) == 1.0:
@@ -199,24 +204,17 @@ def read_latent_space(model: Path, source: str) -> LatentSpace:
             f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
             "vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    return latent_space(json.loads((model / "vae/config.json").read_bytes()))
+    return space_of(model)
 
 
 def refuse_sides(key: str, model: Path, sides: Iterable[int], *, buckets: bool = False) -> None:
     """Raise UserError if pictures have no whole number of the denoiser's patches; `buckets` have whole eighths."""
     config = model / of(model).denoiser / "config.json"
     patch = int(_number(config.parent, "patch_size", 1)) if config.is_file() else 1
-    multiple = latent_space(json.loads((model / "vae/config.json").read_bytes())).reduction * patch
+    multiple = space_of(model).reduction * patch
     multiple, crop = (8 * multiple, " with transform.crop: buckets") if buckets else (multiple, "")
     if odd := [side for side in sides if side % multiple]:
         raise UserError(f"{key}: expected multiples of {multiple} pixels for this model{crop}, got {odd[0]}")
-
-
-def latent_side(model: Path, resolution: int) -> int:
-    """Return the side of a square picture's latents; a model without a VAE has Stable Diffusion's."""
-    config = model / "vae/config.json"
-    space = latent_space(json.loads(config.read_bytes())) if config.is_file() else LatentSpace()
-    return space.shape(resolution)[1]
 
 
 def _number(folder: Path, key: str, default: float) -> float:

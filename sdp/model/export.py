@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
-from sdp.families import INDEX, Family, LatentSpace, latent_space, of
+from sdp.families import INDEX, Family, LatentSpace, of, space_of
 from sdp.families.sd import SD
 from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
@@ -89,7 +89,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
     source = _source(folder, config)
     family = of(source)
-    space, usual = latent_space(layout.json_object((source / "vae/config.json").read_bytes())), LatentSpace()
+    space, usual = space_of(source), LatentSpace()
     foreign = (space.channels, space.scale, space.shift) != (usual.channels, usual.scale, usual.shift)
     if one_file and (family is not SD or (form == "single-file" and foreign)):
         what = family.name if family is not SD else "a Stable Diffusion with another VAE"

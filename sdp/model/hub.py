@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,17 @@ def exists(source: ModelSource) -> Exists:
     cached = _cached_folder(source)
     if cached is not None:
         return lambda name: (cached / name).is_file()
+    return _listed(source).__contains__
+
+
+@lru_cache
+def _listed(source: ModelSource) -> frozenset[str]:
+    """Return the names of the repository's files, which never change at a revision."""
     from huggingface_hub import HfApi
 
     with _explained(source):
         info = HfApi().model_info(source.uri, revision=source.revision, timeout=TIMEOUT_S)
-    return {file.rfilename for file in info.siblings or ()}.__contains__
+    return frozenset(file.rfilename for file in info.siblings or ())
 
 
 def download(source: ModelSource, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path:

@@ -144,7 +144,7 @@ def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
-    data = _files(source, storage)[1](name)
+    data = _reader(source, storage)(name)
     try:
         return layout.json_object(data)
     except ValueError as error:
@@ -166,10 +166,12 @@ def local_folder(source: ModelSource) -> Path:
 
 def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
     """Return a test for a source's files, and a reader of small ones."""
-    if source.kind == "hub":
-        return hub.exists(source), partial(hub.read, source)
-    folder = _open(source, storage)
-    return folder.exists, folder.read
+    exists = hub.exists(source) if source.kind == "hub" else _open(source, storage).exists
+    return exists, _reader(source, storage)
+
+
+def _reader(source: ModelSource, storage: StorageOptions | None) -> Callable[[str], bytes]:
+    return partial(hub.read, source) if source.kind == "hub" else _open(source, storage).read
 
 
 def _family(exists: Exists, read: Callable[[str], bytes]) -> Family:

@@ -148,7 +148,7 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
         code = (
             "import sys\nfrom sdp.errors import SdpError\n"
             "from pathlib import Path\nfrom sdp.model.hub import push\n"
-            "from sdp.model.sources import check, prediction_type, resolve\n"
+            "from sdp.model.sources import check, known, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
         done = ended(
@@ -173,6 +173,10 @@ def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: As
     assert (done.code, done.out) == (0, "epsilon"), done.line
     fetched = {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path}
     assert fetched == {"model_index.json", "scheduler/scheduler_config.json"}
+    hub.asked.clear()
+    done = ask(f"check('{SOURCE}') and known('{SOURCE}') or prediction_type('{SOURCE}')")
+    assert done.code == 0, done.line
+    assert sum("/api/" in path for path in hub.asked) == 1, "a revision's files are listed once a process"
 
 
 def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: Hub, ask: Ask) -> None:

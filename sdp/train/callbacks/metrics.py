@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sdp import hardware
-from sdp.families import flops, latent_side
+from sdp.families import flops, space_of
 from sdp.model.load import load_denoiser_config
 from sdp.model.sources import resolve
 from sdp.train.checkpoint import SavedCheckpoint
@@ -51,7 +51,7 @@ class RecordMetrics(Callback):
             if trainer.world.device.type == "cuda":
                 config = trainer.config
                 model = resolve(config.model.source, storage=config.storage.options())
-                side = latent_side(model.path, config.data.resolution)
+                side = space_of(model.path).shape(config.data.resolution)[1]
                 self._flops = flops(model.family, load_denoiser_config(model.path), side)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
