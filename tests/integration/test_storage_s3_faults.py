@@ -217,10 +217,11 @@ def test_a_multipart_upload_is_one_object_whose_parts_are_sent_again(
     monkeypatch.setattr(remote_module, "_PART", 5 * 1024 * 1024)
     before = s3_env.pending_uploads()  # of jobs that other tests have killed
     proxy.cut(up=2_000_000, times=1)
-    unavailable(lambda: storage.with_options(retries=0).publish("k", BIG), storage.uri_of("k"))
-    assert direct.names() == []
-    proxy.cut(up=2_000_000, times=1)
     storage.publish("k", BIG)
     assert direct.read("k") == BIG
     assert "-" in (direct.stat("k").etag or "")  # S3's mark of an upload in parts
     assert s3_env.pending_uploads() == before
+    # A failed upload may stay pending: a part that is under way when obstore aborts it begins it again on this server.
+    proxy.cut(up=2_000_000, times=1)
+    unavailable(lambda: storage.with_options(retries=0).publish("failed", BIG), storage.uri_of("failed"))
+    assert direct.names() == ["k"]
