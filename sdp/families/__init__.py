@@ -107,6 +107,8 @@ class Family(ABC):
     """The values of objective.prediction that the denoiser can be trained for."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Name endings of the denoiser's attention layers."""
+    skips_tokens: ClassVar[bool] = False
+    """True if image tokens may skip some of its blocks."""
 
     def folder(self, part: str) -> str:
         """Return the folder of a part."""
@@ -133,9 +135,17 @@ class Family(ABC):
 
     @abstractmethod
     def predict(
-        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+        self,
+        denoiser: Any,
+        latents: "torch.Tensor",
+        times: "torch.Tensor",
+        text: "torch.Tensor",
+        kept: "torch.Tensor | None" = None,
     ) -> "torch.Tensor":
-        """Return the prediction for noisy latents at times of the model's process."""
+        """Return the prediction for noisy latents at times of the model's process.
+
+        In training, image tokens other than the `kept` ones of each sample may skip some blocks.
+        """
 
     @abstractmethod
     def initialise(self, denoiser: Any) -> None:
@@ -207,11 +217,20 @@ def read_latent_space(model: Path, source: str) -> LatentSpace:
     return space_of(model)
 
 
+def patch_of(model: Path) -> int:
+    """Return the side of the denoiser's patches in latents."""
+    folder = model / of(model).denoiser
+    return int(_number(folder, "patch_size", 1)) if (folder / "config.json").is_file() else 1
+
+
+def kept_tokens(tokens: int, skipped: float) -> int:
+    """Return how many image tokens pass all blocks if a share of them skips some."""
+    return max(1, round(tokens * (1 - skipped)))
+
+
 def refuse_sides(key: str, model: Path, sides: Iterable[int], *, buckets: bool = False) -> None:
     """Raise UserError if pictures have no whole number of the denoiser's patches; `buckets` have whole eighths."""
-    config = model / of(model).denoiser / "config.json"
-    patch = int(_number(config.parent, "patch_size", 1)) if config.is_file() else 1
-    multiple = space_of(model).reduction * patch
+    multiple = space_of(model).reduction * patch_of(model)
     multiple, crop = (8 * multiple, " with transform.crop: buckets") if buckets else (multiple, "")
     if odd := [side for side in sides if side % multiple]:
         raise UserError(f"{key}: expected multiples of {multiple} pixels for this model{crop}, got {odd[0]}")
@@ -225,10 +244,10 @@ def _number(folder: Path, key: str, default: float) -> float:
     return value
 
 
-def flops(family: Family, architecture: Mapping[str, Any], side: int) -> float:
+def flops(family: Family, architecture: Mapping[str, Any], side: int, skipped: float = 0.0) -> float:
     """Count the floating-point operations of a forward and backward pass for one sample of latents of a side.
 
-    A multiply-add is two.
+    A multiply-add is two. A share of the image tokens may be `skipped` by some blocks.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -237,7 +256,9 @@ def flops(family: Family, architecture: Mapping[str, Any], side: int) -> float:
 
     with torch.device("meta"):
         denoiser = network_class(family.denoiser_class).from_config(dict(architecture))
-        inputs = family.flops_inputs(denoiser, side)
+        latents, times, text = family.flops_inputs(denoiser, side)
+        tokens = (side // denoiser.config.get("patch_size", 1)) ** 2
+        kept = torch.empty(1, kept_tokens(tokens, skipped), dtype=torch.int64) if skipped else None
         with FlopCounterMode(display=False) as counter:
-            torch.autograd.backward(family.predict(denoiser, *inputs).sum())
+            torch.autograd.backward(family.predict(denoiser, latents, times, text, kept).sum())
     return float(counter.get_total_flops())

@@ -6,6 +6,7 @@ tells its own length.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _LONGEST = 1024
 """The largest number of tokens of a caption: at 1 kB and more for each, a larger one is a mistake."""
 
+_FIRST, _LAST = 2, 3
+"""The first and last blocks, which no token skips: of 16, blocks 2 to 12 are skipped, as Photoroom published."""
+
 
 class Prx(Family):
     """A transformer over patches of latents."""
@@ -31,6 +35,7 @@ class Prx(Family):
     text_class = "Qwen3Model"
     predictions = ("flow",)
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
+    skips_tokens = True
 
     def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
         for folder, key, expected in (
@@ -91,12 +96,19 @@ class Prx(Family):
         return torch.where((at < own).unsqueeze(2), states, 0)
 
     def predict(
-        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+        self,
+        denoiser: Any,
+        latents: "torch.Tensor",
+        times: "torch.Tensor",
+        text: "torch.Tensor",
+        kept: "torch.Tensor | None" = None,
     ) -> "torch.Tensor":
         from sdp.model.schedule import TICKS
 
         # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
         part = times / 1000 if times.is_floating_point() else times / TICKS
+        if kept is not None:
+            denoiser = _skipping(denoiser, kept)
         predicted: torch.Tensor = denoiser(
             latents, part.expand(len(latents)), text, attention_mask=(text != 0).any(2), return_dict=False
         )[0]
@@ -119,6 +131,34 @@ class Prx(Family):
         config = denoiser.config
         text = torch.empty(1, 256, config.context_in_dim)
         return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
+
+
+def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
+    """Return the denoiser with a loop of our own, in which only the kept image tokens pass its middle blocks (TREAD).
+
+    Hooks on the blocks would see each call twice under activation checkpointing. All modules are the denoiser's, so
+    what wraps or compiles them stays.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    blocks = list(denoiser.blocks)
+
+    def through(some: "Sequence[Any]", image: "torch.Tensor", places: "torch.Tensor", **rest: Any) -> "torch.Tensor":
+        for block in some:
+            inputs = (image, rest["encoder_hidden_states"], rest["temb"], places, rest["attention_mask"])
+            image = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+        return image
+
+    def loop(hidden_states: "torch.Tensor", image_rotary_emb: "torch.Tensor", **rest: Any) -> "torch.Tensor":
+        image, places = through(blocks[:_FIRST], hidden_states, image_rotary_emb, **rest), image_rotary_emb
+        index = kept.unsqueeze(2).expand(-1, -1, image.shape[2])
+        kept_places = places.take_along_dim(kept[:, None, :, None, None, None], 2)
+        some = through(blocks[_FIRST:-_LAST], image.gather(1, index), kept_places, **rest)
+        return through(blocks[_FIRST:][-_LAST:], image.scatter(1, index, some), places, **rest)
+
+    own, recompute = copy(denoiser), denoiser.gradient_checkpointing
+    vars(own).update(blocks=[loop], gradient_checkpointing=False)
+    return own
 
 
 def lengths(ids: "torch.Tensor", pad: int) -> "torch.Tensor":

@@ -64,8 +64,14 @@ class StableDiffusion(Family):
         return states
 
     def predict(
-        self, denoiser: Any, latents: "torch.Tensor", times: "torch.Tensor", text: "torch.Tensor"
+        self,
+        denoiser: Any,
+        latents: "torch.Tensor",
+        times: "torch.Tensor",
+        text: "torch.Tensor",
+        kept: "torch.Tensor | None" = None,
     ) -> "torch.Tensor":
+        assert kept is None, "refused when the run began"
         predicted: torch.Tensor = denoiser(latents, times, encoder_hidden_states=text, return_dict=False)[0]
         return predicted
 

@@ -40,11 +40,11 @@ class TrainedNetworks(nn.Module):
         """The network that predicts, untyped because diffusers' decorators hide its methods."""
         return getattr(self, self.family.denoiser)
 
-    def forward(self, latents: Tensor, times: Tensor, text: Tensor) -> Tensor:
+    def forward(self, latents: Tensor, times: Tensor, text: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return the denoiser's prediction; `text` is token ids if the text encoder is trained, else its output."""
         if self.text_encoder is not None:
             text = self.family.encode_text(self.text_encoder, text)
-        return self.family.predict(self.denoiser, latents, times, text)
+        return self.family.predict(self.denoiser, latents, times, text, kept)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return all parameters, by their names in checkpoints."""

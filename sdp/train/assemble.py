@@ -15,6 +15,7 @@ from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_core
 from sdp.encode.joined import contents_of
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
+from sdp.families import patch_of
 from sdp.families.classes import know_compiler
 from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.model import load
@@ -183,7 +184,7 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
             world.device
         )
     numbers = torch.compile(draw, dynamic=False) if config.strategy.compile else draw
-    return Objective(process, objective, numbers)
+    return Objective(process, objective, patch_of(model.path), numbers)
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:

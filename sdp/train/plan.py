@@ -81,7 +81,7 @@ class TrainPlan:
 
 
 def with_prediction(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with objective.prediction resolved; refuse one that the model's family lacks."""
+    """Return the configuration with objective.prediction resolved; refuse what the model's family lacks."""
     objective, key = config.objective, "objective.prediction"
     own: Any = objective.prediction
     got = repr(own)
@@ -98,6 +98,9 @@ def with_prediction(config: TrainConfig) -> TrainConfig:
     if own == "flow" and (objective.min_snr_gamma or objective.zero_terminal_snr):
         hint = "set min_snr_gamma to null and zero_terminal_snr to false: a flow has no noise schedule"
         raise ConfigError([Problem(key, "epsilon or v with these settings", got, hint)])
+    if objective.skipped_tokens and not family.skips_tokens:
+        expected, got = f"0 for a model of {family.name}", str(objective.skipped_tokens)
+        raise ConfigError([Problem("objective.skipped_tokens", expected, got, "its layers need all of a picture")])
     return config.replaced(objective=objective.replaced(prediction=own))
 
 

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     CAPTION_DROPOUT = 3
     OFFSET_NOISE = 4
     VAE = 5
+    TOKENS = 6
 
 
 def seed_of_phase(seed: int, phase: int) -> int:
@@ -80,6 +81,12 @@ class RowRandom:
     def chance(self, purpose: Purpose, probability: float) -> Tensor:
         """Return for each row whether an event of this probability happens."""
         return self._words(purpose, 1)[:, 0] < round(probability * 2**32)
+
+    def some(self, purpose: Purpose, count: int, high: int) -> Tensor:
+        """Return for each row `count` of the numbers in [0, high), each as likely, in ascending order."""
+        # The number itself breaks ties, so that all devices choose the same.
+        keys = self._words(purpose, high) * high + torch.arange(high, device=self.rows.device)
+        return keys.topk(count, largest=False).indices.sort().values
 
     def _words(self, purpose: Purpose, count: int) -> Tensor:
         """Return `count` 32-bit words for each row, as int64."""

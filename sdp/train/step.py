@@ -4,6 +4,7 @@ Everything random is drawn from (seed, phase, epoch, row), so a sample's loss do
 or the number of restarts.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sdp.config.train import ObjectiveConfig
+from sdp.families import kept_tokens
 from sdp.model.schedule import Process, sample_losses
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import Purpose, RowRandom
@@ -27,12 +29,15 @@ class Draws(NamedTuple):
     noise: Tensor
     vae: Tensor | None
     """Noise to sample latents with, if the batch has moments."""
+    kept: Tensor | None
+    """The numbers of each row's image tokens that pass all blocks, if the others skip some."""
 
 
 def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
     """Draw all random numbers of a batch. Compiled, they are 8 kernels on a GPU rather than 349."""
     channels, *sides = batch.latents.shape[1:]
     shape, settings = (channels // 2 if batch.moments else channels, *sides), objective.settings
+    tokens = math.prod(sides) // objective.patch**2
     noise = random.normal(Purpose.NOISE, *shape)
     if settings.offset_noise:
         noise = noise + settings.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
@@ -41,6 +46,9 @@ def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
         random.chance(Purpose.CAPTION_DROPOUT, settings.caption_dropout),
         noise,
         random.normal(Purpose.VAE, *shape) if batch.moments else None,
+        random.some(Purpose.TOKENS, kept_tokens(tokens, settings.skipped_tokens), tokens)
+        if settings.skipped_tokens
+        else None,
     )
 
 
@@ -50,6 +58,8 @@ class Objective:
 
     process: Process
     settings: ObjectiveConfig
+    patch: int = 1
+    """The side of an image token in latents."""
     draw: Callable[["Objective", Batch, RowRandom], Draws] = draw
     """The function `draw`, or the same compiled."""
 
@@ -98,5 +108,6 @@ def losses_at(networks: nn.Module, objective: Objective, batch: Batch, draws: Dr
     if draws.vae is not None:  # the VAE's mean and log-variance, both of the scaled latent
         mean, log_variance = latents.chunk(2, dim=1)
         latents = mean + (log_variance.clamp(-30, 20) / 2).exp() * draws.vae
-    predicted = networks(process.add_noise(latents, noise, times), times, text)
+    noisy = process.add_noise(latents, noise, times)
+    predicted = networks(noisy, times, text) if draws.kept is None else networks(noisy, times, text, draws.kept)
     return sample_losses(predicted, process.target(latents, noise, times))

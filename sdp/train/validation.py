@@ -157,7 +157,7 @@ def measure(
             for number, (low, high) in enumerate(pairwise(edges)):
                 random = RowRandom(_SEED, number, micro_batch.rows)
                 times = objective.process.times_in(partial(random.integers, Purpose.TIMESTEP), low, high)
-                draws = draw(objective, micro_batch, random)._replace(times=times)
+                draws = draw(objective, micro_batch, random)._replace(times=times, kept=None)
                 each = losses_at(networks, objective, micro_batch, draws, text)
                 by_range.append(each.double() * micro_batch.weights)
         losses = torch.stack(by_range, dim=1)
