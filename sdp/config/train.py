@@ -226,6 +226,13 @@ class WandbConfig(Section):
     """The project that receives the configuration, each line of the metrics and the samples; null disables it."""
 
 
+class MlflowConfig(Section):
+    """MLflow. Its library is not part of sdp: add it to the image. Its server comes from MLFLOW_TRACKING_URI."""
+
+    experiment: Name | None = key(None)
+    """The experiment that receives the same, as one run; null disables it."""
+
+
 class LogConfig(Section):
     """The metrics that a run writes."""
 
@@ -235,6 +242,8 @@ class LogConfig(Section):
     """Write OUTPUT/tensorboard as well, for TensorBoard."""
     wandb: WandbConfig = key(WandbConfig)
     """Weights & Biases."""
+    mlflow: MlflowConfig = key(MlflowConfig)
+    """MLflow."""
 
 
 class ProfileConfig(Section):

@@ -20,8 +20,8 @@ from sdp.model.checkpoints import TrainState
 from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
+from sdp.train.callbacks.trackers import trackers
 from sdp.train.callbacks.usual import make_callbacks
-from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
@@ -36,7 +36,7 @@ from sdp.train.world import World
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or continue."""
-    require_wandb(config.log.wandb.project)
+    list(trackers(config.log))  # refuses one whose library is missing
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_phases(config)
     phases = config.phases

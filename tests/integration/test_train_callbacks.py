@@ -1,4 +1,4 @@
-"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the record of a hang."""
+"""The results of callbacks: profiles, TensorBoard's files, what trackers get, the record of a hang."""
 
 import gzip
 import json
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(
     assert [steps[step] for step in (3, 4, 5)] == pytest.approx(watch.losses, rel=1e-6)
 
 
-# --- W&B -------------------------------------------------------------------------------------------------------------
+# --- W&B and MLflow --------------------------------------------------------------------------------------------------
 
 FAKE_WANDB = """
 import json, pathlib
@@ -177,13 +178,41 @@ def test_wandb_gets_each_line_and_the_samples_and_finds_the_run_again(root: Path
 
 @pytest.mark.usefixtures("wandb")
 def test_a_refusal_of_wandb_is_one_line(root: Path) -> None:
-    with pytest.raises(UserError, match=r"log\.wandb\.project: forbidden: W&B refused \(api_key not configured\)"):
+    with pytest.raises(UserError, match=r"log\.wandb\.project: forbidden: wandb refused \(api_key not configured\)"):
         run(config(root, scaling__in_driver=True, log__wandb__project="forbidden"))
+
+
+def test_mlflow_gets_the_same_and_a_failure_costs_only_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, known = Mock(), SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+    client.get_experiment_by_name.return_value.experiment_id = "7"
+    client.search_runs.side_effect, client.create_run.return_value = [[], [known]], known
+    client.log_batch.side_effect = [None, RuntimeError("503"), None]
+    entities = SimpleNamespace(Metric=lambda name, value, _time, step: (name, value, step))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: True)
+    changes = {"scaling__in_driver": True, "log__every_steps": 2, "log__mlflow__experiment": "sd2"}
+    changes |= {"samples__every_steps": 5, "samples__prompts": ["a: b"], "samples__steps": 1}
+    run(config(root, max_steps=2, **changes))
+    run(config(root, max_steps=6, **changes))
+    first, second = client.search_runs.call_args_list
+    tag = client.create_run.call_args.kwargs["tags"]["sdp_run"]
+    assert first == second == call(["7"], f"tags.sdp_run = '{tag}'", max_results=1)
+    assert client.create_run.call_count == 1
+    assert [one for one in client.log_param.call_args_list if one.args[1] == "max_steps"] == [
+        call("r1", "max_steps", 2)
+    ]
+    assert [one.args[1]["max_steps"] for one in client.log_dict.call_args_list] == [2, 6]
+    lines = [{name: step for name, _, step in one.args[1]} for one in client.log_batch.call_args_list]
+    assert [line["time/data"] for line in lines] == [2, 4, 6]
+    assert client.log_image.call_args == call("r1", ANY, key="000 a  b", step=6)
+    assert client.update_run.call_args == call("r1", status="RUNNING")
+    assert client.set_terminated.call_count == 2
 
 
 def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    monkeypatch.setattr("sdp.train.callbacks.weights_and_biases.find_spec", lambda _: None)
+    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"log\.wandb\.project: .* needs wandb, which is not installed") as refusal:
         run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
     assert refusal.value.exit_code == 2

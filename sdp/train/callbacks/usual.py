@@ -6,8 +6,8 @@ from sdp.train.callbacks.garbage import CollectGarbage
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.tensorboard import WriteEvents
+from sdp.train.callbacks.trackers import trackers
 from sdp.train.callbacks.watchdog import WATCHDOG_S, Watchdog
-from sdp.train.callbacks.weights_and_biases import LogToWandb
 from sdp.train.trainer import Callback
 
 
@@ -25,8 +25,7 @@ def make_callbacks(config: TrainConfig) -> list[Callback]:
     callbacks.append(RecordMetrics(config.log.every_steps))
     if config.log.tensorboard:
         callbacks.append(WriteEvents())
-    if config.log.wandb.project is not None:
-        callbacks.append(LogToWandb(config.log.wandb.project))
+    callbacks += trackers(config.log)
     # Encoders elsewhere may wait for nodes at any time.
     callbacks.append(Watchdog(WATCHDOG_S, WATCHDOG_S / (1 if config.data.mode == "online" else 3)))
     if config.profile.steps is not None:
