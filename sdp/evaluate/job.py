@@ -6,14 +6,18 @@ from typing import Any
 
 from sdp.config import EvaluateConfig
 from sdp.console import say, table
-from sdp.errors import DatasetError
+from sdp.datasets.audit import RUN
+from sdp.datasets.manifest import Dataset
+from sdp.errors import DatasetError, SdpError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT, headlines
 from sdp.evaluate.prepare import EvaluatePlan, pinned, prepare
 from sdp.evaluate.result import Features, clip_score, distances, notes, similarity, to_bytes
 from sdp.evaluate.worker import EvaluateWorker
 from sdp.lease import Lease
+from sdp.model.checkpoints import run_of
 from sdp.pool import PoolFigures, Tracker, WorkerPool
-from sdp.storage import open_storage
+from sdp.storage import StorageOptions, open_storage
+from sdp.train.run_folder import RunFolder
 
 
 def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
@@ -28,8 +32,22 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
         sets, counts = _features(plan, lease)
         figures = _figures(plan, sets)
         storage.publish_held(RESULT, to_bytes(figures, config), lease.confirm)
+    record_in_run(plan.sets[0].pictures.dataset, storage.uri, config.storage.options())
     say(table(_closing(figures, counts, storage.uri_of(RESULT))))
     return figures
+
+
+def record_in_run(pictures: Dataset | None, uri: str, options: StorageOptions) -> None:
+    """Name an evaluation in the run whose checkpoint drew the pictures, if there is one, for its model cards."""
+    checkpoint = pictures.manifest.models.get("checkpoint", "").rpartition(" sha256:")[0] if pictures else ""
+    if (run := run_of(checkpoint)) == checkpoint:  # files, or pictures of a whole model
+        return
+    try:
+        folder = RunFolder(open_storage(run, options))
+        if folder.storage.exists(RUN):
+            folder.record_evaluation(checkpoint.rpartition("/")[2], uri)
+    except SdpError as error:
+        say(f"evaluate: model cards of {run} will not name this evaluation: {error}")
 
 
 def _forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,11 @@
 """Cards: README.md beside an export, and README.md with Croissant metadata for a dataset.
 
-A card's table of datasets is made from manifests alone, so that `sdp audit --card` can make it again and compare.
+A card's tables of datasets and evaluations are made from manifests and evaluation.json alone, so that
+`sdp audit --card` can make them again and compare.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +18,9 @@ from sdp.datasets import tombstones
 from sdp.datasets.inspect import describe
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import manifest_with, open_dataset
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError, SdpError, UserError
+from sdp.evaluate.layout import RESULT, headlines
 from sdp.model import sources
 from sdp.model.checkpoints import read_ledger, run_of
 from sdp.model.export import Exported
@@ -25,7 +30,10 @@ from sdp.train.run_folder import RunFolder
 
 CARD, _CROISSANT = "README.md", "croissant.json"
 _ROW = re.compile(r"\| (\S.*?) \| ([0-9a-f]{64}) \|")
-"""The beginning of a dataset's row."""
+"""The beginning of a dataset's row, or of an evaluation's."""
+
+
+_EVALUATION = "| {} | {} | {} |"
 
 
 def write_model_card(exported: Exported) -> None:
@@ -36,10 +44,14 @@ def write_model_card(exported: Exported) -> None:
     samples = list(run.samples(sampled)) if sampled else []
     for file, _, picture in samples:
         target.publish(f"samples/{file}", picture)
+    evaluations = []
+    for uri in run.evaluations(folder.uri.rpartition("/")[2]):
+        with suppress(SdpError):  # it is gone, or cannot be read
+            evaluations.append(_evaluation(uri))
     values = {
         "name": target.uri.rpartition("/")[2], "family": exported.family, "ema": exported.ema, "facts": facts,
         "base": sources.parse(facts["config"]["model"]["source"]), "sampled": sampled, "samples": samples,
-        "metrics": run.metrics(), "takedowns": _takedowns(folder, facts["datasets"]),
+        "metrics": run.metrics(), "evaluations": evaluations, "takedowns": _takedowns(folder, facts["datasets"]),
         "data": _rows(facts["datasets"]), "cell": _cell, "spent": spent,
     }  # fmt: skip
     target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode())
@@ -71,7 +83,7 @@ def write_dataset_card(storage: Storage, out: str) -> None:
 
 
 def check_card(uri: str) -> Iterator[tuple[str, str]]:
-    """Yield each dataset in the card of a folder, and what contradicts its row; "" if nothing does."""
+    """Yield each dataset and evaluation in the card of a folder, and what contradicts its row; "" if nothing does."""
     storage = open_storage(uri)
     lines = storage.read(CARD).decode(errors="replace").splitlines()
     rows = [(match[1], match[2], line) for line in lines if (match := _ROW.match(line))]
@@ -79,10 +91,22 @@ def check_card(uri: str) -> Iterator[tuple[str, str]]:
         raise DatasetError(f"{storage.uri_of(CARD)}: not a card of sdp that names datasets; check the URI")
     for dataset, digest, line in rows:
         try:
-            row, problems = _row(dataset, digest)[0], describe(open_storage(dataset)).problems
-            yield dataset, "; ".join([f"the card says {line}, its manifest {row}"] * (row != line) + problems)
+            if line.count("|") == _EVALUATION.count("|"):
+                row, problems = _evaluation(dataset), list[str]()
+            else:
+                row, problems = _row(dataset, digest)[0], describe(open_storage(dataset)).problems
+            yield dataset, "; ".join([f"the card says {line}, its record {row}"] * (row != line) + problems)
         except SdpError as error:
             yield dataset, str(error)
+
+
+def _evaluation(uri: str) -> str:
+    """Return the row of an evaluation."""
+    storage = open_storage(uri)
+    content = storage.read(RESULT)
+    with reading(storage.uri_of(RESULT), "evaluate again"):
+        figures = [f"{name} {value} ({of})" for name, value, of in headlines(json.loads(content)) if value]
+    return _EVALUATION.format(_cell(uri), hashlib.sha256(content).hexdigest(), _cell("; ".join(figures)))
 
 
 def _rows(datasets: Iterable[Mapping[str, Any]]) -> str:

@@ -105,7 +105,8 @@ def checkpoint_section(folder: Storage) -> PageSection:
         consumed = _check(folder, files, state.consumed, problems)
         cost, settings = state.cost(config.get("prices") or {}), without_removed("train", config)
         done = f", {min(1.0, state.position / rows):.1%} of {rows:,} rows consumed" if rows else ""
-        verdict = f"Written {marker['created']} by {counted(marker['workers'], 'worker')}, sdp {marker['sdp']}."
+        gpu = f" on {marker['gpu']}" if marker.get("gpu") else ""
+        verdict = f"Written {marker['created']} by {counted(marker['workers'], 'worker')}{gpu}, sdp {marker['sdp']}."
         sources = [
             ("sdp", str(marker["sdp"]), ""),
             ("model", model.get("source", "unknown"), model.get("digest") or ""),
@@ -136,7 +137,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
             "consumed": consumed,
             "cost": cost,
         }
-        facts |= {name: marker[name] for name in ("created", "sdp", "workers")}
+        facts |= {name: marker[name] for name in ("created", "sdp", "workers")} | {"gpu": marker.get("gpu")}
         facts |= {"model": model, "datasets": datasets, "config": config, "changed": differing}
     if problems:
         verdict = f"Damaged: {counted(len(problems), 'problem')}, listed below."

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import sdp
@@ -187,6 +188,7 @@ class CheckpointManager:
             "sdp": sdp.__version__,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "workers": self.world.size,
+            "gpu": torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else None,
             "tensors": len(stored),
             "bytes": sum(tensor.bytes for tensor in stored.values()),
             "state": state.to_json(),

@@ -44,6 +44,9 @@ FORMAT = 1
 SAMPLES, PROMPTS = "samples/", "prompts.json"
 """The pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
 
+EVALUATIONS = "evaluations.jsonl"
+"""A line for each evaluation of pictures that a checkpoint of this run drew."""
+
 METRICS, _ONE = "metrics/", "metrics.jsonl"
 FILE_LINES = 1000
 """Lines of a full file of metrics, which has about 800 kB."""
@@ -147,6 +150,15 @@ class RunFolder:
         """Add an event to the run's history."""
         line = json_line({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details})
         self._append(EVENTS, line + b"\n")
+
+    def record_evaluation(self, checkpoint: str, uri: str) -> None:
+        """Add an evaluation of pictures that were drawn with a checkpoint, which is named by its folder."""
+        self._append(EVALUATIONS, json_line({"checkpoint": checkpoint, "uri": uri}) + b"\n")
+
+    def evaluations(self, checkpoint: str) -> list[str]:
+        """Return the URIs of the evaluations of a checkpoint's pictures."""
+        lines = self._lines(EVALUATIONS, lambda line: isinstance(line.get("uri"), str))
+        return list(dict.fromkeys(line["uri"] for line in lines if line.get("checkpoint") == checkpoint))
 
     def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
         """Write the reasons of bad rows."""

@@ -1,6 +1,7 @@
 """Cards of exports and datasets: what they say is in the datasets, and a card that is not right is noticed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from sdp.cli import main
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.tombstones import Takedown
+from sdp.evaluate.job import record_in_run
 from sdp.families.prx import PRX
 from sdp.model.export import Exported
 from sdp.report.card import write_model_card
+from sdp.storage import StorageOptions
 from tests.kit import make_images, make_latents
 from tests.unit.test_inspect_run import make_run
 
@@ -73,6 +76,15 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     tombstones.add(images.storage, [Takedown("row", "1"), Takedown("row", "41")])
     run.publish("samples/step-000000005/000.png", b"picture")
     run.publish("samples/step-000000005/prompts.json", b'{"000.png": "a red | circle"}')
+    marker = run.read("checkpoints/step-000000007/complete.json")
+    run.publish("checkpoints/step-000000007/complete.json", marker.replace(b"{", b'{"gpu": "NVIDIA A10G", ', 1))
+    (tmp_path / "evaluation").mkdir()
+    figures = {"fid": {"value": 21.5, "generated": 20, "reference": 30}}
+    (tmp_path / "evaluation/evaluation.json").write_text(json.dumps(figures))
+    for step, evaluation in ((7, "evaluation"), (5, "another")):
+        models = {"checkpoint": f"{run.uri}/checkpoints/step-{step:09d} sha256:{'0' * 64}"}
+        pictures = replace(images, manifest=replace(images.manifest, models=models))
+        record_in_run(pictures, f"{tmp_path}/{evaluation}", StorageOptions())
     exported = Exported(str(tmp_path / "mine"), run.uri_of("checkpoints/step-000000007"), 7, "", True, "folder", PRX)
     write_model_card(exported)
     card = (tmp_path / "mine/README.md").read_text()
@@ -80,10 +92,14 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     assert 'PRXPipeline.from_pretrained("mine")\npipeline("a red circle", skip_text_cleaning=True)' in card
     assert (tmp_path / "mine/samples/000.png").read_bytes() == b"picture"
     assert "| a red %7C circle | ![](samples/000.png) |" in card
-    assert "| hardware | 2, of no named kind |" in card
+    assert "| hardware | 2 × NVIDIA A10G |" in card
+    assert "| FID 21.500 (20 pictures against 30) |" in card
+    assert "/another" not in card
     assert f"| {tmp_path}/latents | 2 | 1 |" in card  # 40 rows an epoch
     assert open_dataset(images.storage).digest in card
     assert main(["audit", str(tmp_path / "mine"), "--card"]) == 0
+    (tmp_path / "evaluation/evaluation.json").write_text(json.dumps({**figures, "similarity": 0.5}))
+    assert main(["audit", str(tmp_path / "mine"), "--card"]) == 1
     (tmp_path / "latents").rename(tmp_path / "elsewhere")
     write_model_card(exported)
     assert f"| {tmp_path}/latents | unknown | unknown |" in (tmp_path / "mine/README.md").read_text()

@@ -23,8 +23,8 @@ from sdp.train.trainer import Callback, Trainer
 log = logging.getLogger(__name__)
 
 
-def trackers(config: LogConfig) -> "Iterator[Tracker]":
-    """Yield what sends to each tracker that is set; raise a UserError if the library of one is missing."""
+def trackers(config: LogConfig) -> "Iterator[LogToTracker]":
+    """Yield a callback for each tracker that is set; raise a UserError if the library of one is missing."""
     kinds = (LogToWandb, config.wandb.project), (LogToMlflow, config.mlflow.experiment)
     for kind, place in kinds:
         if place is None:
@@ -38,7 +38,7 @@ def trackers(config: LogConfig) -> "Iterator[Tracker]":
 
 
 @dataclass
-class Tracker(Callback):
+class LogToTracker(Callback):
     """Logs the main worker's metrics to a tracker's run, which a resumed run continues.
 
     A tracker that refuses a new run ends it. Later a failure costs only what it was to receive.
@@ -46,7 +46,7 @@ class Tracker(Callback):
 
     place: str
     _run: Any = None
-    """What the library calls a run; None where there is none, and on other workers than the main one."""
+    """The library's run; None where there is none, and on other workers than the main one."""
     _drawn: int | None = None
     """The step whose samples it has."""
 
@@ -102,7 +102,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
 
-class LogToWandb(Tracker):
+class LogToWandb(LogToTracker):
     """A run of Weights & Biases."""
 
     library, key, remedy = "wandb", "log.wandb.project", "set WANDB_API_KEY"
@@ -120,7 +120,7 @@ class LogToWandb(Tracker):
         self._run.finish()
 
 
-class LogToMlflow(Tracker):
+class LogToMlflow(LogToTracker):
     """A run of MLflow, which is found again by a tag. Its parameters are the first job's settings."""
 
     library, key, remedy = "mlflow", "log.mlflow.experiment", "set MLFLOW_TRACKING_URI"
