@@ -116,7 +116,7 @@ def sample(i: int, seed: int = 0) -> Shape:
         .format(color=color, shape=shape, background=background)
         .replace("a orange", "an orange")
     )
-    shorter = 300 + draw.below(501)
+    shorter = 200 + draw.below(201)
     longer = round(shorter * (1 + 0.67 * draw.unit() ** 2))
     width, height = (longer, shorter) if draw.unit() < 0.55 else (shorter, longer)
     return Shape(
@@ -126,8 +126,8 @@ def sample(i: int, seed: int = 0) -> Shape:
         shape=shape,
         background=background,
         caption=caption,
-        width=min(width, 1100),
-        height=min(height, 1100),
+        width=width,
+        height=height,
         x=draw.between(-0.05, 0.05),
         y=draw.between(-0.05, 0.05),
         radius=draw.between(0.25, 0.34),
