@@ -30,7 +30,8 @@ def removed(path: str, model: type[Section]) -> str | None:
 
 
 def own_key(name: str, known: Collection[str]) -> str | None:
-    """Return the key that a name of another tool means; None if it is not such a name."""
+    """Return the key that a name of another tool means, in any case or as an option; None if it is not such a name."""
+    name = name.lower().replace("-", "_")
     keys = next((keys for names, keys in table("names").items() if name in names.split()), "")
     return next((key for key in keys.split() if key in known), None)
 

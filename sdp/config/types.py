@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from sdp.config.phrases import Says
 from sdp.config.uri import check_endpoint, check_folder_uri, check_uri
+from sdp.hardware import GPUS
 
 Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
 """An input: a local path, or file://, s3://, gs://, https:// or hf://."""
@@ -24,11 +25,14 @@ HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some
 
 
 def _accelerator(name: str) -> str:
-    return re.sub("^NVIDIA_(?:TESLA_)?(.+)", lambda match: match[1].replace("_", "-"), name)
+    short = re.sub("^NVIDIA_(?:TESLA_)?(.+)", lambda match: match[1].replace("_", "-"), name, flags=re.IGNORECASE)
+    known = ["gpu", "cpu", *(accelerator for gpu in GPUS.values() for accelerator in gpu.accelerators)]
+    by_case = {accelerator.casefold(): accelerator for accelerator in known}
+    return by_case.get(short.casefold(), short if name.startswith("NVIDIA_") else name)
 
 
 Accelerator = Annotated[Name, AfterValidator(_accelerator)]
-"""A Ray accelerator type, or the name of Ray's constant for it: NVIDIA_TESLA_A10G is A10G."""
+"""A Ray accelerator type, a known one in any case, or Ray's constant for it: NVIDIA_TESLA_A10G is A10G."""
 Positive = Annotated[int, Field(ge=1)]
 Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
 """Side of a square picture in pixels; the VAE divides it by 8."""

@@ -31,8 +31,10 @@ train storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret
     in the environment, since configurations are saved with every output
 train sharding_strategy=SHARD_GRAD_OP
     sharding_strategy: expected a known key, got an unknown key; did you mean strategy.shard?
-process num_encoders=40
-    num_encoders: expected a known key, got an unknown key; did you mean encode.num_workers?
+process NUM-ENCODERS=40
+    NUM-ENCODERS: expected a known key, got an unknown key; did you mean encode.num_workers?
+dreambooth lr=1e-6 & source.caption=a cat
+    lr: expected a known key, got an unknown key; did you mean learning_rate?
 train strategy.kind=fdsp
     strategy.kind: expected ddp or fsdp, got 'fdsp'; did you mean fsdp?
 train data.batch_size='12'

@@ -69,7 +69,7 @@ def test_the_workers_of_a_job_are_a_number_or_a_range() -> None:
 
 @pytest.mark.parametrize(
     ("name", "accelerator"),
-    [("NVIDIA_TESLA_A10G", "A10G"), ("NVIDIA_A100_80G", "A100-80G"), ("A100", "A100"), ("gpu_of_ours", "gpu_of_ours")],
+    [("NVIDIA_TESLA_A10G", "A10G"), ("NVIDIA_A100_80G", "A100-80G"), ("a10g", "A10G"), ("gpu_of_ours", "gpu_of_ours")],
 )
 def test_the_name_of_rays_constant_means_its_accelerator_type(name: str, accelerator: str) -> None:
     config = load("process", None, [*COMPLETE["process"], f"encode.accelerator={name}"])
