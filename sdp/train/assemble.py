@@ -112,8 +112,7 @@ def make_reader(
     if config.data.mode == "offline":
         sources = open_sources(config)
         for source in sources.all:
-            if source.written is not None:
-                refuse_another_encoder(config, source.written, model)
+            refuse_another_encoder(config, source.written, source.dataset, model)
         latents = offline_reader(config, sources, world)
         embedded = latents.columns[1].name == TEXT
         return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None

@@ -19,7 +19,7 @@ from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.data.columns import TEXT
 from sdp.train.data.images import open_columns
-from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
+from sdp.train.data.latents import LatentsDataset, open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import offline_reader, open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
@@ -209,8 +209,7 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
     """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns."""
     opened = open_sources(config, newest=newest)
     for source in opened.all:
-        if source.written is not None:
-            _check_encoder(config, source.written, model)
+        _check_encoder(config, source.written, source.dataset, model)
     if opened.buckets is not None:
         _refuse_split_granules(config)
     reader = offline_reader(config, opened, World())  # refuses those that cannot be mixed
@@ -248,11 +247,13 @@ def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     if config.evaluate.every_steps is None or source is None:  # without one, of the rows that are held out
         return
     dataset = open_dataset(open_storage(source, options), "latents")
-    refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
-    _check_encoder(config, dataset, model)
+    latents = open_latents(dataset, config.data.resolution)
+    refuse_embeddings(config, latents, source)
+    _check_encoder(config, dataset, latents, model)
 
 
-def _check_encoder(config: TrainConfig, dataset: Dataset, model: ModelSource) -> None:
+def _check_encoder(config: TrainConfig, dataset: Dataset | None, latents: LatentsDataset, model: ModelSource) -> None:
     """Refuse latents of another model; if this one is elsewhere, the workers do, once they have it."""
     if model.kind in ("builtin", "local"):
-        refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
+        local = sources.resolve(model, storage=config.storage.options())
+        refuse_another_encoder(config, dataset, latents, local)

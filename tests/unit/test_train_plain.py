@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.errors import DatasetError
+from sdp.model.sources import resolve
 from sdp.train.data.batch import PAD
 from sdp.train.data.direct import DirectReader
+from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.order import Shuffle
 from sdp.train.data.sources import open_sources
 from tests.latents import latent_of, tokens_of
@@ -115,3 +117,21 @@ def test_rows_of_another_length_are_told_with_their_file(tmp_path: Path) -> None
     pq.write_table(spoilt, tmp_path / "latents/a.parquet", row_group_size=7)
     with pytest.raises(DatasetError, match=r"a\.parquet: row group 2: not 256 numbers in each row; repair the file"):
         list(batches(tmp_path))
+
+
+def test_a_file_without_a_column_is_told_with_its_name(tmp_path: Path) -> None:
+    write(tmp_path)
+    table = pq.read_table(tmp_path / "latents/a.parquet")
+    pq.write_table(table.drop_columns("caption_ids"), tmp_path / "latents/b.parquet")
+    with pytest.raises(DatasetError, match=r"b\.parquet: no column caption_ids; repair the file"):
+        list(batches(tmp_path))
+
+
+def test_embeddings_of_another_width_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    table = pq.read_table(tmp_path / "latents/a.parquet").append_column("wide", nested(np.zeros((ROWS, 77, 96))))
+    pq.write_table(table, tmp_path / "latents/a.parquet")
+    how = config(tmp_path, source__columns={**COLUMNS, "text": ["wide"]})
+    (source,) = open_sources(how, write=lambda: None).all
+    with pytest.raises(DatasetError, match=r"model\.source: expected a text encoder of width 96, .* got 64 in"):
+        refuse_another_encoder(how, None, source.dataset, resolve("builtin:tiny"))

@@ -92,13 +92,24 @@ def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[s
     return parts, tuple(parts["path"].to_pylist()), RowGroups.listed(parts["row_groups"])
 
 
-def refuse_another_encoder(config: TrainConfig, dataset: Dataset, model: LocalModel) -> None:
-    """Refuse latents and token ids that another model made: to this one they are noise and other words."""
-    name, _, digest = dataset.manifest.models.get("encoder", "").partition(" sha256:")
+def refuse_another_encoder(
+    config: TrainConfig, dataset: Dataset | None, latents: LatentsDataset, model: LocalModel
+) -> None:
+    """Refuse latents and captions that another model made: to this one they are noise and other words.
+
+    Plain files have no manifest, so no `dataset`, and only the width of embeddings is known.
+    """
+    width = model.family.text(model.path, embedded=True).width
+    if latents.text.name == TEXT and latents.text.shape[-1] != width:
+        raise DatasetError(
+            f"model.source: expected a text encoder of width {latents.text.shape[-1]}, which the captions of "
+            f"{latents.files.uri_of('')} have, got {width} in {model.source}; use the model that encoded them"
+        )
+    name, _, digest = (dataset.manifest.models.get("encoder", "") if dataset else "").partition(" sha256:")
     if digest and digest != model.digest and not config.data.trust_encoder:
         raise DatasetError(
-            f"model.source: expected {name} ({digest[:12]}…), which made the latents of {dataset.storage.uri}, got "
-            f"{model.source} ({model.digest[:12]}…); use that model, or set data.trust_encoder if its VAE and text "
+            f"model.source: expected {name} ({digest[:12]}…), which made the latents of {latents.files.uri_of('')}, "
+            f"got {model.source} ({model.digest[:12]}…); use that model, or set data.trust_encoder if its VAE and text "
             "encoder are the same"
         )
 
@@ -160,6 +171,8 @@ class GroupReader:
             raise DatasetError(f"{data.files.uri_of(path)}: corrupt row group {group} ({cause})") from error
         if data.bucket is not None:
             table = table.filter(pc.equal(table[BUCKET], data.bucket))
+        if missing := set(names) - set(table.column_names):
+            raise DatasetError(f"{data.files.uri_of(path)}: no column {', '.join(sorted(missing))}; repair the file")
         if table.num_rows != data.row_groups.rows[row_range.row_group]:
             raise DatasetError(
                 f"{data.files.uri_of(path)}: not the file that the manifest lists; run sdp process again"
