@@ -193,18 +193,24 @@ def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
             yield from _unfit_text(value, f"{path}.{number}")
 
 
-def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data with every section present, so that errors name missing keys by their own path.
+def _with_sections(model: type[Section], data: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the data with every section present, so that errors name missing keys by their own path, and no synonyms.
 
     A section that is null, such as `fetch:` with all of its keys commented out, means its defaults.
     """
     filled = dict(data)
+    for old, name in model.synonyms.items():
+        if old in filled and name in filled:
+            expected = f"nothing beside {path}{name}, of which it is another name"
+            raise ConfigError([Problem(f"{path}{old}", expected, got(filled[old]), "remove one of them")])
+        if old in filled:
+            filled[name] = filled.pop(old)
     for name, field in model.model_fields.items():
         if inner := section_of(field):
             value = filled.get(name)
             if value is None:
                 value = {}
-            filled[name] = _with_sections(inner, value) if isinstance(value, dict) else value
+            filled[name] = _with_sections(inner, value, f"{path}{name}.") if isinstance(value, dict) else value
     return filled
 
 

@@ -1,6 +1,7 @@
 """The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -81,7 +82,7 @@ class DataConfig(Section):
     is 128 up to 256 px and a quarter at twice the side."""
     global_batch_size: Positive | None = key(None, shapes_output=True)
     """Samples per step over all trainers, accumulated over rounds of batch_size; null means one round. If
-    scaling.accelerator is a GPU and model.unet is new, the default is 2048, as Stable Diffusion's."""
+    scaling.accelerator is a GPU and model.denoiser is new, the default is 2048, as Stable Diffusion's."""
     trust_encoder: bool = key(False)
     """Accept a dataset whose latents were made by another model than model.source."""
     holdout: float = key(0.0, shapes_output=True, ge=0, lt=1)
@@ -288,8 +289,10 @@ class SamplesConfig(Section):
 class TrainModelConfig(ModelConfig):
     source: Name = key(REQUIRED, shapes_output=True, example="builtin:tiny")
     """The model to train: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision."""
-    unet: Literal["new", "pretrained"] = key("new", shapes_output=True)
-    """Begin with new weights, drawn from the seed as Stable Diffusion's were, or with those of the source."""
+    synonyms = MappingProxyType({"unet": "denoiser"})
+    denoiser: Literal["new", "pretrained"] = key("new", shapes_output=True)
+    """Begin with new weights, drawn from the seed as Stable Diffusion's were, or with those of the source. `unet` is
+    another name of this key."""
     train_text_encoder: bool = key(False, shapes_output=True)
     """Train the text encoder as well, from the source's weights; the dataset must hold token ids."""
     start_from: Uri | None = key(None, shapes_output=True, example="s3://bucket/phase-1/checkpoints/step-000550000")
@@ -432,7 +435,7 @@ class TrainConfig(JobConfig):
         if scaling.get("accelerator") in (None, "cpu"):
             return values
         model, data, strategy, second = others
-        batch = RECIPE_BATCH if model.get("unet", "new") == "new" else None
+        batch = RECIPE_BATCH if model.get("denoiser", "new") == "new" else None
         kind = "ddp" if scaling.get("num_workers", 1) == 1 else "fsdp"
         completed = {
             "data": {"batch_size": _usual_batch(data.get("resolution")), "global_batch_size": batch, **data},
@@ -508,9 +511,9 @@ class TrainConfig(JobConfig):
                 yield self.problem("data.holdout", expected, hint)
 
     def _precision_contradictions(self) -> Iterable[Problem]:
-        if self.lora.rank is not None and self.model.unet == "new":
+        if self.lora.rank is not None and self.model.denoiser == "new":
             hint = "LoRA needs trained weights to start from"
-            yield self.problem("model.unet", "pretrained while lora.rank is set", hint)
+            yield self.problem("model.denoiser", "pretrained while lora.rank is set", hint)
 
     def _scaling_contradictions(self) -> Iterable[Problem]:
         if self.scaling.in_driver and self.strategy.kind == "fsdp":

@@ -151,7 +151,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         load_networks,
         model.path,
         text_encoder=config.model.train_text_encoder,
-        pretrained=config.model.unet == "pretrained",
+        pretrained=config.model.denoiser == "pretrained",
         device=world.device,
         empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
     )

@@ -111,7 +111,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     """
     options = config.storage.options()
     offline = config.data.mode == "offline"
-    pretrained = config.model.unet == "pretrained"
+    pretrained = config.model.denoiser == "pretrained"
     model = sources.check(config.model.source, _needed(config), storage=options, pretrained=pretrained)
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch

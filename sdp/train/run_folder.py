@@ -53,6 +53,8 @@ FILE_LINES = 1000
 
 _METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
 
+_RENAMED = {"model.unet": "model.denoiser"}
+"""Keys of identities that had another name."""
 _APPENDS = 5
 """Attempts to append a line."""
 
@@ -105,6 +107,7 @@ class RunFolder:
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
+        was_identity = {_RENAMED.get(key, key): value for key, value in was_identity.items()}
         # Keys that may change by now may differ; a key that is newer than the run had its default.
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]

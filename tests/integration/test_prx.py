@@ -73,7 +73,7 @@ def pipeline(ftfy: None) -> Any:  # noqa: ARG001
 
 
 def settings(root: Path, run: str, **more: Any) -> Any:
-    return config(root, run, **{"model__source": MODEL, "model__unet": "pretrained", "max_steps": 3, **more})
+    return config(root, run, **{"model__source": MODEL, "model__denoiser": "pretrained", "max_steps": 3, **more})
 
 
 def rows(folder: Path) -> Any:
@@ -324,7 +324,7 @@ def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(
 
 
 def test_a_new_transformer_predicts_zero_and_times_move_with_the_resolution(root: Path) -> None:
-    how = settings(root, "new", source__uri=str(root / "token_ids"), model__unet="new", data__resolution=512)
+    how = settings(root, "new", source__uri=str(root / "token_ids"), model__denoiser="new", data__resolution=512)
     model = resolve(MODEL)
     networks = make_networks(how, model, World())
     with torch.no_grad():

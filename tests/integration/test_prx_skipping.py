@@ -55,7 +55,7 @@ def network(root: Path) -> Any:
 
 def how(root: Path, name: str, **more: Any) -> Any:
     usual = {
-        "model__source": str(root / "model"), "model__unet": "pretrained", "max_steps": 2,
+        "model__source": str(root / "model"), "model__denoiser": "pretrained", "max_steps": 2,
         "data__trust_encoder": True, "objective__skipped_tokens": 0.5,
     }  # fmt: skip
     return config(root, name, **{**usual, **more})

@@ -26,7 +26,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     make_images(root, 40, unit_rows=20)
     how = config(
         root, source__uri=str(root / "images"), data__mode="collocated", data__readers=2, encode__dtype="fp32",
-        model__unet="pretrained", max_steps=3,
+        model__denoiser="pretrained", max_steps=3,
     )  # fmt: skip
     trained = weights(train(how))
     export(str(root / "run"), str(root / "out"))

@@ -27,7 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
-    usual = {"lora__rank": 3, "model__unet": "pretrained", "max_steps": STEPS, "ema__decay": None}
+    usual = {"lora__rank": 3, "model__denoiser": "pretrained", "max_steps": STEPS, "ema__decay": None}
     return config(root, run, **{**usual, **changes})
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused_in_one_line(root: Path, tmp_path: Path) -> No
         train(how(root, "refused", lora__rank=17))
     with pytest.raises(UserError, match=r"^lora.targets: no linear layer has a name that ends with to_x"):
         train(how(root, "refused", lora__targets=["to_q", "to_x"]))
-    with pytest.raises(ConfigError, match=r"model.unet: expected pretrained while lora.rank is set, got 'new'"):
-        how(root, model__unet="new")
+    with pytest.raises(ConfigError, match=r"model.denoiser: expected pretrained while lora.rank is set, got 'new'"):
+        how(root, model__denoiser="new")
     train(config(root, "full", max_steps=1))
     assert main(["export", str(root / "full"), str(tmp_path / "a.safetensors"), "--lora"]) == 2

@@ -25,7 +25,7 @@ def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weig
     parsed = config(
         root,
         source__also=[{"uri": str(tmp_path / "own/latents"), "weight": 1 / weight}],
-        model__unet="pretrained",
+        model__denoiser="pretrained",
         data__batch_size=12,
         max_steps=1,
         optimizer__warmup_steps=0,

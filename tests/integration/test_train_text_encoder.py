@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
-    usual = {"model__train_text_encoder": True, "model__unet": "pretrained", "max_steps": STEPS}
+    usual = {"model__train_text_encoder": True, "model__denoiser": "pretrained", "max_steps": STEPS}
     return config(root, run, **{**usual, **changes})
 
 

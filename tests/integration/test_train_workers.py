@@ -71,7 +71,7 @@ def test_workers_together_are_one_worker(
         close(tensors, alone[0])
 
 
-PARTS = {**ONE_STEP, "model__unet": "pretrained"}
+PARTS = {**ONE_STEP, "model__denoiser": "pretrained"}
 FULL = {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "strategy__activation_checkpointing": True}
 
 
@@ -159,7 +159,7 @@ def unet_loaded_once(world: World, root: Path) -> list[float]:
     """Return sums of the U-Net's weights, which only the main worker may load."""
     if not world.is_main:
         load._diffusers = lambda *_: pytest.fail("loaded by another worker")
-    how = config(root, model__unet="pretrained")
+    how = config(root, model__denoiser="pretrained")
     unet = make_networks(how, resolve(how.model.source), world).unet
     return [weights.double().sum().item() for weights in unet.parameters()]
 

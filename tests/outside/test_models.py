@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(resolve("builtin:tiny").path, root / "model")
     make_latents(root, 16, vocabulary=50)
-    both: dict[str, Any] = {"model__unet": "pretrained", "model__train_text_encoder": True, "max_steps": 3}
+    both: dict[str, Any] = {"model__denoiser": "pretrained", "model__train_text_encoder": True, "max_steps": 3}
     velocity = {"objective__prediction": "v", "objective__zero_terminal_snr": True}
     train(config(root, "whole", **both, **velocity))
     train(config(root, "beside", **both, lora__rank=3, lora__alpha=12.0, optimizer__learning_rate=0.01))

@@ -110,6 +110,13 @@ def test_trainers_on_gpus_have_the_recipes_batches_and_the_fastest_strategy_by_d
     assert (config.strategy.kind, config.strategy.compile) == strategy
 
 
+def test_a_key_and_its_other_name_are_not_given_together() -> None:
+    assert train("model.unet=pretrained").model.denoiser == "pretrained"
+    expected = r"^model\.unet: expected nothing beside model\.denoiser, of which it is another name, got 'new'"
+    with pytest.raises(ConfigError, match=expected):
+        train("model.unet=new", "model.denoiser=pretrained")
+
+
 def test_the_defaults_on_gpus_are_phase_1s_samples_and_a_smaller_batch_at_512_px() -> None:
     config = train("scaling.accelerator=A100", "phase_2.max_steps=850000", "phase_2.resolution=512")
     one, two = config.phases
