@@ -47,11 +47,13 @@ def plan(args: Arguments) -> None:
 
     prices = load_prices(args.prices)
     config: Any = draft(args.job, args.config, args.set).config
-    family, model = _planned_model(config)
+    family, model, folder = _planned_model(config)
     if family != "Stable Diffusion":
         say(f"plan: speeds of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
     choices = {"encoders": args.encoders, "rows": args.rows}
-    work = make.training(config, prices, trainers=args.trainers, **choices) if args.job == "train" else None
+    work = (
+        make.training(config, prices, trainers=args.trainers, model=folder, **choices) if args.job == "train" else None
+    )
     if work and not args.trainers and config.scaling.gpu_type is None:
         say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
@@ -60,8 +62,8 @@ def plan(args: Arguments) -> None:
         print(f"\n{memory.as_text(estimate)}")
 
 
-def _planned_model(config: Any) -> tuple[str, Any]:
-    """Return the family's name and the known model, by a model on this machine; else Stable Diffusion 2."""
+def _planned_model(config: Any) -> tuple[str, Any, Path | None]:
+    """Return the family's name, the known model and the folder of a model on this machine; else Stable Diffusion 2."""
     from sdp.families import INDEX
     from sdp.families.sd import SD, SD2
     from sdp.model import sources
@@ -69,9 +71,11 @@ def _planned_model(config: Any) -> tuple[str, Any]:
     model = getattr(config, "model", None)
     name = str(model.source) if model else ""
     if not (name.startswith(sources.BUILTIN) or Path(name, INDEX).is_file()):
-        return SD.name, SD2  # elsewhere, or not there yet
+        return SD.name, SD2, None  # elsewhere, or not there yet
     family = sources.family(name)
-    return family.name, SD2 if family is SD else sources.known(name)
+    if family is SD:
+        return SD.name, SD2, None
+    return family.name, sources.known(name), sources.local_folder(sources.parse(name))
 
 
 def _memories(config: Any, work: Any, model: Any) -> list[Any]:

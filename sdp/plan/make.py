@@ -10,7 +10,7 @@ from sdp.config import JobConfig, ProcessConfig, TrainConfig
 from sdp.datasets.manifest import MANIFEST, open_dataset
 from sdp.encode.tars import PICTURES
 from sdp.errors import UserError
-from sdp.families import LatentSpace, TextSpace
+from sdp.families import LatentSpace, TextSpace, of, space_of
 from sdp.families.sd import SD2
 from sdp.hardware import INSTANCES, Instance, gpus_by_accelerator
 from sdp.plan.prices import Prices, instances, reference
@@ -117,8 +117,9 @@ class PlannedTraining:
     rows_assumed: bool
     """True if the number of images is unknown, so that one is assumed for each training sample."""
     mode: str
-    embedded: bool
-    """True if latents are stored with embeddings of their captions, not with token ids."""
+    latents: LatentSpace
+    text: TextSpace
+    """The form in which captions are stored."""
     trains_text: bool
     """True if the text encoder is trained as well."""
     speeds: Speeds
@@ -139,9 +140,13 @@ def training(
     trainers: str | None = None,
     encoders: str | None = None,
     rows: int | None = None,
+    model: Path | None = None,
 ) -> PlannedTraining:
-    """Return the work that a training's configuration describes, or the command line where it names something."""
-    gpus = config.scaling.most
+    """Return the work that a training's configuration describes, or the command line where it names something.
+
+    Rows are as large as those for the folder `model`, or else for Stable Diffusion 2.
+    """
+    gpus, embedded = config.scaling.most, config.encode.text == "text_embedding"
     train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus)
     encode_on, encoder_count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * train_on.gpus if count else gpus
@@ -157,7 +162,10 @@ def training(
         rows=rows or phases[0].samples,
         rows_assumed=not rows,
         mode=config.data.mode,
-        embedded=config.encode.text == "text_embedding",
+        latents=space_of(model) if model else LatentSpace(),
+        text=of(model).text(model, embedded=embedded)
+        if model
+        else TextSpace(width=SD2.text_encoder["hidden_size"] if embedded else None),
         trains_text=config.model.train_text_encoder,
         speeds=Speeds(config.strategy.kind + "+compile" * config.strategy.compile),
         trainers=train_on,
@@ -238,15 +246,14 @@ def _plan(work: PlannedTraining, prices: Prices) -> Plan:
     """Return the stages of one way to do the work."""
     name = f"{work.mode}, {work.trainer_count} x {work.trainers.name}"
     stages = [_train(phase, work, prices) for phase in work.phases]
-    if work.trains_text or (work.mode == "offline" and not work.embedded):
+    if work.trains_text or (work.mode == "offline" and work.text.width is None):
         texts = [_text(phase, stage, work) for phase, stage in zip(work.phases, stages, strict=True)]
         stages = [part for both in zip(stages, texts, strict=True) for part in both]
     if work.mode != "offline":
         return Plan(name, tuple(stages))
     sides = {phase.resolution for phase in work.phases}
     process = _process(work.rows, sides, work.encoders, work.encoder_gpus, prices)
-    caption = TextSpace(width=SD2.text_encoder["hidden_size"] if work.embedded else None).bytes
-    row = caption + sum(2 * math.prod(LatentSpace().shape(side)) for side in sides)
+    row = work.text.bytes + sum(2 * math.prod(work.latents.shape(side)) for side in sides)
     return Plan(name, (process, *stages), work.rows * row, prices.storage_gb_month / _HOURS_A_MONTH)
 
 

@@ -8,6 +8,7 @@ from sdp.cli import main
 from sdp.config import TrainConfig, draft
 from sdp.config.train import PricesConfig
 from sdp.errors import ConfigError
+from sdp.model.sources import resolve
 from sdp.plan import make, presets, show
 from sdp.plan.make import Plan, PlannedTraining, encoders_needed
 from sdp.plan.presets import figures
@@ -20,7 +21,7 @@ SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_ste
 FAST = ["strategy.kind=fsdp", "strategy.compile=true"]
 
 
-def work(*settings: str, **options: str | int) -> PlannedTraining:
+def work(*settings: str, **options: str | int | Path) -> PlannedTraining:
     config = draft("train", None, settings).config
     assert isinstance(config, TrainConfig)
     return make.training(config, PRICES, **options)  # type: ignore[arg-type]
@@ -254,6 +255,11 @@ def test_a_folder_of_this_machine_is_counted_and_gets_few_encoders(
     assert (training.rows, training.rows_assumed) == (3, False)
     process = make.plans(training, PRICES)[0].stages[0]
     assert [(group.count, group.instance) for group in process.groups] == [(1, "g5.2xlarge")]
+
+
+def test_rows_of_prx_are_stored_with_its_channels_and_token_ids() -> None:
+    training = work("limit=1000", "max_steps=10", model=resolve("builtin:tiny-prx").path)
+    assert make.plans(training, PRICES)[0].stored == 1000 * (16 * 32 * 32 * 2 + 32 * 4)
 
 
 def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
