@@ -13,6 +13,11 @@ from sdp.console import counted
 
 _HOLD_OUT_FROM = 20
 """With fewer pictures, init holds out none: a tenth of them might be none at all."""
+_RECIPES = {
+    "article": {"max_steps": 550_000, "phase_2.max_steps": 850_000},
+    "fast": {"max_steps": 280_000, "phase_2.max_steps": 55_000},
+}
+"""Steps of 2048 samples at 256 px and then at 512 px; `fast` is micro-diffusion's."""
 
 
 @command(LOOK, "config show download > download.yaml")
@@ -40,6 +45,9 @@ def config_show(args: Arguments) -> None:
 )
 @argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
 @argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
+@argument(
+    "--recipe NAME", "steps of two phases: the article's, or fast, fewer and unproven", choices=("article", "fast")
+)
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
@@ -49,6 +57,8 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
+    if args.recipe and not args.store:
+        raise UsageError("init: --recipe: is for a cluster; leave it out, or give --store")
     from sdp import config
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
@@ -73,6 +83,8 @@ def init(args: Arguments) -> None:
             keys, summary = one_gpu.settings(gpu, start["train"] | own["train"])
             own["train"] |= keys | {"samples.prompts": (start["generate"] | own["generate"])["prompts"]}
             say(f"{summary}, by the estimate of sdp plan --memory")
+        if args.recipe:
+            own["train"] |= {**_RECIPES[args.recipe], "phase_2.resolution": 512}
         for job, values in start.items():
             values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
             values |= own.get(job, {})

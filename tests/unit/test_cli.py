@@ -109,6 +109,15 @@ def test_init_writes_valid_configurations_and_overwrites_none(
     assert "my: cannot be written (Not a directory); choose another folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("recipe", "steps"), [("article", (550_000, 850_000)), ("fast", (280_000, 55_000))])
+def test_init_writes_the_two_phases_of_a_recipe(recipe: str, steps: tuple[int, int], tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "my"), "--recipe", recipe]) == 2, "not for a laptop"
+    assert main(["init", str(tmp_path / "my"), "--recipe", recipe, "--store", "s3://bucket/mine"]) == 0
+    phases = load("train", str(tmp_path / "my/train.yaml")).phases
+    assert tuple(phase.max_steps for phase in phases) == steps
+    assert [(phase.data.resolution, phase.data.batch_of(32)) for phase in phases] == [(256, 2048), (512, 2048)]
+
+
 def test_pictures_of_ones_own_are_processed_without_a_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
