@@ -103,20 +103,43 @@ class Family(ABC):
     """The folder of the network that is trained."""
     denoiser_class: ClassVar[str]
     text_class: ClassVar[str]
+    kinds: ClassVar[tuple[tuple[str, str, tuple[str, ...]], ...]]
+    """The other networks' folders, the key that names their kind, and its values."""
+    text_key: ClassVar[str]
+    """The denoiser's key for the size of a token's embedding."""
     predictions: ClassVar[tuple[str, ...]]
     """The values of objective.prediction that the denoiser can be trained for."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Name endings of the denoiser's attention layers."""
+    builtin: ClassVar[str]
+    """The name of its tiny model."""
     skips_tokens: ClassVar[bool] = False
     """True if image tokens may skip some of its blocks."""
+
+    @property
+    @abstractmethod
+    def known(self) -> tuple[KnownModel, ...]:
+        """The models whose memory is known."""
 
     def folder(self, part: str) -> str:
         """Return the folder of a part."""
         return self.denoiser if part == DENOISER else part
 
-    @abstractmethod
     def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
         """Return why networks with these configurations, by folder, are not a model of this family, or None."""
+        for folder, key, kinds in (*self.kinds, (self.denoiser, "_class_name", (self.denoiser_class,))):
+            if folder in configs and (value := configs[folder].get(key)) not in kinds:
+                expected = " or ".join(map(repr, kinds))
+                return f"{folder}/config.json: {key}: expected {expected}, got {value!r}"
+        denoiser = configs.get(self.denoiser, {})
+        for folder, key, own in (
+            ("vae", "latent_channels", "in_channels"),
+            ("text_encoder", "hidden_size", self.text_key),
+        ):
+            if denoiser and folder in configs and (value := configs[folder].get(key)) != denoiser.get(own):
+                needed = f"expected {denoiser.get(own)}, as the {self.denoiser} needs"
+                return f"{folder}/config.json: {key}: {needed}, got {value}"
+        return None
 
     @abstractmethod
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
@@ -164,6 +187,14 @@ class Family(ABC):
         """Return the latents, time and text of one sample, to count operations with."""
 
 
+def every() -> tuple[Family, ...]:
+    """Return all families."""
+    from sdp.families.prx import PRX
+    from sdp.families.sd import SD
+
+    return SD, PRX
+
+
 def of(model: Path) -> Family:
     """Return the family of a model's folder."""
     index = model / INDEX
@@ -172,14 +203,11 @@ def of(model: Path) -> Family:
 
 def by_index(index: bytes) -> Family:
     """Return the family that a model_index.json names; without a known name, Stable Diffusion."""
-    from sdp.families.prx import PRX
-    from sdp.families.sd import SD
-
     try:
         name = json.loads(index).get("_class_name")
     except (ValueError, AttributeError):
-        return SD  # its parts will tell
-    return PRX if name == PRX.pipeline else SD
+        name = None  # its parts will tell
+    return next((family for family in every() if family.pipeline == name), every()[0])
 
 
 def text_width(model: Path) -> int:

@@ -5,7 +5,7 @@ tells its own length.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,28 +33,16 @@ class Prx(Family):
     denoiser = "transformer"
     denoiser_class = "PRXTransformer2DModel"
     text_class = "Qwen3Model"
+    kinds = (("vae", "_class_name", ("AutoencoderKL", "AutoencoderDC")), ("text_encoder", "model_type", ("qwen3",)))
+    text_key = "context_in_dim"
+    builtin = "tiny-prx"
     predictions = ("flow",)
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
     skips_tokens = True
 
-    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
-        for folder, key, expected in (
-            ("vae", "_class_name", ("AutoencoderKL", "AutoencoderDC")),
-            ("text_encoder", "model_type", ("qwen3",)),
-            ("transformer", "_class_name", (self.denoiser_class,)),
-        ):
-            if folder in configs and (value := configs[folder].get(key)) not in expected:
-                return f"{folder}/config.json: {key}: expected {' or '.join(expected)}, got {value!r}"
-        transformer = configs.get("transformer", {})
-        for folder, key, own in (
-            ("vae", "latent_channels", "in_channels"),
-            ("text_encoder", "hidden_size", "context_in_dim"),
-        ):
-            if transformer and folder in configs:
-                value, needed = configs[folder].get(key), transformer.get(own)
-                if value != needed:
-                    return f"{folder}/config.json: {key}: expected {needed}, as the transformer needs, got {value}"
-        return None
+    @property
+    def known(self) -> tuple[KnownModel, ...]:
+        return PRX_424M, PRX_1B
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
         from sdp.families.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@
 torch's meta device and count their parameters. There are no weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,27 +29,15 @@ class StableDiffusion(Family):
     denoiser = "unet"
     denoiser_class = "UNet2DConditionModel"
     text_class = "CLIPTextModel"
+    kinds = (("vae", "_class_name", ("AutoencoderKL",)), ("text_encoder", "model_type", ("clip_text_model",)))
+    text_key = "cross_attention_dim"
+    builtin = "tiny"
     predictions = ("epsilon", "v")
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
-    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
-        for folder, key, expected in (
-            ("vae", "_class_name", "AutoencoderKL"),
-            ("text_encoder", "model_type", "clip_text_model"),
-            ("unet", "_class_name", self.denoiser_class),
-        ):
-            if folder in configs and (value := configs[folder].get(key)) != expected:
-                return f"{folder}/config.json: {key}: expected {expected!r}, got {value!r}"
-        unet = configs.get("unet", {})
-        if unet and "vae" in configs:
-            channels, needed = configs["vae"].get("latent_channels"), unet.get("in_channels")
-            if channels != needed:
-                return f"the VAE has {channels} latent channels, the U-Net needs {needed}"
-        if unet and "text_encoder" in configs:
-            width, needed = configs["text_encoder"].get("hidden_size"), unet.get("cross_attention_dim")
-            if width != needed:
-                return f"the text encoder has {width} output channels, the U-Net needs {needed}"
-        return None
+    @property
+    def known(self) -> tuple[KnownModel, ...]:
+        return SD2, SD1
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
         return TextSpace(width=text_width(model) if embedded else None)

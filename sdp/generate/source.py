@@ -10,7 +10,7 @@ from typing import Any
 
 from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
-from sdp.families import INDEX, refuse_sides
+from sdp.families import INDEX, every, refuse_sides
 from sdp.model import sources
 from sdp.model.checkpoints import (
     COMPLETE,
@@ -52,7 +52,7 @@ def choose(config: GenerateConfig, begun: str | None = None) -> GenerateModel:
     if source.kind in ("hub", "builtin"):
         return _of_model(config, source, options)
     folder = open_storage(config.checkpoint, options)
-    if folder.exists(INDEX) or folder.exists("unet/config.json"):
+    if folder.exists(INDEX) or any(folder.exists(f"{family.denoiser}/config.json") for family in every()):
         return _of_model(config, source, options)
     try:
         newest = find_checkpoint(config.checkpoint, options)

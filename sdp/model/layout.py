@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdp.errors import ModelError
-from sdp.families import DENOISER, INDEX, Family
+from sdp.families import DENOISER, INDEX, Family, every
 
 Prediction = Literal["epsilon", "v", "flow"]
 Exists = Callable[[str], bool]
@@ -31,9 +31,7 @@ FLOW = "FlowMatchEulerDiscreteScheduler"
 """The scheduler of a model of flow matching."""
 
 _WEIGHTS = {
-    "vae": "diffusion_pytorch_model",
-    "unet": "diffusion_pytorch_model",
-    "transformer": "diffusion_pytorch_model",
+    **dict.fromkeys(("vae", *(family.denoiser for family in every())), "diffusion_pytorch_model"),
     "text_encoder": "model",
 }
 TOKENIZER = (

@@ -20,8 +20,6 @@ from typing import Any
 from sdp import families
 from sdp.errors import ModelError
 from sdp.families import INDEX, Family, KnownModel
-from sdp.families.prx import PRX_1B, PRX_424M
-from sdp.families.sd import SD1, SD2
 from sdp.model import cache, hub, layout
 from sdp.model.layout import PARTS, Exists, ModelSource, Prediction
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -137,8 +135,9 @@ def family(source: ModelSource | str, *, storage: StorageOptions | None = None) 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
     """Return the known model whose denoiser has the source's size, or None."""
-    config = _read_config(source, f"{family(source, storage=storage).denoiser}/config.json", storage)
-    return next((model for model in (SD2, SD1, PRX_424M, PRX_1B) if model.has_size_of(config)), None)
+    own = family(source, storage=storage)
+    config = _read_config(source, f"{own.denoiser}/config.json", storage)
+    return next((model for model in own.known if model.has_size_of(config)), None)
 
 
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
@@ -155,8 +154,10 @@ def local_folder(source: ModelSource) -> Path:
     """Return the folder of a builtin or local source."""
     if source.kind == "builtin":
         name = source.uri.removeprefix(BUILTIN)
-        if name not in ("tiny", "tiny-prx"):
-            raise ModelError(f"model source {source}: unknown builtin model; expected builtin:tiny or builtin:tiny-prx")
+        names = [each.builtin for each in families.every()]
+        if name not in names:
+            expected = " or ".join(f"{BUILTIN}{each}" for each in names)
+            raise ModelError(f"model source {source}: unknown builtin model; expected {expected}")
         return Path(str(files("sdp.model") / name.replace("-", "_")))
     path = Path(parse_uri(source.uri).path)
     if not path.is_dir():

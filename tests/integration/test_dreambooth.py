@@ -116,7 +116,10 @@ def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp
         (["source.caption=a photo of a cat"], r"^source.caption: expected a word that is not in prior.prompt"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
         ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),
-        ([f"model.source={other}"], r"^model source .*/inpainting: .*the VAE has 4 latent channels, the U-Net needs 9"),
+        (
+            [f"model.source={other}"],
+            r"^model source .*/inpainting: .*latent_channels: expected 9, as the unet needs, got 4",
+        ),
     ):
         with pytest.raises((UserError, ConfigError), match=line):
             job.run(config(root, out, *settings))

@@ -284,7 +284,7 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "key", "value", "line"),
     [
-        ("text_encoder/config.json", "model_type", "t5", "expected qwen3, got 't5'"),
+        ("text_encoder/config.json", "model_type", "t5", "expected 'qwen3', got 't5'"),
         ("text_encoder/config.json", "hidden_size", 64, "expected 32, as the transformer needs, got 64"),
         ("vae/config.json", "latent_channels", 4, "expected 16, as the transformer needs, got 4"),
         ("tokenizer/tokenizer_config.json", "model_max_length", 131072, "expected 1 to 1024 tokens a caption"),

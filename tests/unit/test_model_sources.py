@@ -118,8 +118,8 @@ def test_weights_in_several_files_are_taken(model: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "key", "value", "says"),
     [
-        ("text_encoder", "hidden_size", 32, "has 32 output channels, the U-Net needs 64"),
-        ("vae", "latent_channels", 16, "the VAE has 16 latent channels, the U-Net needs 4"),
+        ("text_encoder", "hidden_size", 32, "expected 64, as the unet needs, got 32"),
+        ("vae", "latent_channels", 16, "expected 4, as the unet needs, got 16"),
         ("vae", "_class_name", "VQModel", "expected 'AutoencoderKL'"),
         ("unet", "_class_name", "FluxTransformer2DModel", "expected 'UNet2DConditionModel'"),
         ("text_encoder", "model_type", "t5", "expected 'clip_text_model'"),
