@@ -55,7 +55,9 @@ def _axis(values: Sequence[float], start: float, end: float, about: int) -> tupl
     def scale(value: float) -> float:
         return start + (value - low) / (high - low) * (end - start)
 
-    return scale, [(scale(tick), f"{tick:,.10g}") for tick in ticks(low, high, about)]
+    whole = all(float(value).is_integer() for value in values)
+    marks = [tick for tick in ticks(low, high, about) if not whole or tick % 1 == 0]
+    return scale, [(scale(tick), f"{tick:,.10g}") for tick in marks]
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -544,7 +544,7 @@ def draw(cpu_s: Mapping[str, Sequence[float]]) -> str:
     sizes = [math.log10(units) for units in SIZES]
     drawn = [name for name in cpu_s if name not in NOT_DRAWN]
     curves = [Line(name, sizes, [math.log10(max(seconds, 1e-3)) for seconds in cpu_s[name]]) for name in drawn]
-    head, _, rest = lines(curves, x_name="units, 10^x; upwards CPU seconds, 10^y").partition(">")
+    head, _, rest = lines(curves, x_name="CPU seconds (10^y) by number of units (10^x)").partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">{_COLORS}{rest}\n'
 
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.picture:
         measured = Line("measured", counts, [60 * hours[count] for count in counts])
         linear = Line("linear", counts, [60 * first / count for count in counts])
-        name = f"workers ({gpus[0] if gpus else 'stand-ins'}); upwards minutes for {SAMPLES} samples"
+        name = f"minutes for {SAMPLES} samples, by number of workers ({gpus[0] if gpus else 'stand-ins'})"
         head, _, rest = lines([linear, measured], x_name=name, zero=True).partition(">")
         options.picture.write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{_COLORS}{rest}\n')
     return 0
