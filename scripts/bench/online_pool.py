@@ -103,7 +103,9 @@ def picture(results: Sequence[dict[str, float]]) -> str:
     curves = [
         Line(name, x, [r[key] for r in results]) for name, key in (("possible", "possible"), ("measured", "reached"))
     ]
-    drawn = lines(curves, x_name="img/s of two trainers of 184, by number of encoders (A10G at 102 img/s each)", zero=True)
+    drawn = lines(
+        curves, x_name="img/s of two trainers of 184, by number of encoders (A10G at 102 img/s each)", zero=True
+    )
     look = (
         "<style>svg{--a:#0969da;--b:#bc4c00;--line:#d0d7de;background:#fff}"
         "text{font:13px system-ui,sans-serif;fill:#57606a}</style>"

@@ -210,7 +210,7 @@ def inspect(args: Arguments) -> int:
 @one_of(
     argument("--row N", "the image at this address", type=int),
     argument("--url URL", "the image that came from this URL"),
-    argument("--file NAME", "the image file with this name, or the end of it, in the source of the first URI"),
+    argument("--file NAME", "the image file with this name, or the end of it, in the source of the first dataset"),
     argument("--sha256 HASH", "the image with this content"),
     argument(
         "--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`, `file NAME`"
@@ -241,9 +241,14 @@ def audit(args: Arguments) -> int:
     row = args.row
     if args.file is not None:
         from sdp.datasets.names import row_of_file
+        from sdp.datasets.output import HEAD
         from sdp.storage import open_storage
 
-        row = row_of_file(open_storage(args.uri[0]), args.file)
+        folders = [open_storage(uri) for uri in args.uri]
+        dataset = next((folder for folder in folders if folder.exists(HEAD)), None)
+        if dataset is None:
+            raise UsageError(f"audit: --file: expected a dataset that has the file, got {', '.join(args.uri)}; add one")
+        row = row_of_file(dataset, args.file)
     print("\n".join(map(summary, audit(args.uri, row=row, value=value))))
     return 0
 

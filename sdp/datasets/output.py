@@ -92,7 +92,10 @@ def read_head(storage: Storage) -> Head:
 
 def refuse_other_format(data: Mapping[str, Any], where: str) -> None:
     """Refuse a record of another format, before its fields are checked."""
-    if (version := data.get("format")) != FORMAT:
+    version = data.get("format")
+    if type(version) is not int:
+        raise DatasetError(f"{where}: format: expected a number, got {version!r:.60}; restore it from a backup")
+    if version != FORMAT:
         raise DatasetError(
             f"{where}: format {version}, but this sdp reads format {FORMAT}; use the version of sdp that wrote it"
         )

@@ -175,7 +175,9 @@ def summary(
     else:
         lines.append(("this run", "nothing to do: all parts existed"))
     if counts.failed:
-        lines.append(("next", f"{rerun(figures.job, '--only-failed')} retries the failed rows"))
+        only_captions = counts.reasons.get("no_caption") == counts.failed
+        first = "add captions to their source, or nothing will change; then " * only_captions
+        lines.append(("next", f"{first}{rerun(figures.job, '--only-failed')} retries the failed rows"))
     return lines
 
 
