@@ -80,5 +80,5 @@ def test_mkdocs_builds_the_site_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "monitoring" / "index.html").is_file()
-    assert (tmp_path / "pictures" / "grafana-run.png").is_file()
+    assert (tmp_path / "pictures" / "dashboard-run.png").is_file()
     assert (tmp_path / "search" / "search_index.json").is_file()
