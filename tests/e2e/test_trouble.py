@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -89,6 +90,42 @@ def test_an_evicted_trainers_pod_writes_a_checkpoint_first(cluster: Kube, latent
     history = exact(cluster, "run-told", latents)
     assert history["preemption"] == 1
     assert saved_early(cluster, "run-told")
+
+
+def test_online_training_goes_on_when_the_encoders_node_is_drained(cluster: Kube, images: str) -> None:
+    job = jobs.submit(cluster, "train-online", f"output.uri={jobs.OUTPUT}/run-drained", *LONG)
+    at_work(cluster, "run-drained")
+    node = cluster.get("pod", pod_of(cluster, "a10g"))["spec"]["nodeName"]
+    cluster.run("drain", node, "--pod-selector=sdp/group=a10g", "--delete-emptydir-data", "--timeout=110s")
+    cluster.run("uncordon", node)
+    jobs.succeeded(cluster, job, LONGER_S)
+    run = jobs.inspect(cluster, f"{jobs.OUTPUT}/run-drained")
+    assert run["step"] == STEPS
+    assert not {"recovered", "gave_up"} & run["history"].keys(), "the trainers waited for another encoder"
+    rows = jobs.inspect(cluster, images)["counts"]["written"]
+    assert next(iter(run["newest"]["consumed"].values())) in range(int(0.8 * rows), rows + 1)
+
+
+def test_a_changed_value_reaches_a_running_job_only_when_it_begins_again(
+    cluster: Kube, latents: str, helm: Callable[..., str]
+) -> None:
+    def upgrade(steps: int) -> None:
+        helm("upgrade", "--force-conflicts", "--set", f"jobs.train.max_steps={steps}")
+        head = jobs.head(cluster)
+        cluster.run("annotate", "--overwrite", "pod", head, f"steps={steps}")  # its node then updates the file at once
+        read = ("exec", head, "-c", "ray-head", "--", "cat", "/etc/sdp/jobs/train.yaml")
+        cluster.until(lambda: f"max_steps: {steps}" in cluster.run(*read), 120, "the head has the new value")
+
+    uri = f"output.uri={jobs.OUTPUT}/run-changed"
+    upgrade(120)
+    job = jobs.submit(cluster, "train", uri)
+    at_work(cluster, "run-changed")
+    upgrade(STEPS)
+    jobs.succeeded(cluster, job)
+    assert jobs.inspect(cluster, f"{jobs.OUTPUT}/run-changed")["step"] == 120
+    jobs.succeeded(cluster, jobs.submit(cluster, "train", uri))
+    exact(cluster, "run-changed", latents)
+    upgrade(40)
 
 
 def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(cluster: Kube, latents: str) -> None:
