@@ -189,13 +189,15 @@ class ScalingConfig(WorkersConfig):
             yield self.problem("accelerator", "null while in_driver is on", "the driver uses what its machine has")
 
 
-Shard = Annotated[Literal["shard_grad_op", "full_shard"], BeforeValidator(lambda name: str(name).lower())]
+_lower = BeforeValidator(lambda name: str(name).lower())
+Kind = Annotated[Literal["ddp", "fsdp"], _lower]
+Shard = Annotated[Literal["shard_grad_op", "full_shard"], _lower]
 
 
 class StrategyConfig(Section):
     """The parallelism, and what makes a step faster or smaller."""
 
-    kind: Literal["ddp", "fsdp"] = key("ddp")
+    kind: Kind = key("ddp")
     """Keep the whole state on each GPU (ddp) or a shard of it (fsdp, the default for several trainers whose
     scaling.accelerator is a GPU)."""
     shard: Shard = key("shard_grad_op")

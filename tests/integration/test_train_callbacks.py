@@ -47,8 +47,9 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     head, phases, operations = (root / "run/profile/summary.txt").read_text().split("\n\n", 2)
     assert head == "step 5, 2 steps on cpu"
     rows = [line.split() for line in phases.splitlines()]
-    assert [row[0] for row in rows] == ["phase", "data", "copy", "forward", "backward", "optimizer", "other", "all"]
-    assert sum(float(row[1]) for row in rows[1:-1]) == pytest.approx(float(rows[-1][1]), abs=0.1)
+    names = ["phase", "data", "copy", "forward", "backward", "optimizer", "other", "all", "measured"]
+    assert [row[0] for row in rows] == names
+    assert sum(float(row[1]) for row in rows[1:-2]) == pytest.approx(float(rows[-1][1]), abs=0.1)
     assert "aten::" in operations
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
     named = sorted((e for e in trace["traceEvents"] if e["name"] == "sdp.backward"), key=lambda e: e["ts"])
@@ -62,12 +63,13 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
 
 
 def test_a_phase_has_its_mean_time_and_its_highest_peak() -> None:
-    table = phases({"forward": 0.6, "data": 0.2}, {"forward": 3 << 30}, 2)
-    header, forward, data, whole = table.splitlines()
+    table = phases({"forward": 0.6, "data": 0.2}, {"forward": 3 << 30}, 2, 0.9)
+    header, forward, data, whole, measured = table.splitlines()
     assert header.split() == ["phase", "ms", "a", "step", "share", "peak", "memory"]
     assert forward.split() == ["forward", "300.00", "75.0%", *size(3 << 30).split()]
     assert data.split() == ["data", "100.00", "25.0%"]
     assert whole.split() == ["all", "400.00"]
+    assert measured.split() == ["measured", "450.00"]
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])

@@ -89,7 +89,7 @@ class Profile(Callback):
         order = "self_device_time_total" if cuda else "self_cpu_time_total"
         parts = [
             f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}",
-            phases(self._spread(trainer, steps), peaks, steps),
+            phases(self._spread(trainer, steps), peaks, steps, self._step_s),
             self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
         ]
         run.storage.publish(PROFILE, "\n\n".join(parts).encode())
@@ -105,12 +105,15 @@ class Profile(Callback):
         return seconds
 
 
-def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int) -> str:
-    """Return a table of a step's activities: their mean time, and the most memory that was allocated in them."""
+def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int, measured: float) -> str:
+    """Return a table of a step's activities: their mean time, and the most memory that was allocated in them.
+
+    Their sum differs from the `measured` time of the steps as far as encoding came before or after these.
+    """
     whole = sum(seconds.values()) or 1.0
     rows = [
         (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if name in peaks else "")
         for name, spent in seconds.items()
     ]
-    rows.append(("all", f"{1e3 * whole / steps:,.2f}", "", ""))
+    rows += [(name, f"{1e3 * spent / steps:,.2f}", "", "") for name, spent in (("all", whole), ("measured", measured))]
     return table(rows, ("phase", "ms a step", "share", "peak memory"))
