@@ -40,12 +40,13 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
 def record_in_run(pictures: Dataset | None, uri: str, options: StorageOptions) -> None:
     """Name an evaluation in the run whose checkpoint drew the pictures, if there is one, for its model cards."""
     checkpoint = pictures.manifest.models.get("checkpoint", "").rpartition(" sha256:")[0] if pictures else ""
-    if (run := run_of(checkpoint)) == checkpoint:  # files, or pictures of a whole model
+    if pictures is None or (run := run_of(checkpoint)) == checkpoint:  # files, or pictures of a whole model
         return
+    weights = pictures.manifest.config.get("weights", "auto")
     try:
         folder = RunFolder(open_storage(run, options))
         if folder.storage.exists(RUN):
-            folder.record_evaluation(checkpoint.rpartition("/")[2], uri)
+            folder.record_evaluation(checkpoint.rpartition("/")[2], weights, uri)
     except SdpError as error:
         say(f"evaluate: model cards of {run} will not name this evaluation: {error}")
 

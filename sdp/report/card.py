@@ -22,7 +22,7 @@ from sdp.datasets.records import reading
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import RESULT, headlines
 from sdp.model import sources
-from sdp.model.checkpoints import read_ledger, run_of
+from sdp.model.checkpoints import averages, read_ledger, run_of, training_config
 from sdp.model.export import Exported
 from sdp.report.run import checkpoint_section
 from sdp.storage import Storage, open_storage
@@ -31,9 +31,8 @@ from sdp.train.run_folder import RunFolder
 CARD, _CROISSANT = "README.md", "croissant.json"
 _ROW = re.compile(r"\| (\S.*?) \| ([0-9a-f]{64}) \|")
 """The beginning of a dataset's row, or of an evaluation's."""
-
-
 _EVALUATION = "| {} | {} | {} |"
+"""The row of an evaluation; a dataset's has more cells."""
 
 
 def write_model_card(exported: Exported) -> None:
@@ -45,9 +44,10 @@ def write_model_card(exported: Exported) -> None:
     for file, _, picture in samples:
         target.publish(f"samples/{file}", picture)
     evaluations = []
-    for uri in run.evaluations(folder.uri.rpartition("/")[2]):
+    for uri, weights in run.evaluations(folder.uri.rpartition("/")[2]):
         with suppress(SdpError):  # it is gone, or cannot be read
-            evaluations.append(_evaluation(uri))
+            if averages(training_config(folder), weights, "weights", folder) == exported.ema:
+                evaluations.append(_evaluation(uri))
     values = {
         "name": target.uri.rpartition("/")[2], "family": exported.family, "ema": exported.ema, "facts": facts,
         "base": sources.parse(facts["config"]["model"]["source"]), "sampled": sampled, "samples": samples,

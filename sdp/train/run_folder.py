@@ -154,14 +154,15 @@ class RunFolder:
         line = json_line({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details})
         self._append(EVENTS, line + b"\n")
 
-    def record_evaluation(self, checkpoint: str, uri: str) -> None:
-        """Add an evaluation of pictures that were drawn with a checkpoint, which is named by its folder."""
-        self._append(EVALUATIONS, json_line({"checkpoint": checkpoint, "uri": uri}) + b"\n")
+    def record_evaluation(self, checkpoint: str, weights: str, uri: str) -> None:
+        """Add an evaluation of pictures that a checkpoint drew; `weights` is the setting of that name."""
+        self._append(EVALUATIONS, json_line({"checkpoint": checkpoint, "weights": weights, "uri": uri}) + b"\n")
 
-    def evaluations(self, checkpoint: str) -> list[str]:
-        """Return the URIs of the evaluations of a checkpoint's pictures."""
+    def evaluations(self, checkpoint: str) -> list[tuple[str, str]]:
+        """Return the evaluations of a checkpoint's pictures: their URI, and the setting `weights` of the pictures."""
         lines = self._lines(EVALUATIONS, lambda line: isinstance(line.get("uri"), str))
-        return list(dict.fromkeys(line["uri"] for line in lines if line.get("checkpoint") == checkpoint))
+        own = [line for line in lines if line.get("checkpoint") == checkpoint]
+        return list(dict.fromkeys((line["uri"], str(line.get("weights", "auto"))) for line in own))
 
     def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
         """Write the reasons of bad rows."""

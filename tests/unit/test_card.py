@@ -76,14 +76,15 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     tombstones.add(images.storage, [Takedown("row", "1"), Takedown("row", "41")])
     run.publish("samples/step-000000005/000.png", b"picture")
     run.publish("samples/step-000000005/prompts.json", b'{"000.png": "a red | circle"}')
-    marker = run.read("checkpoints/step-000000007/complete.json")
-    run.publish("checkpoints/step-000000007/complete.json", marker.replace(b"{", b'{"gpu": "NVIDIA A10G", ', 1))
+    newest = run.child("checkpoints/step-000000007")
+    newest.publish("complete.json", newest.read("complete.json").replace(b"{", b'{"gpu": "NVIDIA A10G", ', 1))
+    newest.publish("config.json", newest.read("config.json").replace(b'"denoiser": "new"', b'"denoiser": "pretrained"'))
     (tmp_path / "evaluation").mkdir()
     figures = {"fid": {"value": 21.5, "generated": 20, "reference": 30}}
     (tmp_path / "evaluation/evaluation.json").write_text(json.dumps(figures))
-    for step, evaluation in ((7, "evaluation"), (5, "another")):
+    for step, weights, evaluation in ((7, "auto", "evaluation"), (7, "raw", "another"), (5, "auto", "another")):
         models = {"checkpoint": f"{run.uri}/checkpoints/step-{step:09d} sha256:{'0' * 64}"}
-        pictures = replace(images, manifest=replace(images.manifest, models=models))
+        pictures = replace(images, manifest=replace(images.manifest, models=models, config={"weights": weights}))
         record_in_run(pictures, f"{tmp_path}/{evaluation}", StorageOptions())
     exported = Exported(str(tmp_path / "mine"), run.uri_of("checkpoints/step-000000007"), 7, "", True, "folder", PRX)
     write_model_card(exported)
@@ -92,6 +93,7 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     assert 'PRXPipeline.from_pretrained("mine")\npipeline("a red circle", skip_text_cleaning=True)' in card
     assert (tmp_path / "mine/samples/000.png").read_bytes() == b"picture"
     assert "| a red %7C circle | ![](samples/000.png) |" in card
+    assert "| transformer | its weights |" in card
     assert "| hardware | 2 × NVIDIA A10G |" in card
     assert "| FID 21.500 (20 pictures against 30) |" in card
     assert "/another" not in card
