@@ -64,13 +64,14 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     if last:
         loss, mfu, memory = last.get("loss_smoothed"), last.get("mfu"), last.get("memory_peak")
         cost = newest.facts["cost"] if newest else 0.0
+        now = newest.facts if newest and newest.facts["step"] > last["step"] else last
         figures += [
-            ("samples", f"{last['samples']:,}"),
+            ("samples", f"{now['samples']:,}"),
             ("epochs", f"{last['epoch'] + last['epoch_done']:.2f}"),
             ("loss", f"{loss:.4f}" if loss is not None else ""),
             ("img/s", rate(median(line["samples_per_s"] for line in metrics))),
             ("workers", f"{last['workers']}"),
-            ("trained for", spent(last["seconds"], last.get("gpu_hours") or 0.0, cost)),
+            ("trained for", spent(now["seconds"], now.get("gpu_hours") or 0.0, cost)),
             ("of GPU peak", f"{mfu:.1%}" if mfu else ""),
             ("GPU memory", size(memory) if memory else ""),
             ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),

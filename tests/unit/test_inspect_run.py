@@ -124,6 +124,14 @@ def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: 
     assert re.search(rf"^trained on +{latents.storage.uri} +{latents.digest}$", text, re.MULTILINE)
 
 
+def test_a_checkpoint_that_is_later_than_the_metrics_gives_a_runs_samples_and_time(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_checkpoint(tmp_path, "run", 9)
+    figures = dict(described(tmp_path / "run").figures)
+    assert (figures["step"], figures["samples"]) == ("9", "72")
+    assert figures["trained for"].startswith("1:00")
+
+
 def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
     make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
