@@ -113,8 +113,6 @@ class Family(ABC):
     """Name endings of the denoiser's attention layers."""
     builtin: ClassVar[str]
     """The name of its tiny model."""
-    skips_tokens: ClassVar[bool] = False
-    """True if image tokens may skip some of its blocks."""
 
     @property
     @abstractmethod
@@ -140,6 +138,10 @@ class Family(ABC):
                 needed = f"expected {denoiser.get(own)}, as the {self.denoiser} needs"
                 return f"{folder}/config.json: {key}: {needed}, got {value}"
         return None
+
+    def skips_tokens(self, denoiser: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return whether a denoiser with this configuration has blocks that image tokens may skip."""
+        return False
 
     @abstractmethod
     def text(self, model: Path, *, embedded: bool) -> TextSpace:

@@ -5,7 +5,7 @@ tells its own length.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,11 +38,13 @@ class Prx(Family):
     builtin = "tiny-prx"
     predictions = ("flow",)
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
-    skips_tokens = True
 
     @property
     def known(self) -> tuple[KnownModel, ...]:
         return PRX_424M, PRX_1B
+
+    def skips_tokens(self, denoiser: Mapping[str, Any]) -> bool:
+        return int(denoiser.get("depth", 16)) > _FIRST + _LAST
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
         from sdp.families.tokenizer import load_tokenizer
@@ -127,14 +129,13 @@ def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
     Hooks on the blocks would see each call twice under activation checkpointing. All modules are the denoiser's, so
     what wraps or compiles them stays.
     """
-    from torch.utils.checkpoint import checkpoint
-
     blocks = list(denoiser.blocks)
 
     def through(some: "Sequence[Any]", image: "torch.Tensor", places: "torch.Tensor", **rest: Any) -> "torch.Tensor":
         for block in some:
             inputs = (image, rest["encoder_hidden_states"], rest["temb"], places, rest["attention_mask"])
-            image = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+            recompute = denoiser.gradient_checkpointing
+            image = denoiser._gradient_checkpointing_func(block, *inputs) if recompute else block(*inputs)
         return image
 
     def loop(hidden_states: "torch.Tensor", image_rotary_emb: "torch.Tensor", **rest: Any) -> "torch.Tensor":
@@ -142,9 +143,9 @@ def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
         index = kept.unsqueeze(2).expand(-1, -1, image.shape[2])
         kept_places = places.take_along_dim(kept[:, None, :, None, None, None], 2)
         some = through(blocks[_FIRST:-_LAST], image.gather(1, index), kept_places, **rest)
-        return through(blocks[_FIRST:][-_LAST:], image.scatter(1, index, some), places, **rest)
+        return through(blocks[-_LAST:], image.scatter(1, index, some), places, **rest)
 
-    own, recompute = copy(denoiser), denoiser.gradient_checkpointing
+    own = copy(denoiser)
     vars(own).update(blocks=[loop], gradient_checkpointing=False)
     return own
 

@@ -135,9 +135,13 @@ def family(source: ModelSource | str, *, storage: StorageOptions | None = None) 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
     """Return the known model whose denoiser has the source's size, or None."""
-    own = family(source, storage=storage)
-    config = _read_config(source, f"{own.denoiser}/config.json", storage)
-    return next((model for model in own.known if model.has_size_of(config)), None)
+    config = denoiser_config(source, storage=storage)
+    return next((model for model in family(source, storage=storage).known if model.has_size_of(config)), None)
+
+
+def denoiser_config(source: ModelSource | str, *, storage: StorageOptions | None = None) -> dict[str, Any]:
+    """Return the configuration of a source's denoiser."""
+    return _read_config(source, f"{family(source, storage=storage).denoiser}/config.json", storage)
 
 
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:

@@ -91,16 +91,19 @@ def with_prediction(config: TrainConfig) -> TrainConfig:
         if own == "epsilon" and objective.zero_terminal_snr:
             hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
             raise ConfigError([Problem(key, "v while zero_terminal_snr is on", got, hint)])
-    family = sources.family(config.model.source, storage=config.storage.options())
+    options = config.storage.options()
+    family = sources.family(config.model.source, storage=options)
     if own not in family.predictions:
         expected = f"{' or '.join(family.predictions)} for a model of {family.name}"
         raise ConfigError([Problem(key, expected, got, "or choose another model.source")])
     if own == "flow" and (objective.min_snr_gamma or objective.zero_terminal_snr):
         hint = "set min_snr_gamma to null and zero_terminal_snr to false: a flow has no noise schedule"
         raise ConfigError([Problem(key, "epsilon or v with these settings", got, hint)])
-    if objective.skipped_tokens and not family.skips_tokens:
-        expected, got = f"0 for a model of {family.name}", str(objective.skipped_tokens)
-        raise ConfigError([Problem("objective.skipped_tokens", expected, got, "its layers need all of a picture")])
+    skipped = max(phase.objective.skipped_tokens for phase in config.phases)
+    if skipped and not family.skips_tokens(sources.denoiser_config(config.model.source, storage=options)):
+        key = "objective.skipped_tokens" if objective.skipped_tokens else "phase_2.skipped_tokens"
+        hint = f"this model of {family.name} has no blocks that tokens may skip"
+        raise ConfigError([Problem(key, "0", str(skipped), hint)])
     return config.replaced(objective=objective.replaced(prediction=own))
 
 

@@ -108,6 +108,5 @@ def losses_at(networks: nn.Module, objective: Objective, batch: Batch, draws: Dr
     if draws.vae is not None:  # the VAE's mean and log-variance, both of the scaled latent
         mean, log_variance = latents.chunk(2, dim=1)
         latents = mean + (log_variance.clamp(-30, 20) / 2).exp() * draws.vae
-    noisy = process.add_noise(latents, noise, times)
-    predicted = networks(noisy, times, text) if draws.kept is None else networks(noisy, times, text, draws.kept)
+    predicted = networks(process.add_noise(latents, noise, times), times, text, draws.kept)
     return sample_losses(predicted, process.target(latents, noise, times))

@@ -15,12 +15,10 @@ from sdp.families.classes import network_class
 from sdp.families.prx import PRX
 from sdp.model.sources import resolve
 from sdp.process.job import run as process
-from sdp.train import step
-from sdp.train.job import run
 from sdp.train.plan import with_prediction
 from sdp.train.world import World
 from tests.process_kit import make_images
-from tests.training import Watch, config, train, weights
+from tests.training import Watch, config, train
 from tests.workers import run_workers
 
 TINY = "builtin:tiny-prx"
@@ -129,38 +127,10 @@ def test_workers_together_learn_what_one_learns(root: Path, tmp_path: Path, chan
         assert losses == pytest.approx(alone, rel=1e-4)
 
 
-def test_only_the_phase_that_asks_for_it_skips_and_draws_the_same_after_a_restart(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    own = step.losses_at
-
-    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
-        seen.append(draws.kept)
-        return own(networks, objective, batch, draws, text)
-
-    monkeypatch.setattr(step, "losses_at", spy)
-    asked = {
-        "objective__skipped_tokens": 0.0,
-        "phase_2__skipped_tokens": 0.25,
-        "scaling__in_driver": True,
-        "max_steps": 1,
-    }
-    for steps in (1, 2):
-        run(how(root, str(tmp_path / "run"), **asked, phase_2__max_steps=steps))
-    interrupted, seen[:] = list(seen), []
-    run(how(root, str(tmp_path / "whole"), **asked, phase_2__max_steps=2))
-    assert [kept if kept is None else kept.shape for kept in seen] == [None, (8, 12), (8, 12)]
-    assert not torch.equal(seen[1][0], seen[1][1])
-    assert all(torch.equal(*pair) for pair in zip(interrupted[1:], seen[1:], strict=True))
-
-
-def test_lora_learns_with_fewer_tokens(root: Path, tmp_path: Path) -> None:
-    changed = weights(train(how(root, str(tmp_path / "run"), lora__rank=2)))
-    assert all(tensor.isfinite().all() for tensor in changed.values())
-
-
-def test_stable_diffusion_refuses_it(root: Path) -> None:
-    expected = r"^objective\.skipped_tokens: expected 0 for a model of Stable Diffusion, got 0\.5"
-    with pytest.raises(ConfigError, match=expected):
-        with_prediction(how(root, "sd", model__source="builtin:tiny"))
+@pytest.mark.parametrize(
+    ("model", "key"), [("builtin:tiny", "objective.skipped_tokens"), (TINY, "phase_2.skipped_tokens")]
+)
+def test_a_model_without_middle_blocks_refuses_it_before_the_first_phase(model: str, key: str, tmp_path: Path) -> None:
+    skipping = {"phase_2__max_steps": 1, "objective__skipped_tokens": 0.0, key.replace(".", "__"): 0.5}
+    with pytest.raises(ConfigError, match=rf"^{key}: expected 0, got 0\.5; this model of .* has no blocks"):
+        with_prediction(how(tmp_path, "run", model__source=model, **skipping))

@@ -118,8 +118,10 @@ def test_a_key_and_its_other_name_are_not_given_together() -> None:
 
 
 def test_the_defaults_on_gpus_are_phase_1s_samples_and_a_smaller_batch_at_512_px() -> None:
-    config = train("scaling.accelerator=A100", "phase_2.max_steps=850000", "phase_2.resolution=512")
+    second = ("phase_2.max_steps=850000", "phase_2.resolution=512", "phase_2.skipped_tokens=0.5")
+    config = train("scaling.accelerator=A100", *second)
     one, two = config.phases
+    assert (one.objective.skipped_tokens, two.objective.skipped_tokens) == (0.0, 0.5)
     assert (config.max_steps or 0) * one.data.batch_of(32) == 1_126_400_000
     assert (one.data.batch_size, two.data.batch_size) == (128, 32)
     assert (two.max_steps or 0) * two.data.batch_of(32) == 1_740_800_000

@@ -57,6 +57,13 @@ def test_a_row_draws_other_timesteps_and_noise_in_each_phase_of_a_training() -> 
     assert torch.equal(one.normal(Purpose.NOISE, 4), RowRandom(7, 0, torch.arange(1000)).normal(Purpose.NOISE, 4))
 
 
+def test_each_row_chooses_its_own_numbers_all_as_likely_in_each_epoch() -> None:
+    first, second = (RowRandom(1, epoch, torch.arange(2000)).some(Purpose.TOKENS, 3, 8) for epoch in (0, 1))
+    assert (first.diff() > 0).all()
+    assert first.flatten().bincount() == pytest.approx(torch.full((8,), 750), rel=0.1)
+    assert 0 < (first == second).all(1).float().mean() < 0.04, "one of 56 by chance"
+
+
 def test_normal_numbers_are_normal_and_independent_of_each_other() -> None:
     numbers = RowRandom(0, 0, torch.arange(2000)).normal(Purpose.NOISE, 100).double()
     assert abs(numbers.mean()) < 0.01
