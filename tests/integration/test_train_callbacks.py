@@ -124,92 +124,60 @@ def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(
 
 # --- W&B and MLflow --------------------------------------------------------------------------------------------------
 
-FAKE_WANDB = """
-import json, pathlib
 
-class Error(Exception):
-    pass
-
-class Image:
-    def __init__(self, data, caption):
-        self.told = [caption, *data.size]
-
-class Run:
-    def log(self, values, step):
-        told.append({"step": step, **values})
-
-    def finish(self):
-        text = json.dumps({"begun": begun, "told": told}, default=lambda image: image.told)
-        pathlib.Path(__file__).with_name("told.json").write_text(text)
-
-begun, told = [], []
-
-def init(**given):
-    if given["project"] == "forbidden":
-        raise Error("api_key not configured")
-    begun.append(given)
-    return Run()
-"""
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stand in for the library."""
+    library = Mock(Image=lambda picture, caption: (caption, picture.size))
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: True)
+    return library
 
 
 @pytest.fixture
-def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Install a fake library of that name, which records its calls in a file."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "wandb.py").write_text(FAKE_WANDB)
-    monkeypatch.syspath_prepend(folder)
-    yield folder / "told.json"
-    sys.modules.pop("wandb", None)
-
-
-def test_wandb_gets_each_line_and_the_samples_and_finds_the_run_again(root: Path, wandb: Path) -> None:
-    changes = {"scaling__in_driver": True, "log__every_steps": 2, "log__wandb__project": "sd2"}
-    changes |= {"samples__every_steps": 3, "samples__prompts": ["a"], "samples__steps": 1}
-    run(config(root, max_steps=2, **changes))
-    run(config(root, max_steps=6, **changes))
-    kept = json.loads(wandb.read_text())
-    assert [line["step"] for line in kept["told"]] == [2, 4, 6]
-    assert {"loss", "time/data", "samples_per_s"} <= kept["told"][0].keys()
-    assert [line.get("pictures") for line in kept["told"]] == [None, [["a", 64, 64]], [["a", 64, 64]]]
-    first, second = kept["begun"]
-    assert (first["project"], first["name"], first["resume"]) == ("sd2", "run", "allow")
-    assert first["id"] == second["id"]
-    assert second["config"]["max_steps"] == 6
-
-
-@pytest.mark.usefixtures("wandb")
-def test_a_refusal_of_wandb_is_one_line(root: Path) -> None:
-    with pytest.raises(UserError, match=r"log\.wandb\.project: forbidden: wandb refused \(api_key not configured\)"):
-        run(config(root, scaling__in_driver=True, log__wandb__project="forbidden"))
-
-
-def test_mlflow_gets_the_same_and_a_failure_costs_only_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stand in for the library; return its client, for which the first run exists from then on."""
     client, known = Mock(), SimpleNamespace(info=SimpleNamespace(run_id="r1"))
     client.get_experiment_by_name.return_value.experiment_id = "7"
     client.search_runs.side_effect, client.create_run.return_value = [[], [known]], known
-    client.log_batch.side_effect = [None, RuntimeError("503"), None]
     entities = SimpleNamespace(Metric=lambda name, value, _time, step: (name, value, step))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client))
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: True)
-    changes = {"scaling__in_driver": True, "log__every_steps": 2, "log__mlflow__experiment": "sd2"}
+    return client
+
+
+def test_trackers_get_each_line_and_the_samples_and_find_the_run_again(root: Path, wandb: Mock, mlflow: Mock) -> None:
+    mlflow.log_batch.side_effect = [None, RuntimeError("503"), None]  # which costs only a line
+    changes = {"scaling__in_driver": True, "log__every_steps": 2}
+    changes |= {"log__wandb__project": "sd2", "log__mlflow__experiment": "sd2"}
     changes |= {"samples__every_steps": 5, "samples__prompts": ["a: b"], "samples__steps": 1}
-    run(config(root, max_steps=2, **changes))
-    run(config(root, max_steps=6, **changes))
-    first, second = client.search_runs.call_args_list
-    tag = client.create_run.call_args.kwargs["tags"]["sdp_run"]
-    assert first == second == call(["7"], f"tags.sdp_run = '{tag}'", max_results=1)
-    assert client.create_run.call_count == 1
-    assert [one for one in client.log_param.call_args_list if one.args[1] == "max_steps"] == [
-        call("r1", "max_steps", 2)
-    ]
-    assert [one.args[1]["max_steps"] for one in client.log_dict.call_args_list] == [2, 6]
-    lines = [{name: step for name, _, step in one.args[1]} for one in client.log_batch.call_args_list]
-    assert [line["time/data"] for line in lines] == [2, 4, 6]
-    assert client.log_image.call_args == call("r1", ANY, key="000 a  b", step=6)
-    assert client.update_run.call_args == call("r1", status="RUNNING")
-    assert client.set_terminated.call_count == 2
+    for steps in (2, 6):
+        run(config(root, max_steps=steps, **changes))
+    first, second = (one.kwargs for one in wandb.init.call_args_list)
+    assert (first["project"], first["name"], first["resume"]) == ("sd2", "run", "allow")
+    assert first["id"] == second["id"]
+    assert second["config"]["max_steps"] == 6
+    lines = [(one.kwargs["step"], one.args[0]) for one in wandb.init.return_value.log.call_args_list]
+    assert [(step, line.get("pictures")) for step, line in lines] == [(2, None), (4, None), (6, [("a: b", (64, 64))])]
+    assert {"loss", "time/data", "samples_per_s"} <= lines[0][1].keys()
+
+    tags = mlflow.create_run.call_args.kwargs["tags"]
+    assert mlflow.search_runs.call_args_list == 2 * [call(["7"], f"tags.sdp_run = '{tags['sdp_run']}'", max_results=1)]
+    assert mlflow.create_run.call_count == 1
+    parameters = [one.args for one in mlflow.log_param.call_args_list]
+    assert [each for each in parameters if "max_steps" in each] == [("r1", "max_steps", 2)]
+    assert [one.args[1]["max_steps"] for one in mlflow.log_dict.call_args_list] == [2, 6]
+    sent = [{name: step for name, _, step in one.args[1]} for one in mlflow.log_batch.call_args_list]
+    assert [line["time/data"] for line in sent] == [2, 4, 6]
+    assert mlflow.log_image.call_args == call("r1", ANY, key="000 a  b", step=6)
+    assert mlflow.update_run.call_args == call("r1", status="RUNNING")
+    assert wandb.init.return_value.finish.call_count == mlflow.set_terminated.call_count == 2
+
+
+def test_a_refusal_of_a_tracker_is_one_line(root: Path, wandb: Mock) -> None:
+    wandb.init.side_effect = RuntimeError("api_key not configured")
+    with pytest.raises(UserError, match=r"log\.wandb\.project: sd2: wandb refused \(api_key not configured\)"):
+        run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
 
 
 def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
