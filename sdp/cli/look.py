@@ -17,7 +17,7 @@ _RECIPES = {
     "article": {"max_steps": 550_000, "phase_2.max_steps": 850_000},
     "fast": {"max_steps": 280_000, "phase_2.max_steps": 55_000},
 }
-"""Steps of 2048 samples at 256 px and then at 512 px; `fast` is micro-diffusion's."""
+"""Steps of 2048 samples: at 256 px, then at 512 px. Those of `fast` are micro-diffusion's."""
 
 
 @command(LOOK, "config show download > download.yaml")
@@ -46,7 +46,7 @@ def config_show(args: Arguments) -> None:
 @argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
 @argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
 @argument(
-    "--recipe NAME", "steps of two phases: the article's, or fast, fewer and unproven", choices=("article", "fast")
+    "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=("article", "fast")
 )
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
@@ -247,7 +247,7 @@ def audit(args: Arguments) -> int:
         folders = [open_storage(uri) for uri in args.uri]
         dataset = next((folder for folder in folders if folder.exists(HEAD)), None)
         if dataset is None:
-            raise UsageError(f"audit: --file: expected a dataset that has the file, got {', '.join(args.uri)}; add one")
+            raise UsageError(f"audit: --file: expected a dataset among the URIs, got {', '.join(args.uri)}; add one")
         row = row_of_file(dataset, args.file)
     print("\n".join(map(summary, audit(args.uri, row=row, value=value))))
     return 0

@@ -63,7 +63,7 @@ def plan(args: Arguments) -> None:
 
 
 def _planned_model(config: Any) -> tuple[str, Any, Path | None]:
-    """Return the family's name, the known model and the folder of a model on this machine; else Stable Diffusion 2."""
+    """Return a local model's family, known model and folder; for any other, Stable Diffusion 2 and no folder."""
     from sdp.families import INDEX
     from sdp.families.sd import SD, SD2
     from sdp.model import sources

@@ -194,7 +194,7 @@ def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
 
 
 def _with_sections(model: type[Section], data: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the data with every section present, so that errors name missing keys by their own path, and no synonyms.
+    """Return the data with all sections and without synonyms, so that errors name missing keys by their own path.
 
     A section that is null, such as `fetch:` with all of its keys commented out, means its defaults.
     """

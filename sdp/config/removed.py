@@ -30,7 +30,7 @@ def removed(path: str, model: type[Section]) -> str | None:
 
 
 def own_key(name: str, known: Collection[str]) -> str | None:
-    """Return the key that a name of another tool means, in any case or as an option; None if it is not such a name."""
+    """Return the key that another tool's name or option means, whatever its case; None if there is none."""
     name = name.lower().replace("-", "_")
     keys = next((keys for names, keys in table("names").items() if name in names.split()), "")
     return next((key for key in keys.split() if key in known), None)

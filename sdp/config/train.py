@@ -133,8 +133,8 @@ class ObjectiveConfig(Section):
     caption_dropout: float = key(0.1, shapes_output=True, ge=0, le=1)
     """Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch."""
     skipped_tokens: float = key(0.0, shapes_output=True, ge=0, lt=1)
-    """Share of a picture's tokens that skip the middle blocks of PRX in training (TREAD), drawn anew in each epoch: 0.5
-    is faster and better from 512 px on, and worse at 256 px."""
+    """Share of a picture's tokens that skip the middle blocks of PRX in training (TREAD), drawn anew in each epoch. 0.5
+    trains faster, better at 512 px and above, and worse at 256 px."""
     min_snr_gamma: float | None = key(None, shapes_output=True, gt=0)
     """Min-SNR weighting: cap on the signal-to-noise ratio in a timestep's loss weight, often 5; null disables it."""
     offset_noise: float = key(0.0, shapes_output=True, ge=0)
@@ -230,10 +230,10 @@ class WandbConfig(Section):
 
 
 class MlflowConfig(Section):
-    """MLflow. Its library is not part of sdp: add it to the image. Its server comes from MLFLOW_TRACKING_URI."""
+    """MLflow. Its library is not part of sdp: add it to the image. MLFLOW_TRACKING_URI names its server."""
 
     experiment: Name | None = key(None)
-    """The experiment that receives the same, as one run; null disables it."""
+    """The experiment whose run receives what Weights & Biases would; null disables it."""
 
 
 class LogConfig(Section):

@@ -32,7 +32,7 @@ def _accelerator(name: str) -> str:
 
 
 Accelerator = Annotated[Name, AfterValidator(_accelerator)]
-"""A Ray accelerator type, a known one in any case, or Ray's constant for it: NVIDIA_TESLA_A10G is A10G."""
+"""A Ray accelerator type, or Ray's constant for it (NVIDIA_TESLA_A10G is A10G); known ones in any case."""
 Positive = Annotated[int, Field(ge=1)]
 Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
 """Side of a square picture in pixels; the VAE divides it by 8."""

@@ -38,7 +38,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
 
 
 def record_in_run(pictures: Dataset | None, uri: str, options: StorageOptions) -> None:
-    """Name an evaluation in the run whose checkpoint drew the pictures, if there is one, for its model cards."""
+    """Record an evaluation in the run whose checkpoint drew the pictures, if any; its model cards list it."""
     checkpoint = pictures.manifest.models.get("checkpoint", "").rpartition(" sha256:")[0] if pictures else ""
     if pictures is None or (run := run_of(checkpoint)) == checkpoint:  # files, or pictures of a whole model
         return

@@ -277,7 +277,7 @@ def _number(folder: Path, key: str, default: float) -> float:
 def flops(family: Family, architecture: Mapping[str, Any], side: int, skipped: float = 0.0) -> float:
     """Count the floating-point operations of a forward and backward pass for one sample of latents of a side.
 
-    A multiply-add is two. A share of the image tokens may be `skipped` by some blocks.
+    A multiply-add is two. `skipped` is the share of image tokens that skip some blocks.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -144,7 +144,7 @@ def training(
 ) -> PlannedTraining:
     """Return the work that a training's configuration describes, or the command line where it names something.
 
-    Rows are as large as those for the folder `model`, or else for Stable Diffusion 2.
+    Stored rows have the size that the model in the folder `model` needs, by default Stable Diffusion 2.
     """
     gpus, embedded = config.scaling.most, config.encode.text == "text_embedding"
     train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus)

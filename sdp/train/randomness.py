@@ -83,7 +83,7 @@ class RowRandom:
         return self._words(purpose, 1)[:, 0] < round(probability * 2**32)
 
     def some(self, purpose: Purpose, count: int, high: int) -> Tensor:
-        """Return for each row `count` of the numbers in [0, high), each as likely, in ascending order."""
+        """Return for each row `count` different numbers in [0, high), uniformly chosen and ascending."""
         # The number itself breaks ties, so that all devices choose the same.
         keys = self._words(purpose, high) * high + torch.arange(high, device=self.rows.device)
         return keys.topk(count, largest=False).indices.sort().values

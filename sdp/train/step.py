@@ -30,7 +30,7 @@ class Draws(NamedTuple):
     vae: Tensor | None
     """Noise to sample latents with, if the batch has moments."""
     kept: Tensor | None
-    """The numbers of each row's image tokens that pass all blocks, if the others skip some."""
+    """The places of each row's image tokens that pass all blocks; None if all do."""
 
 
 def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:

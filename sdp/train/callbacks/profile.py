@@ -108,7 +108,7 @@ class Profile(Callback):
 def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int, measured: float) -> str:
     """Return a table of a step's activities: their mean time, and the most memory that was allocated in them.
 
-    Their sum differs from the `measured` time of the steps as far as encoding came before or after these.
+    Their sum is not the `measured` time if rows of these steps were encoded in others.
     """
     whole = sum(seconds.values()) or 1.0
     rows = [

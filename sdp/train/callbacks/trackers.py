@@ -41,7 +41,7 @@ def trackers(config: LogConfig) -> "Iterator[LogToTracker]":
 class LogToTracker(Callback):
     """Logs the main worker's metrics to a tracker's run, which a resumed run continues.
 
-    A tracker that refuses a new run ends it. Later a failure costs only what it was to receive.
+    A refusal ends a new run. A later failure loses only what was being sent.
     """
 
     place: str
@@ -87,10 +87,10 @@ class LogToTracker(Callback):
             try:
                 action()
             except Exception as error:  # noqa: BLE001 (a library may raise anything, and training needs none)
-                log.warning("%s: %s: lost what it was to receive: %s", self.key, self.library, one_line(error, 200))
+                log.warning("%s: %s: this was not sent: %s", self.key, self.library, one_line(error, 200))
 
     def begin(self, name: str, identity: str, trainer: Trainer) -> Any:
-        """Return the tracker's run with an identity, an earlier job's if there is one."""
+        """Return the tracker's run of this identity: that of an earlier job, or a new one."""
         raise NotImplementedError
 
     def send(self, step: int, values: dict[str, float], pictures: list[tuple[Any, str]]) -> None:
