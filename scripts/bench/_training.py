@@ -55,7 +55,7 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
             "model": {
                 "source": source,
                 "train_text_encoder": case.get("train_text_encoder", False),
-                "unet": "pretrained" if case.get("lora") else "new",
+                "denoiser": "pretrained" if case.get("lora") else "new",
             },
             "lora": {"rank": case.get("lora")},
             "data": {
