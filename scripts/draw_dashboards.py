@@ -1,8 +1,8 @@
 """Draws each dashboard as a picture, without Grafana, from a Prometheus that has recorded a run on simulated GPUs.
 
-    python -m scripts.draw_dashboards      makes the run of tests/monitoring, minutes long; writes docs/pictures
+    python -m scripts.draw_dashboards      records the run of tests/monitoring (minutes) and writes docs/pictures
 
-Panels, queries and layout come from charts/sdp-monitoring/dashboards; the drawing does not come from Grafana.
+Panels, queries and layout come from charts/sdp-monitoring/dashboards.
 """
 
 import json

@@ -41,10 +41,10 @@ def short(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Return round numbers that span low to high."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers that span low to high."""
     span = (high - low) or 1.0
-    raw = span / wanted
+    raw = span / 4
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(s * power for s in _STEPS if s * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
