@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import pytest
 import torch
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import DatasetError
 from sdp.model import sharded
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.checkpoint import SavedCheckpoint, read_state
-from sdp.train.job import run as job
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import weighted_losses
 from sdp.train.trainer import Callback, StepReport, Trainer
@@ -131,18 +128,6 @@ def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, 
     shutil.rmtree(folder)
     train(config(root, max_steps=6), callbacks=[watch := Watch()])
     assert [report.step for report in watch.reports] == [3, 4, 5, 6]
-
-
-def test_a_run_begun_while_the_denoiser_was_called_unet_goes_on(root: Path) -> None:
-    how = partial(config, root, scaling__in_driver=True)
-    job(how(max_steps=2, model__denoiser="pretrained"))
-    for name in ("_run.json", "checkpoints/step-000000002/config.json"):
-        file = root / "run" / name
-        assert "denoiser" in file.read_text()
-        file.write_text(file.read_text().replace("denoiser", "unet"))
-    with pytest.raises(DatasetError, match=r"model\.denoiser was 'pretrained' and is 'new' now"):
-        job(how(max_steps=3))
-    assert job(how(max_steps=3, model__unet="pretrained")).state.step == 3
 
 
 def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:

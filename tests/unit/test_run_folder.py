@@ -164,6 +164,13 @@ def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:
     assert [event["event"] for event in run.events()] == ["start", "end"]
 
 
+def test_a_run_begun_while_the_denoiser_was_called_unet_goes_on(run: RunFolder) -> None:
+    run.storage.publish("_run.json", b'{"format": 1, "kind": "run", "identity": {"model.unet": "pretrained"}}')
+    run.claim({"identity": {"model.denoiser": "pretrained"}})
+    with pytest.raises(DatasetError, match=r"model\.denoiser was 'pretrained' and is 'new' now"):
+        run.claim({"identity": {"model.denoiser": "new"}})
+
+
 def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
     run.storage.publish("_run.json", b'{"format": 1, "kind": "run", "identity": 3}')
     with pytest.raises(DatasetError, match=r"_run\.json: identity: expected a mapping, got 3; restore it"):
