@@ -62,7 +62,8 @@ def find(text: str | ModelSource, key: str, *, storage: StorageOptions | None = 
     try:
         source = sources.parse(text) if isinstance(text, str) else text
         if source.kind == "builtin":
-            raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
+            expected = sources.FORMS.removeprefix("builtin:tiny, ")
+            raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {expected}")
         path = sources.fetch(source, storage, PATTERNS, _is_complete)
         kind = _kind(path)
     except ModelError as error:
