@@ -247,6 +247,7 @@ def two_gpus(patch: pytest.MonkeyPatch) -> Iterator[Gpus]:
             "Stream": gpus.new_stream,
             "Event": lambda enable_timing=False: Event(gpus),  # noqa: ARG005
             "empty_cache": gpus.touch,
+            "get_device_name": lambda device: f"double {device}",
         }.items():
             patched.setattr(torch.cuda, name, value)
         patched.setattr(torch, "empty", pinned_empty)
