@@ -13,11 +13,8 @@ from sdp.console import counted
 
 _HOLD_OUT_FROM = 20
 """With fewer pictures, init holds out none: a tenth of them might be none at all."""
-_RECIPES = {
-    "article": {"max_steps": 550_000, "phase_2.max_steps": 850_000},
-    "fast": {"max_steps": 280_000, "phase_2.max_steps": 55_000},
-}
-"""Steps of 2048 samples: at 256 px, then at 512 px. Those of `fast` are micro-diffusion's."""
+_RECIPES = {"article": "seed-table-4", "fast": "fast"}
+"""The plan's preset with the samples of each recipe, at 256 px and then at 512 px."""
 
 
 @command(LOOK, "config show download > download.yaml")
@@ -46,7 +43,7 @@ def config_show(args: Arguments) -> None:
 @argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
 @argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
 @argument(
-    "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=("article", "fast")
+    "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=tuple(_RECIPES)
 )
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
@@ -84,7 +81,7 @@ def init(args: Arguments) -> None:
             own["train"] |= keys | {"samples.prompts": (start["generate"] | own["generate"])["prompts"]}
             say(f"{summary}, by the estimate of sdp plan --memory")
         if args.recipe:
-            own["train"] |= {**_RECIPES[args.recipe], "phase_2.resolution": 512}
+            own["train"] |= _phases(_RECIPES[args.recipe])
         for job, values in start.items():
             values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
             values |= own.get(job, {})
@@ -159,6 +156,16 @@ def _beside(uri: str, folder: Path) -> str:
     if "://" in uri or Path(uri).is_absolute():
         return uri
     return os.path.relpath(Path(uri), folder)
+
+
+def _phases(preset: str) -> dict[str, int]:
+    """Return the keys of two phases with the samples of a plan's preset."""
+    from sdp.config.train import RECIPE_BATCH
+    from sdp.plan.prices import reference
+
+    one, two = reference()["presets"][preset]["rows"][0]["stages"]
+    steps = {key: stage["samples"] // RECIPE_BATCH for key, stage in (("max_steps", one), ("phase_2.max_steps", two))}
+    return {**steps, "phase_2.resolution": 512}
 
 
 @command(LOOK, "config schema train")
