@@ -23,12 +23,11 @@ def figure(value: float, unit: str) -> str:
         return f"{value:.1e}"
     if unit.startswith("suffix: "):
         return f"{short(value)} {unit.removeprefix('suffix: ')}"
-    if unit in _SCALED:
-        scale, letter = next(((s, t) for s, t in _THOUSANDS if abs(value) >= s), (1.0, ""))
-        return f"{short(value / scale)} {letter}{_SCALED[unit]}"
     if unit == "none":
         return short(value)
     scale, letter = next(((s, t) for s, t in _THOUSANDS if abs(value) >= s), (1.0, ""))
+    if unit in _SCALED:
+        return f"{short(value / scale)} {letter}{_SCALED[unit]}"
     return f"{short(value / scale)}{letter}{_SUFFIXES.get(unit, '')}"
 
 

@@ -107,8 +107,8 @@ def curves(frame: Frame, shown: Sequence[Curve], span: tuple[float, float], *, s
         color = PALETTE[number_ % len(PALETTE)]
         line = [(x(at), y(value)) for at, value in points]
         if stack:
-            under = [(x(at), y(value)) for at, value in below] or [(line[-1][0], y(0)), (line[0][0], y(0))]
-            frame.draw.polygon([*line, *(reversed(under) if below else under)], fill=_pale(color))
+            under = [(x(at), y(value)) for at, value in reversed(below)] or [(line[-1][0], y(0)), (line[0][0], y(0))]
+            frame.draw.polygon([*line, *under], fill=_pale(color))
             below = points
         if len(line) > 1:
             frame.draw.line(line, fill=color, width=2, joint="curve")

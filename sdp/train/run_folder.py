@@ -29,6 +29,7 @@ from pydantic_core import to_jsonable_python
 
 from sdp.config import TrainConfig, keys
 from sdp.config.removed import fixed_since
+from sdp.config.train import TrainModelConfig
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
@@ -53,7 +54,7 @@ FILE_LINES = 1000
 
 _METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
 
-_RENAMED = {"model.unet": "model.denoiser"}
+_RENAMED = {f"model.{old}": f"model.{name}" for old, name in TrainModelConfig.synonyms.items()}
 """Keys of identities that had another name."""
 _APPENDS = 5
 """Attempts to append a line."""
