@@ -110,7 +110,6 @@ _TRANSPORT_ERRORS: tuple[tuple[str, FailureKind, str], ...] = (
     (r"kind: Timeout\b", "transient", "no response in time"),
     (r"kind: (Interrupted|Request)\b", "transient", "connection lost in the middle of a request"),
 )
-_CREDENTIAL_SOURCES = ("metadata.google.internal", "computeMetadata")
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})( [A-Z][A-Za-z ]+)?")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
@@ -128,7 +127,7 @@ def classify(error: BaseException) -> StorageFailure:
         return StorageFailure("transient", "no response in time")
     if isinstance(error, UnauthenticatedError) and (provider := _PROVIDER.search(text)):
         return StorageFailure("denied", _line(provider[1]))
-    if any(source in text for source in _CREDENTIAL_SOURCES):
+    if "metadata.google.internal" in text or "computeMetadata" in text:
         return StorageFailure("credentials", "no credentials found")
     if "No CA certificates" in text:
         return StorageFailure("certificates", "this machine has no CA certificates, by which https is checked")
@@ -155,12 +154,11 @@ def _by_response(error: BaseException, text: str) -> StorageFailure | None:
     # object_store also raises PreconditionError where a conditional write has nothing to replace.
     if isinstance(error, PreconditionError) or (status == 412 and not isinstance(error, AlreadyExistsError)):
         return StorageFailure("changed", cause)
+    # object_store raises AlreadyExistsError for every 409, whatever its code.
     if isinstance(error, AlreadyExistsError) and (
         status != 409 or "AlreadyExists" in cause or cause.startswith("HTTP")
     ):
-        return StorageFailure(
-            "exists", cause
-        )  # object_store raises AlreadyExistsError for every 409, whatever its code
+        return StorageFailure("exists", cause)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return StorageFailure("missing", cause)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):

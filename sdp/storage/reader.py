@@ -104,9 +104,13 @@ def web_file(
     """
     client = options.client(url)
     client["client_options"]["default_headers"] = dict(headers or {})
-    store = HTTPStore(url.partition("#")[0], **client)
+    explain = explaining(name or shown(url))
+    try:
+        store = HTTPStore(url.partition("#")[0], **client)
+    except obstore.exceptions.BaseError as error:
+        raise explain(classify(error), "") from None
     # The store is the file itself: a path below it would lose the query, which signs many addresses.
-    return RemoteObject(store, "", options, explaining(name or shown(url)))
+    return RemoteObject(store, "", options, explain)
 
 
 class RangeFile(io.RawIOBase):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdp.errors import Conflict, Unavailable
+from sdp.errors import AccessDenied, Conflict, Unavailable
 from sdp.storage import StorageOptions, reader
 from sdp.storage.reader import RangeFile, web_file
 from tests.storage_server import Answer, Request, Server, ranged, serving
@@ -118,3 +118,10 @@ def test_parquet_through_ranges_takes_few_requests() -> None:
         assert file.read(["row"]).equals(table.select(["row"]))
         assert len(own.requests) <= 5  # a row group each, at most
         assert file.read().equals(table)
+
+
+def test_a_machine_without_ca_certificates_is_an_error_that_the_user_can_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, "/nowhere")
+    with pytest.raises(AccessDenied, match=r"^https://host/x\.parquet\S*: this .* install the package ca-certificates"):
+        web_file("https://host/x.parquet?signature=secret", OPTIONS)
