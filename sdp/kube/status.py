@@ -1,6 +1,7 @@
 """`sdp status`: the RayClusters and RayJobs of a namespace, or one of them."""
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -58,13 +59,13 @@ def _holders(api: Api, cluster: ClusterState) -> list[str]:
 
 
 def _progress(api: Api, job: JobState) -> str:
-    """Return the newest progress line in a running job's log, with its time left; empty if there is none."""
+    """Return the newest line of a running job's log with its time left, or what it waits for; empty without one."""
     lines: list[str] = []
     if job.state == "running":
         with suppress(SdpError):
             lines = RayHead(api, job.cluster).log(job.submission).splitlines()
-    progress = f"{kind_of(job.job)}: "
-    return next((line for line in reversed(lines) if line.startswith(progress) and " · " in line), "")
+    progress = re.compile(rf"{kind_of(job.job)}: (waiting for |.* · )")
+    return next(filter(progress.match, reversed(lines)), "")
 
 
 def clusters_table(clusters: list[ClusterState]) -> str:

@@ -434,16 +434,19 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
     assert main(["status"]) == 0, "a head that does not say so is no error"
 
 
-def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture) -> None:
-    lines = ["train: step 10 of 90 · ETA 2:00", "train: step 20 of 90 · ETA 1:00", "train: saved"]
+@pytest.mark.parametrize(
+    "newest", ["train: step 20 of 90 · ETA 1:00", "train: waiting for 2 GPUs (0 of 2 ready, 9:07)"]
+)
+def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture, newest: str) -> None:
+    lines = ["train: step 10 of 90 · ETA 2:00", newest, "train: saved"]
     lab.begun("x", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
     assert main(["status", "x"]) == 0
     out = capfd.readouterr().out
-    assert "x: train: step 20 of 90 · ETA 1:00\n" in out
+    assert f"x: {newest}\n" in out
     assert "ETA 2:00" not in out
     lab.kube.denied.add(("create", "pods/portforward"))
     assert main(["status", "x"]) == 0
-    assert "ETA" not in capfd.readouterr().out
+    assert newest not in capfd.readouterr().out
 
 
 def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Capture) -> None:
