@@ -32,18 +32,19 @@ def create(kube: Kube, manifest: str) -> str:
 
 def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp") -> Object:
     """Wait for a job to succeed; raise AssertionError with its log if it fails."""
-
-    def ended() -> Object | None:
-        job = kube.get("rayjob", name)
-        return job if job.get("status", {}).get("jobDeploymentStatus") in ("Complete", "Failed") else None
-
     try:
-        job = kube.until(ended, seconds, f"the job {name} ends")
+        job = kube.until(lambda: ended(kube, name), seconds, f"the job {name} ends")
     except AssertionError as error:
         raise AssertionError(f"{error}\n\n{log(kube, name, cluster)}") from None
     status = job["status"]
     assert status["jobStatus"] == "SUCCEEDED", f"{status.get('message')}\n{log(kube, name, cluster)}\n{kube.report()}"
     return job
+
+
+def ended(kube: Kube, name: str) -> Object | None:
+    """Return a job's RayJob if it has ended."""
+    job: Object = kube.get("rayjob", name)
+    return job if job.get("status", {}).get("jobDeploymentStatus") in ("Complete", "Failed") else None
 
 
 def log(kube: Kube, name: str, cluster: str = "sdp") -> str:

@@ -25,6 +25,7 @@ def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, image
         (["source.uri=s3://no-bucket/images"], {}, "no bucket 'no-bucket'"),
         (["model.source=s3://sdp/no-model"], {}, "sdp: model source s3://sdp/no-model: "),
         ([], {"AWS_SECRET_ACCESS_KEY": "wrong"}, "check credentials"),
+        ([], {"SSL_CERT_FILE": "/nowhere", "SSL_CERT_DIR": "/nowhere"}, "install the package ca-certificates"),
     ],
 )
 def test_a_job_without_its_input_or_access_says_so_within_seconds(

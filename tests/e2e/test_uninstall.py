@@ -6,16 +6,8 @@ from tests.e2e.conftest import READY_S
 from tests.e2e.kube import Kube, Object
 
 KINDS = (
-    "pods",
-    "services",
-    "configmaps",
-    "secrets",
-    "serviceaccounts",
-    "networkpolicies",
-    "poddisruptionbudgets",
-    "rayclusters",
-    "roles",
-    "rolebindings",
+    "pods,services,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,"
+    "rayclusters,roles,rolebindings"
 )
 EXTRA = ("cpu=700m", "memory=2Gi", "shmSize=256Mi", "minReplicas=1", "maxReplicas=1")
 
@@ -77,7 +69,7 @@ def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]
 
     def left() -> list[str]:
         expected = {"storage", "pictures", "code", "default", "kube-root-ca.crt"}
-        objects = cluster.get(",".join(KINDS))["items"]
+        objects = cluster.get(KINDS)["items"]
         return [
             f"{one['kind']}/{one['metadata']['name']}" for one in objects if one["metadata"]["name"] not in expected
         ]
