@@ -1,8 +1,10 @@
 """Latents for training loops of your own, through Ray Data; `sdp train` has a faster reader (docs/measurements.md)."""
 
+import os
 from typing import Any
 
 import numpy as np
+import ray
 import ray.data
 
 from sdp.datasets.manifest import open_dataset
@@ -31,4 +33,6 @@ def ray_dataset(uri: str, *, resolution: int = 256, holdout: float = 0.0) -> ray
             loaded[column.name] = numbers if column.dtype.kind == "f" else numbers.astype(np.int64)
         return {name: values[rows.weights > 0] for name, values in loaded.items()}
 
+    if not ray.is_initialized():  # Ray by itself would join, or wait for, what was last started on this machine
+        ray.init(os.environ.get("RAY_ADDRESS") or "local")
     return ray.data.range(len(latents.row_groups.rows)).map_batches(load, batch_size=1)

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -29,6 +30,10 @@ assert run.metrics()["step"].to_pylist() == [*range(10, 61, 10)]
 assert [picture.info["caption"] for picture in pictures] == ["a red circle", "a blue circle"]
 assert pictures[0].size == (64, 64)
 """
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = ended([sys.executable, "-c", "\n".join([*code, seen])], cwd=tmp_path, env=env, timeout=300)
+    with TemporaryDirectory(prefix="sdp-") as name:  # a short path, for Ray's sockets
+        lost = Path(name, "ray", "ray_current_cluster")
+        lost.parent.mkdir()
+        lost.write_text("192.0.2.1:6379")  # that an earlier Ray of this machine has left
+        env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_TMPDIR": name}
+        done = ended([sys.executable, "-c", "\n".join([*code, seen])], cwd=tmp_path, env=env, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
