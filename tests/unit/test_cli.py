@@ -168,10 +168,12 @@ def test_config_show_can_print_changes_alone(capsys: pytest.CaptureFixture[str])
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """Undo the settings that a command line makes for its process."""
-    before = logging.getLogger().handlers[:]
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     yield
     console.configure()
-    logging.getLogger().handlers[:] = before
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.usefixtures("logging_as_before")
