@@ -9,7 +9,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -221,39 +220,50 @@ def blocks(dataset: Any) -> Iterator[tuple[Any, Any]]:
 # --- Ray Train --------------------------------------------------------------------------------------------------------
 
 
-def torch_trainer() -> Any:
-    """Return the class of trainers that leave Ctrl-C to the driver.
+_LEAVE_S = 30.0
+"""The longest time that workers have to leave their process group."""
 
-    Ray's own abort without a checkpoint, with exit code 0. If it goes: set the driver's handlers after Ray's.
+
+def trainer() -> Any:
+    """Return Ray Train's class of trainers without torch, which leaves Ctrl-C to the driver.
+
+    Ray's own abort without a checkpoint, with exit code 0. If it goes: TorchTrainer, with the driver's handlers set
+    after Ray's.
     """
-    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    class CalmTrainer(TorchTrainer):
+    class CalmTrainer(DataParallelTrainer):
         def _register_sigint_handler(self, controller: Any) -> None: ...
 
     return CalmTrainer
 
 
-def torch_by_device() -> Any:
-    """Return the configuration of a process group over NCCL if every worker's torch sees a GPU, else over gloo.
+def process_group(functions: Any, *, gpu: bool) -> Any:
+    """Return Ray Train's configuration of a process group, made by the functions of `sdp.train.group`.
 
-    Ray decides by the GPUs that it has granted, which torch may be unable to use. If it goes: ask the nodes before.
+    Ray's controller imports their module. If it goes: TorchConfig.
     """
-    import torch
-    from ray.train.torch import TorchConfig
-    from ray.train.torch.config import _TorchBackend
+    import ray
+    from ray.train.backend import Backend, BackendConfig
 
-    class Backend(_TorchBackend):
-        def on_start(self, worker_group: Any, backend_config: Any) -> None:
-            cuda = all(worker_group.execute(torch.cuda.is_available))
-            super().on_start(worker_group, replace(backend_config, backend="cpu:gloo,cuda:nccl" if cuda else "gloo"))
+    class Group(Backend):
+        share_cuda_visible_devices = True  # NCCL's peers on a node need each other's GPUs
 
-    class TorchByDevice(TorchConfig):
+        def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002
+            size, cuda = len(worker_group), all(worker_group.execute(functions.sees_gpu, gpu))
+            how = size, worker_group.execute_single(0, functions.address), cuda
+            ray.get([worker_group.execute_single_async(rank, functions.join, rank, *how) for rank in range(size)])
+
+        def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                ray.get(worker_group.execute_async(functions.leave), timeout=_LEAVE_S)
+
+    class GroupConfig(BackendConfig):
         @property
-        def backend_cls(self) -> type[_TorchBackend]:
-            return Backend
+        def backend_cls(self) -> type[Backend]:
+            return Group
 
-    return TorchByDevice()
+    return GroupConfig()
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

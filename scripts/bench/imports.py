@@ -80,7 +80,8 @@ KINDS: Mapping[str, Kind] = {
         f"driver of {job}": Kind(f"import sdp.{job}.job", never=_NETWORKS)
         for job in ("process", "download", "generate", "evaluate")
     },
-    "driver of train": Kind("import sdp.train.job, sdp.train.launch"),
+    "driver of train": Kind("import sdp.train.job, sdp.train.launch", never=_NETWORKS),
+    "Ray Train's controller": Kind("import sdp.train.group, sdp.ray_private", "import ray.train", never=_NETWORKS),
 }
 
 

@@ -248,6 +248,12 @@ class LogConfig(Section):
     mlflow: MlflowConfig = key(MlflowConfig)
     """MLflow."""
 
+    @property
+    def trackers(self) -> dict[str, str]:
+        """The keys of the trackers that are set, each with its value; a key's second name is the library's."""
+        places = {"log.wandb.project": self.wandb.project, "log.mlflow.experiment": self.mlflow.experiment}
+        return {path: place for path, place in places.items() if place is not None}
+
 
 class ProfileConfig(Section):
     """A profile of some steps by torch's profiler on the first trainer, in OUTPUT/profile."""

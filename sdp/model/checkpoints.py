@@ -273,6 +273,14 @@ def state_in(marker: Mapping[str, Any]) -> TrainState:
     return parse(TrainState, {**older, **data, "start": marker.get("epoch_start", {})})
 
 
+def read_state(folder: Storage) -> TrainState:
+    """Return the run's state at a checkpoint."""
+    try:
+        return state_in(read_marker(folder))
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(error.what, way_out(folder)) from error
+
+
 def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
     """Return the settings of diffusers' samplers that follow from a training's objective."""
     if prediction == "flow":

@@ -27,13 +27,14 @@ from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
+from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import open_columns, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.sources import Sources, offline_reader, open_sources
+from sdp.train.data.sources import Sources, open_sources
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
@@ -140,6 +141,21 @@ def make_reader(
         images, engine, config.seed, Shuffle(), world.rank, world.size, load_weights, ahead, world.device
     )
     return reader, {"dataset": dataset.lineage}, empty
+
+
+def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
+    """Return the reader of this worker's share of the latents."""
+    data = config.data
+    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
+    return make(
+        sources.datasets,
+        config.seed,
+        Shuffle(),
+        world.rank,
+        world.size,
+        threads=data.readers,
+        device=world.device,
+    )
 
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:

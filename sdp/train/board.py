@@ -37,7 +37,7 @@ class Board:
         """The workers of the newest attempt, once they train."""
         self._training = self._begun = False
         self._failures_before = 0
-        """The number of failures when the newest attempt began."""
+        """The number of failures before the newest attempt."""
 
     def begin(self, rank: int) -> WorkerReport:
         """Record that a worker starts; worker 0 begins a new attempt. Return the report of earlier attempts."""
@@ -48,10 +48,7 @@ class Board:
                 self._report = replace(report, reason="")
                 self._stop = None if self._stop == RESIZE else self._stop
             else:
-                if report.attempts and len(report.failures) == self._failures_before:
-                    self._add(_unreported_failure(self._workers))
-                self._report = replace(self._report, attempts=report.attempts + 1)
-            self._workers, self._failures_before = [], len(self._report.failures)
+                self._report = replace(report, attempts=report.attempts + 1)
         return self._report
 
     def train(self, workers: list[str]) -> WorkerReport:
@@ -97,14 +94,14 @@ class Board:
         messages, self._messages = self._messages, []
         return self._line, messages, self._begun
 
-    def report(self) -> WorkerReport:
-        """Return the report after an attempt, and discard the attempt's line of metrics."""
-        self._line, self._training, self._begun = None, False, False
+    def report(self, cause: str | None = None) -> WorkerReport:
+        """Return the report after an attempt, and discard the attempt's line of metrics.
+
+        Ray's `cause` of a failed attempt counts if no worker reported one: a killed process cannot.
+        """
+        if cause is not None and len(self._report.failures) == self._failures_before:
+            workers = ", ".join(self._workers) or "the workers ended before training began"
+            self._add(f"{workers}: none reported why ({cause})")
+        self._failures_before = len(self._report.failures)
+        self._workers, self._line, self._training, self._begun = [], None, False, False
         return self._report
-
-
-def _unreported_failure(workers: list[str]) -> str:
-    """Return the failure of an attempt that ended without a report: a killed process cannot send one."""
-    if not workers:
-        return "the workers ended before training began, and none reported why"
-    return f"none of these workers reported why it ended (killed, or its node lost): {', '.join(workers)}"

@@ -243,17 +243,3 @@ class CheckpointManager:
 def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
     copied.result()  # done, since this thread ran it before; raises if it failed
     staged.write()
-
-
-def newest_state(run: RunFolder) -> TrainState:
-    """Return the state of a run at its newest checkpoint; without one, that of a new run."""
-    checkpoint = run.newest()
-    return TrainState(0) if checkpoint is None else read_state(checkpoint)
-
-
-def read_state(folder: Storage) -> TrainState:
-    """Return the run's state at a checkpoint."""
-    try:
-        return state_in(read_marker(folder))
-    except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(error.what, way_out(folder)) from error

@@ -5,13 +5,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdp.console import say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import note_signal
 from sdp.model.checkpoints import TrainState
-from sdp.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:
+def record_start(trainer: "Trainer", event: str, workers: list[str], **details: Any) -> None:
     """Record a start in the run's events."""
     trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **details)
 

@@ -3,40 +3,31 @@
 Running the job again continues the run from its newest complete checkpoint.
 """
 
-import os
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from sdp import cluster
 from sdp.config import TrainConfig, identity
-from sdp.console import Progress, say
-from sdp.device import choose_device
-from sdp.errors import ConfigError, Problem
+from sdp.console import say
+from sdp.errors import ConfigError, Problem, UserError
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
 from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
-from sdp.train.callbacks.trackers import trackers
-from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
-from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
+from sdp.train.driver import TrainSummary
 from sdp.train.limits import reached_limit
-from sdp.train.messages import progress_line, summary_lines
+from sdp.train.messages import summary_lines
 from sdp.train.phases import finished_phases, refuse_other_phases, with_hours
-from sdp.train.plan import TrainPlan, make_plan, with_prediction
+from sdp.train.plan import make_plan, with_prediction
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
-from sdp.train.world import World
 
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or continue."""
-    list(trackers(config.log))  # refuses one whose library is missing
+    _refuse_missing_library(config)
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_phases(config)
     phases = config.phases
@@ -56,6 +47,16 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
         if not dry_run and reached_limit(phase, summary.state) is None:
             break
     return summary
+
+
+def _refuse_missing_library(config: TrainConfig) -> None:
+    for key, place in config.log.trackers.items():
+        library = key.split(".")[1]
+        if find_spec(library) is None:
+            raise UserError(
+                f"{key}: {place!r} needs {library}, which is not installed; pip install {library} (in "
+                "the image, if the job runs on a cluster), or set it to null"
+            )
 
 
 def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
@@ -91,7 +92,9 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
         if here:
-            summary = _train_here(config, plan, folder, lease)
+            from sdp.train.here import train_here
+
+            summary = train_here(config, plan, folder, lease)
         else:
             from sdp.train.launch import train_on_ray
 
@@ -113,45 +116,6 @@ def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
         open_sources(config, newest=newest, write=lease.confirm)
     else:
         open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.confirm)
-
-
-def _train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
-    """Train in this process."""
-    from sdp.train.assemble import assemble
-
-    world, stop = World(device=choose_device()), StopRequest()
-    folder.record("start", workers=(1, 1), from_step=plan.state.step)
-    with Progress("train") as progress:
-        callbacks = [
-            *make_callbacks(config),
-            FollowLease(lease, lambda line: progress.update(progress_line(line, plan.last_step))),
-        ]
-        try:
-            trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
-            with on_signals(lambda name: setattr(stop, "reason", name)):
-                reason = trainer.train()
-        except Exception as error:
-            folder.record("gave_up", failures=[failure_line(error)])
-            raise
-    folder.record("end", reason=reason, step=trainer.state.step)
-    return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
-
-
-@dataclass
-class FollowLease(Callback):
-    """Ends training in the driver's process when another job has taken over the run, and shows the metrics."""
-
-    lease: Lease
-    show: Callable[[dict[str, Any]], None]
-
-    def on_start(self, trainer: Trainer) -> None:
-        record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
-        self.lease.check()
-
-    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
-        self.show(line)
 
 
 def with_prices(config: TrainConfig) -> TrainConfig:

@@ -7,61 +7,43 @@ worker that starts looks for the newest complete checkpoint in the run's folder 
 
 import math
 import os
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig
-from ray.train.torch import TorchConfig
 
-from sdp import cluster, ray_private, telemetry
-from sdp.config import TrainConfig, parse_into
+from sdp import cluster, ray_loss, ray_private
+from sdp.config import TrainConfig
 from sdp.console import Progress, counted, duration, say
-from sdp.device import choose_device
 from sdp.encode.placement import Placement, plan_placement
-from sdp.errors import LeaseLost, SdpError, UserError
+from sdp.errors import LeaseLost, SdpError, UserError, one_line
 from sdp.lease import Generation, Lease
+from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
-from sdp.train import online
+from sdp.train import group, online
 from sdp.train.board import RESIZE, Board, WorkerReport
-from sdp.train.callbacks.checkpoints import SaveBeforePreemption
-from sdp.train.callbacks.telemetry import EmitMetrics
-from sdp.train.callbacks.usual import make_callbacks
-from sdp.train.callbacks.watchdog import WATCHDOG_S
-from sdp.train.checkpoint import read_state
 from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.online import slices_ahead
 from sdp.train.data.pinned import open_pinned
-from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
+from sdp.train.driver import TrainSummary, on_signals
 from sdp.train.messages import progress_line
-from sdp.train.network import network_error
 from sdp.train.plan import TrainPlan
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer, TrainingDiverged
-from sdp.train.world import World
 from sdp.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 
 _POLL_S = 1.0
 _BEGIN_S = 300.0
 """Time without a running trainer, although all have places, after which Ray must have lost what starts them."""
 _AGAIN = "run the same command again, it continues from the newest checkpoint"
-_LISTEN_S = 0.25
-"""Time between a worker's questions whether it should stop."""
-_REPORT_S = 1.0
-"""Time between a trainer's reports of its pace to the encoders' pool."""
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
-_AFTER_WATCHDOG_S = 120
-"""Time that collectives wait longer than the watchdog, which saves the stacks: NCCL's timeout would only abort."""
-_FATAL = (UserError, TrainingDiverged, LeaseLost)
-"""Errors that a restart of the workers would not cure."""
 
 
 def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
@@ -94,11 +76,11 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
             more = replace(trainers, least=0, most=scaling.most - workers)
             with _follow_attempt(board, lease, plan, more):
                 error = _attempt({**loop_config, "pool": pool}, trainers, workers)
-            report: WorkerReport = ray.get(board.report.remote())
+            report: WorkerReport = ray.get(board.report.remote(None if error is None else _cause(error)))
             failures += error is not None and not _was_preempted(error)
             if report.fatal is not None or failures > config.max_failures:
                 folder.record("gave_up", failures=report.failures)
-                raise report.fatal or SdpError(_gave_up(config, report, error)) from error
+                raise report.fatal or SdpError(_gave_up(config, report)) from error
             if error is None and not report.resizing:
                 break
             lost_encoders = pool is not None and _has_failed(pool)
@@ -125,125 +107,9 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
 def train_worker(loop_config: dict[str, Any]) -> None:
     """Train as one of the workers."""
     cluster.hide_gpus_unless_granted()
-    from sdp.train.assemble import assemble
+    from sdp.train.worker import train
 
-    config, board = parse_into(TrainConfig, loop_config["config"]), loop_config["board"]
-    context = ray.train.get_context()
-    rank = context.get_world_rank()
-    report: WorkerReport = ray.get(board.begin.remote(rank))
-    if report.fatal is not None:
-        return
-    # Each trainer sees the GPUs of all trainers on its node.
-    device = choose_device(context.get_local_rank())
-    world = World(rank, context.get_world_size(), device)
-    stop = StopRequest()
-    try:
-        callbacks = [
-            *make_callbacks(config),
-            EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1)),
-            FollowBoard(board, stop),
-            SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None),
-        ]
-        submit = None
-        if (pool := loop_config["pool"]) is not None:
-            callbacks.append(FollowPool(pool, board.announce.remote))
-            submit = online.submitter(pool)
-        check = loop_config["held"].check
-        reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop, check=check).train()
-    except Exception as error:
-        fatal = error if isinstance(error, _FATAL) else network_error(error)
-        ray.get(board.failed.remote(rank, failure_line(error), fatal))
-        if fatal is not None and world.size == 1:
-            return  # no other worker waits for this one
-        raise
-    if world.is_main:
-        ray.get(board.ended.remote(reason))
-
-
-@dataclass
-class FollowBoard(Callback):
-    """Stops a worker at the driver's request, shows metrics to it and to Ray Train, and records starts as events."""
-
-    board: Any
-    stop: StopRequest
-    _polled_at: float = 0.0
-    _request: Any = None
-    """A reference to the board's request, while it is on the way."""
-
-    def on_start(self, trainer: Trainer) -> None:
-        workers = trainer.world.gather(f"{socket.gethostname()} pid {os.getpid()}")
-        if trainer.world.is_main:
-            report: WorkerReport = ray.get(self.board.train.remote(workers))
-            details = {"failures": report.failures} if report.attempts > 1 else {}
-            record_start(trainer, "recovered" if details else "training", workers, **details)
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        if report.step % trainer.config.checkpoint.every_steps == 0:
-            self._report(trainer)
-        if not trainer.world.is_main:
-            return
-        now = time.monotonic()
-        if self._request is None and now - self._polled_at > _LISTEN_S:
-            self._request, self._polled_at = self.board.request.remote(), now
-        elif self._request is not None and ray.wait([self._request], timeout=0)[0]:
-            reason, self._request = ray.get(self._request), None
-            if isinstance(reason, LeaseLost):
-                raise reason
-            self.stop.reason = self.stop.reason or reason
-
-    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
-        self.board.push.remote(line)
-
-    def on_end(self, trainer: Trainer) -> None:
-        self._report(trainer)
-
-    def _report(self, trainer: Trainer) -> None:
-        """Give Ray Train the run's figures; all workers do so at the same step, since it waits for all."""
-        state = trainer.state
-        ray.train.report({"step": state.step, "epoch": state.epoch, "samples": state.samples, "loss": state.loss})
-
-
-@dataclass
-class FollowPool(Callback):
-    """Reports the trainers' pace to the pool, and the pool's figures and changes to the run."""
-
-    pool: Any
-    announce: Callable[[str], Any]
-    _steps: int = 0
-    _samples: int = 0
-    _busy_s: float = 0.0
-    _reported_at: float = 0.0
-    _status: Any = None
-    """A reference to the pool's status, while it is on the way."""
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        self._steps += 1
-        if self._steps <= online.WARM_UP:
-            return
-        self._samples += trainer.batch_size
-        # The worker that waited longest for data is the one that did not wait for other workers.
-        self._busy_s += report.seconds - report.parts.get("data", 0.0)
-        now = time.monotonic()
-        if now - self._reported_at > _REPORT_S:
-            self.pool.pace.remote(trainer.world.size, trainer.world.rank, self._samples, self._busy_s)
-            self._reported_at, self._samples, self._busy_s = now, 0, 0.0
-            if trainer.world.is_main and self._status is None:
-                self._status = self.pool.status.remote()
-        if self._status is not None and ray.wait([self._status], timeout=0)[0]:
-            self._record_status(trainer)
-
-    def on_end(self, trainer: Trainer) -> None:
-        if trainer.world.is_main:
-            self._status = self._status or self.pool.status.remote()
-            self._record_status(trainer)
-
-    def _record_status(self, trainer: Trainer) -> None:
-        figures, changes = ray.get(self._status)
-        self._status = None
-        trainer.gauges.update(figures)
-        for reason in changes:
-            trainer.checkpointer.run.record("encoders", count=figures["encoders"], reason=reason)
-            self.announce(reason)
+    train(loop_config)
 
 
 def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exception | None:
@@ -252,10 +118,8 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     scaling: Any = ray.train.ScalingConfig  # the annotations of both are out of date in Ray
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
-    process_group = ray_private.torch_by_device() if use_gpu else TorchConfig("gloo")
-    process_group = replace(process_group, timeout_s=int(WATCHDOG_S) + _AFTER_WATCHDOG_S)
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
-        trainer = ray_private.torch_trainer()(
+        trainer = ray_private.trainer()(
             train_worker,
             train_loop_config=loop_config,
             scaling_config=scaling(
@@ -269,7 +133,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
                 storage_path=scratch,
                 failure_config=failures(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             ),
-            torch_config=process_group,
+            backend_config=ray_private.process_group(group, gpu=use_gpu),
         )
         try:
             trainer.fit()
@@ -279,6 +143,14 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
                 release_places()
             return error
     return None
+
+
+def _cause(error: Exception) -> str:
+    """Return Ray's reason for the end of an attempt, as one line."""
+    failure: Any = next(iter(getattr(error, "worker_failures", {}).values()), error)
+    for inner in ("health_check_failure", "controller_failure"):
+        failure = getattr(failure, inner, failure)
+    return ray_loss.reason_of(failure) if "Traceback" in str(failure) else one_line(failure, 300)
 
 
 def _was_preempted(error: Exception) -> bool:
@@ -375,9 +247,9 @@ def _has_failed(pool: Any) -> bool:
         return True
 
 
-def _gave_up(config: TrainConfig, report: WorkerReport, error: Exception | None) -> str:
-    last = report.failures[-1] if report.failures else failure_line(error) if error else "no error"
+def _gave_up(config: TrainConfig, report: WorkerReport) -> str:
+    times, last = counted(config.max_failures + 1, "time"), report.failures[-1]
     return (
-        f"{config.output.uri}: training failed {counted(config.max_failures + 1, 'time')}, last: {last}; run the job "
-        "again to continue from the newest checkpoint"
+        f"{config.output.uri}: training failed {times}, last: {last}; run the job again to continue from the newest "
+        "checkpoint"
     )

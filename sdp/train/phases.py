@@ -14,7 +14,6 @@ from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
-from sdp.train.checkpoint import newest_state
 from sdp.train.run_folder import RunFolder
 
 
@@ -39,7 +38,7 @@ def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
     if len(phases) < 2:
         return []
     one, two = map(RunFolder.of, phases)
-    return [] if two.newest() is None else [newest_state(one)]
+    return [] if two.newest() is None else [one.state()]
 
 
 def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
@@ -52,7 +51,7 @@ def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
     per_hour = config.scaling.most * prices.get("trainer_hour", 0.0)
     per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
     if config.max_cost is not None and per_hour:
-        state = newest_state(RunFolder.of(config))
+        state = RunFolder.of(config).state()
         left = config.max_cost - sum(each.cost(prices) for each in (earlier, state))
         hours.append(state.seconds / 3600 + left / per_hour)
     return config.replaced(max_hours=max(0.0, min(hours))) if hours else config

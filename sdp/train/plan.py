@@ -12,19 +12,17 @@ from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.families import DENOISER
 from sdp.model import sources
-from sdp.model.checkpoints import EpochStart, TrainState, find_checkpoint, read_config, read_marker
+from sdp.model.checkpoints import TrainState, find_checkpoint, read_config, read_marker, read_state
 from sdp.model.layout import ModelSource
 from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
-from sdp.train.checkpoint import read_state
 from sdp.train.data.columns import TEXT
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import LatentsDataset, open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.sources import offline_reader, open_sources
+from sdp.train.data.sources import open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.run_folder import RunFolder
-from sdp.train.world import World
 
 PARTS = (DENOISER, "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
@@ -215,9 +213,7 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
         _check_encoder(config, source.written, source.dataset, model)
     if opened.buckets is not None:
         _refuse_split_granules(config)
-    reader = offline_reader(config, opened, World())  # refuses those that cannot be mixed
-    positions = reader.positions(EpochStart(lanes=max(reader.shape.lanes, config.scaling.most)))
-    return opened.rows, positions, opened.all[0].dataset.text.name == TEXT, None
+    return opened.rows, opened.positions(config), opened.all[0].dataset.text.name == TEXT, None
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:

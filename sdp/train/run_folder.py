@@ -36,7 +36,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound
-from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
+from sdp.model.checkpoints import COMPLETE, TrainState, checkpoint_name, read_state, steps_in
 from sdp.storage import Storage, open_storage
 
 EVENTS = "events.jsonl"
@@ -138,6 +138,11 @@ class RunFolder:
         """Return the folder of the newest complete checkpoint."""
         step = self.latest()
         return None if step is None else self.checkpoint(step)
+
+    def state(self) -> TrainState:
+        """Return the run's state at its newest checkpoint; without one, that of a new run."""
+        checkpoint = self.newest()
+        return TrainState(0) if checkpoint is None else read_state(checkpoint)
 
     def delete_checkpoint(self, step: int) -> None:
         """Delete a checkpoint, its marker first, so that it is never taken for complete."""

@@ -16,10 +16,10 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, OutOfMemory, UserError, one_line
 from sdp.model import sharded
-from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState
+from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState, read_state
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import Storage
-from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint, read_state
+from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.order import Shuffle
 from sdp.train.limits import reached_limit, used_up_budget

@@ -21,7 +21,7 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
-from sdp.train.data.buckets import views
+from sdp.train.data.granules import views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import RowRange
 from sdp.train.data.rows import Loader, Rows, ShapePart, batch_of_shapes, empty_rows

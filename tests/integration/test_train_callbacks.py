@@ -130,7 +130,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Stand in for the library."""
     library = Mock(Image=lambda picture, caption: (caption, picture.size))
     monkeypatch.setitem(sys.modules, "wandb", library)
-    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: True)
+    monkeypatch.setattr("sdp.train.job.find_spec", lambda _: True)
     return library
 
 
@@ -181,7 +181,7 @@ def test_a_refusal_of_a_tracker_is_one_line(root: Path, wandb: Mock) -> None:
 
 
 def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.train.callbacks.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("sdp.train.job.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"log\.wandb\.project: .* needs wandb, which is not installed") as refusal:
         run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
     assert refusal.value.exit_code == 2

@@ -10,11 +10,12 @@ import torch
 
 from sdp.datasets.ledger import Ledger
 from sdp.model import sharded
+from sdp.model.checkpoints import read_state
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.checkpoint import SavedCheckpoint, read_state
+from sdp.train.checkpoint import SavedCheckpoint
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import weighted_losses
 from sdp.train.trainer import Callback, StepReport, Trainer

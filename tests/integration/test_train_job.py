@@ -17,6 +17,7 @@ from sdp import ray_private
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
+from sdp.train import group
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.job import _absolute, run
 from sdp.train.run_folder import RunFolder
@@ -52,17 +53,15 @@ def cluster(fragile: Path) -> Iterator[None]:
 
 
 def lose_one_while_they_connect(fragile: Path) -> None:
-    from ray.train.torch.config import _TorchBackend
+    connect = group.join
 
-    connect = _TorchBackend.on_start
-
-    def on_start(self: Any, worker_group: Any, backend_config: Any) -> None:
-        connect(self, worker_group, backend_config)
-        if fragile.exists():
+    def join(rank: int, *how: Any) -> None:
+        connect(rank, *how)
+        if rank == 1 and fragile.exists():
             fragile.unlink()
-            worker_group.execute_single(1, os._exit, 1)
+            os._exit(1)
 
-    _TorchBackend.on_start = on_start  # type: ignore[method-assign]
+    group.join = join
 
 
 @pytest.mark.usefixtures("cluster")
@@ -120,13 +119,13 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_ray_train_has_the_figures_of_each_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer_class, notes = ray_private.torch_trainer(), root / "reported"
+    trainer_class, notes = ray_private.trainer(), root / "reported"
 
     def watched(*arguments: Any, run_config: Any, **options: Any) -> Any:
         run_config.callbacks = [NoteReports(notes)]
         return trainer_class(*arguments, run_config=run_config, **options)
 
-    monkeypatch.setattr(ray_private, "torch_trainer", lambda: watched)
+    monkeypatch.setattr(ray_private, "trainer", lambda: watched)
     state = run(config(root, max_steps=6, checkpoint__every_steps=2, scaling__num_workers=2)).state
     reports = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [[worker["step"] for worker in report] for report in reports] == [[2, 2], [4, 4], [6, 6], [6, 6]]

@@ -10,9 +10,8 @@ import torch
 
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError
-from sdp.model.checkpoints import find_checkpoint, read_weights
+from sdp.model.checkpoints import find_checkpoint, read_state, read_weights
 from sdp.storage import open_storage
-from sdp.train.checkpoint import read_state
 from sdp.train.job import run
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder

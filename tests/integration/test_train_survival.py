@@ -18,9 +18,10 @@ from sdp.families.sd import SD
 from sdp.model.checkpoints import read_weights
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
+from sdp.train.assemble import offline_reader
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.checkpoint import CheckpointManager
-from sdp.train.data.sources import offline_reader, open_sources
+from sdp.train.data.sources import open_sources
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.stopwatch import Stopwatch

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sdp.errors import DatasetError, Unavailable
-from sdp.model.checkpoints import read_marker
+from sdp.model.checkpoints import read_marker, read_state
 from sdp.model.tensor_index import DamagedCheckpoint
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
-from sdp.train.checkpoint import read_state
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import FILE_LINES, RunFolder, metrics_files
 

@@ -9,17 +9,15 @@ from sdp.train.board import RESIZE, Board
 from sdp.train.driver import on_signals
 
 
-def test_workers_that_end_without_a_word_are_named_at_the_next_start() -> None:
+def test_ray_says_why_workers_ended_that_could_not() -> None:
     board = Board()
     board.begin(0)
-    board.begin(1)
     board.train(["a pid 1", "b pid 2"])
-    assignment = board.begin(0)
-    assert assignment.attempts == 2
-    assert assignment.failures == [
-        "none of these workers reported why it ended (killed, or its node lost): a pid 1, b pid 2"
-    ]
-    assert board.begin(0).failures[1:] == ["the workers ended before training began, and none reported why"]
+    killed = "a pid 1, b pid 2: none reported why (killed)"
+    assert board.report("killed").failures == [killed]
+    unseen = "the workers ended before training began: none reported why (lost)"
+    assert board.report("lost").failures == [killed, unseen], "an attempt without a worker"
+    assert board.begin(0).attempts == 2
 
 
 def test_a_worker_that_said_why_is_taken_at_its_word() -> None:
@@ -27,7 +25,7 @@ def test_a_worker_that_said_why_is_taken_at_its_word() -> None:
     board.begin(0)
     board.train(["a pid 1"])
     board.failed(0, "struck", None)
-    assert board.begin(0).failures == ["worker 0: struck"]
+    assert board.report("RayTaskError").failures == ["worker 0: struck"]
     board.failed(1, "mend it", fatal)
     assert (board.report().failures, board.report().fatal) == (["worker 0: struck", "worker 1: mend it"], fatal)
     assert board.begin(0).failures == ["worker 0: struck", "worker 1: mend it"]

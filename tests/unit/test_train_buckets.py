@@ -9,9 +9,10 @@ import pytest
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import open_storage
 from sdp.train.data.batch import PAD, Batch
-from sdp.train.data.buckets import BucketReader, count_buckets, views
-from sdp.train.data.direct import WeightedDataset
+from sdp.train.data.buckets import BucketReader
+from sdp.train.data.granules import count_buckets, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
+from sdp.train.data.mixture import WeightedDataset
 from sdp.train.data.order import RowRange, Shuffle
 from sdp.train.data.weights import RowWeights
 from sdp.train.validation import load_validation_batch

@@ -13,8 +13,9 @@ import torch
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader, WeightedDataset
+from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents
+from sdp.train.data.mixture import WeightedDataset
 from sdp.train.data.order import Shuffle
 from sdp.train.data.weights import RowWeights
 from tests.latents import latent_of, make_latents, tokens_of

@@ -13,10 +13,11 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.model.sources import resolve
 from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader, WeightedDataset
+from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, open_images
 from sdp.train.data.latents import open_latents
+from sdp.train.data.mixture import WeightedDataset
 from sdp.train.data.online import Online
 from sdp.train.data.order import Shuffle
 from tests.latents import make_latents

@@ -1,13 +1,13 @@
 """The start of an attempt, and the wait for its first trainer."""
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 
-from sdp import cluster, ray_private
-from sdp.train import launch
-from sdp.waiting import Place, Stall
+from sdp import cluster
+from sdp.train import group, launch
+from sdp.waiting import Stall
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def test_trainers_that_have_places_but_never_run_end_the_job(
 
 def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
-    monkeypatch.setattr(ray_private, "torch_trainer", lambda: lambda *_, **options: made.update(options) or Mock())
-    for bundle in ({"CPU": 1.0}, {"GPU": 1.0}):
-        launch._attempt({}, Place("scaling", bundle, 1, 1), 1)
-        assert made["torch_config"].timeout_s == 1920
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.update(how, backend=backend))
+    for cuda, backend in ((True, "cpu:gloo,cuda:nccl"), (False, "gloo")):
+        group.join(1, 2, "tcp://a:1", cuda)
+        assert (made["backend"], made["init_method"], made["rank"], made["world_size"]) == (backend, "tcp://a:1", 1, 2)
+        assert made["timeout"].total_seconds() == 1920

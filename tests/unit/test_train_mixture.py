@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
-from sdp.train.data.direct import DirectReader, WeightedDataset
+from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents
-from sdp.train.data.mixture import Mixture, shares_of
+from sdp.train.data.mixture import Mixture, WeightedDataset, refuse_another_kind, shares_of
 from sdp.train.data.order import Shuffle
 from tests.latents import latent_of, make_latents, split_address
 
@@ -149,4 +149,4 @@ def test_datasets_of_different_kinds_are_not_mixed(datasets: list[Dataset], tmp_
     other = make_latents(tmp_path, 20, resolution=128)
     one, another = open_latents(datasets[0], 64), open_latents(other, 128)
     with pytest.raises(DatasetError, match=r"source\.also: expected latents_64 .* got latents_128"):
-        DirectReader((WeightedDataset(one), WeightedDataset(another)), 0, SHAPE, 0, 1)
+        refuse_another_kind(WeightedDataset(one), WeightedDataset(another))

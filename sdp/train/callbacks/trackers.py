@@ -4,11 +4,10 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
 
@@ -23,18 +22,10 @@ from sdp.train.trainer import Callback, Trainer
 log = logging.getLogger(__name__)
 
 
-def trackers(config: LogConfig) -> "Iterator[LogToTracker]":
-    """Yield a callback for each tracker that is set; raise a UserError if the library of one is missing."""
-    kinds = (LogToWandb, config.wandb.project), (LogToMlflow, config.mlflow.experiment)
-    for kind, place in kinds:
-        if place is None:
-            continue
-        if find_spec(kind.library) is None:
-            raise UserError(
-                f"{kind.key}: {place!r} needs {kind.library}, which is not installed; pip install {kind.library} (in "
-                "the image, if the job runs on a cluster), or set it to null"
-            )
-        yield kind(place)
+def trackers(config: LogConfig) -> "list[LogToTracker]":
+    """Return a callback for each tracker that is set."""
+    kinds = {kind.key: kind for kind in (LogToWandb, LogToMlflow)}
+    return [kinds[key](place) for key, place in config.trackers.items()]
 
 
 @dataclass

@@ -2,41 +2,23 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from sdp.datasets.ledger import address_offset
-from sdp.datasets.manifest import Dataset
 from sdp.device import thread_pool
-from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.columns import Column
-from sdp.train.data.latents import GroupReader, LatentsDataset
-from sdp.train.data.mixture import Mixture, MixtureSpan, shares_of
+from sdp.train.data.latents import GroupReader
+from sdp.train.data.mixture import Mixture, MixtureSpan, WeightedDataset, mixture_of, shares_of
 from sdp.train.data.order import EpochOrder, Lane, LaneRange, Shuffle, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Loader, Rows, batch_of
-from sdp.train.data.weights import RowWeights, Weigh
-
-
-@dataclass(frozen=True)
-class WeightedDataset:
-    """A dataset of a mixture."""
-
-    dataset: LatentsDataset
-    weight: float = 1.0
-    """Number of its samples for each sample of the first dataset."""
-    load_weights: Callable[[], Weigh] = RowWeights
-    """Returns the rows' weights; called at the beginning of each epoch."""
-    lineage: Mapping[str, Any] = field(default_factory=dict)
-    written: Dataset | None = None
-    """The dataset as sdp wrote it; None for plain files."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +35,6 @@ class DirectReader(Reader):
     """Batches prepared ahead of need."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
-
-    def __post_init__(self) -> None:
-        for other in self.datasets[1:]:
-            _refuse_another_kind(self.datasets[0].dataset, other.dataset)
 
     @property
     def rows(self) -> int:
@@ -119,19 +97,6 @@ class DirectReader(Reader):
             (span, list(passes.order(span.dataset, span.epoch).lane_ranges(span.start, span.stop, at, to)))
             for span, at, to in shares_of(spans, self.rank, self.world)
         ]
-
-
-def mixture_of(datasets: tuple[WeightedDataset, ...]) -> Mixture:
-    return Mixture(tuple(source.dataset.rows for source in datasets), tuple(source.weight for source in datasets))
-
-
-def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
-    for one, another in zip(first.columns, other.columns, strict=True):
-        if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
-            raise DatasetError(
-                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.files.uri_of('')} has it, got "
-                f"{another.name} of {another.dtype} {another.shape} in {other.files.uri_of('')}; process both alike"
-            )
 
 
 class Passes:

@@ -6,17 +6,36 @@ Passes over the others continue from epoch to epoch; the number of a pass is tha
 record where in its pass each dataset was when the epoch began, since datasets may change between epochs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdp.datasets.manifest import Dataset
+from sdp.errors import DatasetError
 from sdp.model.checkpoints import DatasetPosition
+from sdp.train.data.latents import LatentsDataset
+from sdp.train.data.weights import RowWeights, Weigh
 
 _PATTERN = 4096
 """Length of the pattern in positions; weights are exact to this fraction."""
+
+
+@dataclass(frozen=True)
+class WeightedDataset:
+    """A dataset of a mixture."""
+
+    dataset: LatentsDataset
+    weight: float = 1.0
+    """Number of its samples for each sample of the first dataset."""
+    load_weights: Callable[[], Weigh] = RowWeights
+    """Returns the rows' weights; called at the beginning of each epoch."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    written: Dataset | None = None
+    """The dataset as sdp wrote it; None for plain files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +124,10 @@ class Mixture:
         return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(belongs, axis=0)])
 
 
+def mixture_of(datasets: tuple[WeightedDataset, ...]) -> Mixture:
+    return Mixture(tuple(source.dataset.rows for source in datasets), tuple(source.weight for source in datasets))
+
+
 def shares_of(spans: Sequence[MixtureSpan], rank: int, world: int) -> list[tuple[MixtureSpan, int, int]]:
     """Return one worker's share of some spans: for each span, the first of its rows and the end.
 
@@ -119,3 +142,14 @@ def shares_of(spans: Sequence[MixtureSpan], rank: int, world: int) -> list[tuple
             share.append((span, at, to))
         before += len(span)
     return share
+
+
+def refuse_another_kind(first: WeightedDataset, other: WeightedDataset) -> None:
+    """Raise a DatasetError if two datasets of a mixture have other columns."""
+    for one, another in zip(first.dataset.columns, other.dataset.columns, strict=True):
+        if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
+            raise DatasetError(
+                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.dataset.files.uri_of('')} has "
+                f"it, got {another.name} of {another.dtype} {another.shape} in {other.dataset.files.uri_of('')}; "
+                "process both alike"
+            )

@@ -12,15 +12,14 @@ from sdp.config.train import MixedSource
 from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
-from sdp.train.data.buckets import BucketReader, count_buckets, views
 from sdp.train.data.columns import TEXT
-from sdp.train.data.direct import DirectReader, WeightedDataset, mixture_of
+from sdp.train.data.granules import count_buckets, count_positions, views
 from sdp.train.data.latents import open_latents, refuse_embeddings
+from sdp.train.data.mixture import WeightedDataset, mixture_of, refuse_another_kind
 from sdp.train.data.order import Ints, Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
-from sdp.train.world import World
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,14 @@ class Sources:
         """Rows of an epoch, over all datasets."""
         return mixture_of(self.all).rows
 
+    def positions(self, config: TrainConfig) -> int:
+        """Return the positions of an epoch with as many lanes as the most trainers need."""
+        if self.buckets is None:
+            return self.rows
+        shape = Shuffle()
+        shape = replace(shape, lanes=max(shape.lanes, config.scaling.most))
+        return count_positions(self.datasets, config.seed, shape, config.data.batch_size)
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The datasets' lineage, for checkpoints."""
@@ -62,6 +69,8 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
         refuse_embeddings(config, source.dataset, uri)
     bucketed = [source for source in sources.all if source.dataset.shapes]
     if not bucketed:
+        for other in sources.all[1:]:
+            refuse_another_kind(sources.all[0], other)
         return sources
     if len(sources.all) > 1:
         uri = bucketed[0].dataset.files.uri_of("")
@@ -71,21 +80,6 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
         )
     run = open_storage(config.output.uri, config.storage.options())
     return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write is not None))
-
-
-def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
-    """Return the reader of this worker's share of the latents."""
-    data = config.data
-    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
-    return make(
-        sources.datasets,
-        config.seed,
-        Shuffle(),
-        world.rank,
-        world.size,
-        threads=data.readers,
-        device=world.device,
-    )
 
 
 def embedded(config: TrainConfig) -> bool:

@@ -1,0 +1,57 @@
+"""Training in the driver's process, without Ray."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sdp.config import TrainConfig
+from sdp.console import Progress
+from sdp.device import choose_device
+from sdp.lease import Lease
+from sdp.train.assemble import assemble
+from sdp.train.callbacks.usual import make_callbacks
+from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
+from sdp.train.messages import progress_line
+from sdp.train.plan import TrainPlan
+from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
+from sdp.train.world import World
+
+
+def train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
+    """Train in this process."""
+    world, stop = World(device=choose_device()), StopRequest()
+    folder.record("start", workers=(1, 1), from_step=plan.state.step)
+    with Progress("train") as progress:
+        callbacks = [
+            *make_callbacks(config),
+            FollowLease(lease, lambda line: progress.update(progress_line(line, plan.last_step))),
+        ]
+        try:
+            trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
+            with on_signals(lambda name: setattr(stop, "reason", name)):
+                reason = trainer.train()
+        except Exception as error:
+            folder.record("gave_up", failures=[failure_line(error)])
+            raise
+    folder.record("end", reason=reason, step=trainer.state.step)
+    return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
+
+
+@dataclass
+class FollowLease(Callback):
+    """Ends training in the driver's process when another job has taken over the run, and shows the metrics."""
+
+    lease: Lease
+    show: Callable[[dict[str, Any]], None]
+
+    def on_start(self, trainer: Trainer) -> None:
+        record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
+        self.lease.check()
+
+    def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
+        self.show(line)
