@@ -22,7 +22,7 @@ from sdp import cluster, ray_loss, ray_private
 from sdp.config import TrainConfig
 from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
-from sdp.errors import LeaseLost, SdpError, UserError, one_line
+from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Generation, Lease
 from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
@@ -150,7 +150,7 @@ def _cause(error: Exception) -> str:
     failure: Any = next(iter(getattr(error, "worker_failures", {}).values()), error)
     for inner in ("health_check_failure", "controller_failure"):
         failure = getattr(failure, inner, failure)
-    return ray_loss.reason_of(failure) if "Traceback" in str(failure) else one_line(failure, 300)
+    return ray_loss.reason_of(failure)
 
 
 def _was_preempted(error: Exception) -> bool:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from sdp import cluster
 from sdp.train import group, launch
@@ -44,3 +46,13 @@ def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch
         group.join(1, 2, "tcp://a:1", cuda)
         assert (made["backend"], made["init_method"], made["rank"], made["world_size"]) == (backend, "tcp://a:1", 1, 2)
         assert made["timeout"].total_seconds() == 1920
+
+
+def test_the_cause_of_an_attempt_that_failed_is_ray_s_own_words_without_its_tables() -> None:
+    died = "The actor died before finishing this task.\n\tpid: 7\nThe actor is dead because its process has died."
+    lost = WorkerHealthCheckFailedError("A check failed.\nWorker info: Worker(\n  pid=7\n)", RuntimeError(died))
+    controller = ControllerError(RuntimeError("At least one of the worker actors failed to initialize."))
+    assert launch._cause(WorkerGroupError("[Rank 1 Error Snippet]", {1: lost})) == (
+        "The actor is dead because its process has died."
+    )
+    assert launch._cause(controller) == "At least one of the worker actors failed to initialize."
