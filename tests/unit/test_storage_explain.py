@@ -33,6 +33,7 @@ def transport(kind: str, detail: str) -> str:
     ("error", "kind"),
     [
         (TimeoutError(), "transient"),
+        (GenericError('Generic HTTP client error: builder error … "No CA certificates were loaded …"'), "certificates"),
         (GenericError(answered("503 Service Unavailable", "SlowDown")), "transient"),
         (GenericError(answered("500 Internal Server Error", "InternalError")), "transient"),
         (GenericError(answered("502 Bad Gateway")), "transient"),
