@@ -47,8 +47,7 @@ class Sources:
         """Return the positions of an epoch with as many lanes as the most trainers need."""
         if self.buckets is None:
             return self.rows
-        shape = Shuffle()
-        shape = replace(shape, lanes=max(shape.lanes, config.scaling.most))
+        shape = Shuffle(lanes=max(Shuffle().lanes, config.scaling.most))
         return count_positions(self.datasets, config.seed, shape, config.data.batch_size)
 
     @property
