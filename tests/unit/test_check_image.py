@@ -171,8 +171,8 @@ def raising(error: Exception) -> Callable[..., object]:
 LACKING: dict[str, tuple[str, Exception]] = {
     "JPEG": ("simplejpeg.decode_jpeg", ValueError("Insufficient memory (case 4)")),
     "the encoder": ("simplejpeg.encode_jpeg", ValueError("Insufficient memory (case 4)")),
-    "OpenCV": ("cv2.warpAffine", cv2.error("std::bad_alloc")),
-    "OpenCV's allocator": ("cv2.warpAffine", cv2.error("(-4:Insufficient memory) Failed to allocate 9 bytes")),
+    "OpenCV": ("cv2.resize", cv2.error("std::bad_alloc")),
+    "OpenCV's allocator": ("cv2.resize", cv2.error("(-4:Insufficient memory) Failed to allocate 9 bytes")),
     "Pillow": ("PIL.ImageFile.ImageFile.load", MemoryError()),
     "Pillow's decoders": ("PIL.ImageFile.ImageFile.load", OSError("out of memory error when reading image file")),
 }

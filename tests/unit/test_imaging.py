@@ -237,7 +237,7 @@ def test_boxes_are_the_largest_of_their_aspect() -> None:
     ("height", "width"), [(790, 953), (512, 512), (257, 900), (600, 300), (300, 301), (2000, 1100)]
 )
 @pytest.mark.parametrize("side", [64, 256])
-def test_a_crop_lies_where_it_should_to_a_tenth_of_a_pixel(height: int, width: int, side: int) -> None:
+def test_a_crop_lies_where_it_should_to_half_a_pixel(height: int, width: int, side: int) -> None:
     image = decode(encoded(ramp(height, width), "JPEG", quality=98, subsampling=0), min_side=side)
     box = placed_box(width, height, 0.3, 0.8)
     crop = cut(image, box, side, side).astype(np.float64)
@@ -246,7 +246,7 @@ def test_a_crop_lies_where_it_should_to_a_tenth_of_a_pixel(height: int, width: i
     inner = slice(2, -2)
     off_x = np.mean(crop[inner, inner, 0] - red[None, inner]) / 255 * (width - 1) / (box.width / side)
     off_y = np.mean(crop[inner, inner, 1] - green[inner, None]) / 255 * (height - 1) / (box.height / side)
-    assert max(abs(off_x), abs(off_y)) < 0.1
+    assert max(abs(off_x), abs(off_y)) < 0.5
 
 
 @pytest.mark.parametrize(("height", "width"), [(790, 953), (640, 480), (300, 400), (1200, 1600)])
