@@ -106,7 +106,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
             return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
         if image_rules.size is None:
             began = time.process_time()
-            decode(data)
+            decode(data, header=header)
             took = time.process_time() - began
             if took > _KEPT_CPU_S + header.width * header.height * CPU_S_A_PIXEL:
                 raise ImageError(
@@ -114,7 +114,7 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Head
                 )
             size = (header.width, header.height)
             return Checked(WRITTEN, None, None, None, *size, *size, digest)
-        image = decode(data, min_side=math.ceil(image_rules.size * ROOM))
+        image = decode(data, min_side=math.ceil(image_rules.size * ROOM), header=header)
         pixels = resized(image, image_rules.size, crop=image_rules.crop == "center", enlarge=image_rules.enlarge)
         height, width = pixels.shape[:2]
         if max(height, width) > _LONGEST_SIDE:

@@ -74,7 +74,7 @@ def crop_image(
     if enlarged > recipe.max_upscale:
         raise RowError("too_small", f"{width} × {height} pixels would be enlarged {enlarged:.1f} times")
     needed = math.ceil(min(width, height) * min(1.0, enlarged))
-    image = decode(data, min_side=needed)
+    image = decode(data, min_side=needed, header=header)
     if recipe.crop == "random":
         box = placed_box(width, height, *place(recipe.seed, row), aspect)
     else:

@@ -11,7 +11,7 @@ image is refused, never returned with grey areas.
 import io
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class Header:
     height: int
     orientation: int = 1
     """EXIF orientation; 1 is upright."""
+    colours: str = field(default="", compare=False)
+    """A JPEG's colour space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +92,21 @@ def read_header(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> H
     if not len(data):
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
-        return _checked(_jpeg_header(data)[0])
+        return _checked(_jpeg_header(data))
     with _open(data, formats) as picture:
         return _checked(_header_of(picture))
 
 
-def decode(data: bytes | memoryview, *, min_side: int | None = None) -> Image:
+def decode(data: bytes | memoryview, *, min_side: int | None = None, header: Header | None = None) -> Image:
     """Decode to upright RGB pixels: alpha over white, the first frame of an animation.
 
     With `min_side`, a large JPEG is decoded at a reduced size, several times faster; its shorter side keeps at least
-    that many pixels.
+    that many pixels. Give the `header` if it has been read.
     """
     data = memoryview(data).cast("B")
-    if not len(data):
-        raise ImageError("empty", "no bytes")
-    if bytes(data[:3]) == b"\xff\xd8\xff":
-        header, colours = _jpeg_header(data)
-        _checked(header)
-        if colours not in ("CMYK", "YCCK"):
-            return _decode_jpeg(data, header, min_side)
+    header = header or read_header(data)
+    if header.format == "JPEG" and header.colours not in ("CMYK", "YCCK"):
+        return _decode_jpeg(data, header, min_side)
     return _decode_other(data)
 
 
@@ -161,8 +159,7 @@ def _filter(pixels: Pixels, edges: tuple[float, float, float, float], width: int
     return np.asarray(resized, dtype=np.uint8)
 
 
-def _jpeg_header(data: bytes | memoryview) -> tuple[Header, str]:
-    """Return a JPEG's header and its colour space."""
+def _jpeg_header(data: bytes | memoryview) -> Header:
     import simplejpeg
 
     try:
@@ -174,7 +171,7 @@ def _jpeg_header(data: bytes | memoryview) -> tuple[Header, str]:
     scans = int(np.count_nonzero(octets[np.flatnonzero(octets[:-1] == 0xFF) + 1] == 0xDA))
     if scans > MAX_SCANS:
         raise ImageError("undecodable", f"JPEG of {scans} scans")
-    return Header("JPEG", *_upright(width, height, orientation), orientation), colours
+    return Header("JPEG", *_upright(width, height, orientation), orientation, colours)
 
 
 def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None) -> Image:

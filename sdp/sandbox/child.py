@@ -79,8 +79,9 @@ def pixels(
     data: memoryview, on_header: Callable[[Header], None], min_side: int | None = None
 ) -> tuple[Reply, memoryview]:
     """Decode an image; the handler for callers that need all its pixels, or a reduction to a shorter side."""
-    on_header(read_header(data))
-    decoded = decode(data, min_side=min_side).pixels
+    header = read_header(data)
+    on_header(header)
+    decoded = decode(data, min_side=min_side, header=header).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
 
 
