@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sdp.config import DownloadConfig, parse
+from sdp.config import parse
+from sdp.config.download import DownloadConfig
 from sdp.datasets.manifest import Dataset, part_infos
 from sdp.datasets.outcomes import WRITTEN
 from sdp.datasets.parts import read_account, read_rows, resolve

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from sdp.config import EvaluateConfig, parse
+from sdp.config import parse
+from sdp.config.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer

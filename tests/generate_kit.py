@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from sdp.config import GenerateConfig, parse
+from sdp.config import parse
+from sdp.config.generate import GenerateConfig
 from sdp.datasets.ledger import Ledger
 from sdp.model import load
 from sdp.model.checkpoints import EMA, MODEL, TrainState

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image as Pillow
 
-from sdp.config import ProcessConfig, load
+from sdp.config import load
+from sdp.config.process import ProcessConfig
 from sdp.datasets.manifest import Dataset, finish
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, open_output

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sdp.config import ScoreConfig, load
+from sdp.config import load
+from sdp.config.score import ScoreConfig
 
 
 def write_predictor(path: Path, widths: Sequence[int], seed: int = 1) -> nn.Module:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sdp.config import TrainConfig, parse
+from sdp.config import parse
+from sdp.config.train import TrainConfig
 from sdp.datasets.ledger import Ledger
 from sdp.model.schedule import NoiseSchedule, from_alphas_cumprod
 from sdp.storage import open_storage

@@ -12,31 +12,17 @@ from operator import getitem
 from typing import Any
 
 from sdp.config.base import Key, changed, keys
-from sdp.config.download import DownloadConfig
-from sdp.config.dreambooth import DreamboothConfig
 from sdp.config.dump import dump_yaml
-from sdp.config.evaluate import EvaluateConfig
-from sdp.config.generate import GenerateConfig
 from sdp.config.jobs import JOBS
 from sdp.config.load import Draft, draft, load, parse, parse_into
-from sdp.config.process import ProcessConfig
-from sdp.config.score import ScoreConfig
 from sdp.config.shared import JobConfig, Range, WorkersConfig
-from sdp.config.train import TrainConfig
 
 __all__ = [
     "JOBS",
-    "DownloadConfig",
     "Draft",
-    "DreamboothConfig",
-    "EvaluateConfig",
-    "GenerateConfig",
     "JobConfig",
     "Key",
-    "ProcessConfig",
     "Range",
-    "ScoreConfig",
-    "TrainConfig",
     "WorkersConfig",
     "changed",
     "draft",

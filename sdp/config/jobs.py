@@ -1,23 +1,28 @@
 """The configuration of each job."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 
-from sdp.config.download import DownloadConfig
-from sdp.config.dreambooth import DreamboothConfig
-from sdp.config.evaluate import EvaluateConfig
-from sdp.config.generate import GenerateConfig
-from sdp.config.process import ProcessConfig
-from sdp.config.score import ScoreConfig
 from sdp.config.shared import JobConfig
-from sdp.config.train import TrainConfig
 
-JOBS: Mapping[str, type[JobConfig]] = {
-    "download": DownloadConfig,
-    "score": ScoreConfig,
-    "process": ProcessConfig,
-    "train": TrainConfig,
-    "generate": GenerateConfig,
-    "evaluate": EvaluateConfig,
-    "dreambooth": DreamboothConfig,
-}
+_NAMES = ("download", "score", "process", "train", "generate", "evaluate", "dreambooth")
+
+
+class _Jobs(Mapping[str, type[JobConfig]]):
+    """Imports a job's model when it is asked for, since a command needs one."""
+
+    def __getitem__(self, job: str) -> type[JobConfig]:
+        if job not in _NAMES:
+            raise KeyError(job)
+        model: type[JobConfig] = getattr(import_module(f"sdp.config.{job}"), f"{job.title()}Config")
+        return model
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+JOBS: Mapping[str, type[JobConfig]] = _Jobs()
 """The model of each job, in the order of the pipeline."""

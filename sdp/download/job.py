@@ -12,7 +12,8 @@ from functools import partial
 import pyarrow.parquet as pq
 
 from sdp import cluster
-from sdp.config import DownloadConfig, identity
+from sdp.config import identity
+from sdp.config.download import DownloadConfig
 from sdp.console import counted, say
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.columns import kind_of

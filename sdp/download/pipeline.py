@@ -19,8 +19,7 @@ from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
 
 from sdp import cluster, telemetry
-from sdp.config import DownloadConfig
-from sdp.config.download import HostsConfig
+from sdp.config.download import DownloadConfig, HostsConfig
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work

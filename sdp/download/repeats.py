@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sdp import cluster
-from sdp.config import DownloadConfig
+from sdp.config.download import DownloadConfig
 from sdp.console import Progress, counted
 from sdp.datasets import repeated
 from sdp.datasets.index import Index

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from sdp.config import EvaluateConfig
+from sdp.config.evaluate import EvaluateConfig
 from sdp.console import say, table
 from sdp.datasets.audit import RUN
 from sdp.datasets.manifest import Dataset

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sdp.config import EvaluateConfig
+from sdp.config.evaluate import EvaluateConfig
 from sdp.datasets import tombstones
 from sdp.datasets.output import Head, open_output
 from sdp.encode.pictures import Pictures, Selection, open_pictures

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sdp
-from sdp.config import EvaluateConfig
+from sdp.config.evaluate import EvaluateConfig
 from sdp.datasets.outcomes import Counts
 
 FORMAT = 1

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sdp.config import GenerateConfig, parse
+from sdp.config import parse
+from sdp.config.generate import GenerateConfig
 from sdp.console import say
 from sdp.errors import SdpError
 from sdp.generate.sample import image_seed

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from sdp.config import GenerateConfig, identity
+from sdp.config import identity
+from sdp.config.generate import GenerateConfig
 from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sdp.config import GenerateConfig
+from sdp.config.generate import GenerateConfig
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work

@@ -7,7 +7,9 @@ import json
 import math
 from collections import Counter
 
-from sdp.config import DownloadConfig, JobConfig, TrainConfig, WorkersConfig
+from sdp.config import JobConfig, WorkersConfig
+from sdp.config.download import DownloadConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import UserError
 from sdp.kube import Object
 from sdp.kube.clusters import accelerator_of, gpus_of_pod

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sdp.config import JobConfig, ProcessConfig, TrainConfig
+from sdp.config import JobConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import MANIFEST, open_dataset
 from sdp.encode.tars import PICTURES
 from sdp.errors import UserError

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, Problem, UserError
 from sdp.families import KnownModel
 from sdp.families.sd import SD2

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdp import cluster, telemetry
-from sdp.config import ProcessConfig, ScoreConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
 from sdp.console import Progress, counted, say, table
 from sdp.datasets import manifest
 from sdp.datasets.concurrently import ordered_map

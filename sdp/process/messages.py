@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sdp.config import ProcessConfig, ScoreConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
 from sdp.console import counted, duration, rate, rerun, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts

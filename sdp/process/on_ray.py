@@ -10,7 +10,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayTaskError
 
 from sdp import cluster
-from sdp.config import ProcessConfig, ScoreConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.encode.blocks import pack, unpack

@@ -6,7 +6,9 @@ from typing import Any, Generic, TypeVar
 
 from pyroaring import BitMap64
 
-from sdp.config import ProcessConfig, ScoreConfig, identity
+from sdp.config import identity
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from sdp import cluster
-from sdp.config import ScoreConfig
+from sdp.config.score import ScoreConfig
 from sdp.console import counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.parts import PartInfo

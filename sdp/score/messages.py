@@ -1,6 +1,6 @@
 """The forecast and the summary of a scoring."""
 
-from sdp.config import ScoreConfig
+from sdp.config.score import ScoreConfig
 from sdp.console import counted, size
 from sdp.datasets.manifest import Dataset
 from sdp.process import messages

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sdp.config import ScoreConfig
+from sdp.config.score import ScoreConfig
 from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.errors import UserError

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_cores
 from sdp.encode.joined import contents_of
 from sdp.encode.table import EMPTY_TEXT

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.console import Progress
 from sdp.device import choose_device
 from sdp.lease import Lease

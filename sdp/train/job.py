@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sdp import cluster
-from sdp.config import TrainConfig, identity
+from sdp.config import identity
+from sdp.config.train import TrainConfig
 from sdp.console import say
 from sdp.errors import ConfigError, Problem, UserError
 from sdp.lease import Lease

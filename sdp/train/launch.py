@@ -19,7 +19,7 @@ import ray.train
 from ray.train import FailureConfig, RunConfig
 
 from sdp import cluster, ray_loss, ray_private
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError

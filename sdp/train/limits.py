@@ -2,7 +2,7 @@
 
 import math
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.console import counted
 from sdp.model.checkpoints import TrainState
 

@@ -8,8 +8,7 @@ second has a checkpoint. From then on only the second continues, even if the lim
 
 from collections.abc import Sequence
 
-from sdp.config import TrainConfig
-from sdp.config.train import PHASES
+from sdp.config.train import PHASES, TrainConfig
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
 from sdp.model.checkpoints import TrainState

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.encode.joined import contents_of

@@ -27,9 +27,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sdp.config import TrainConfig, keys
+from sdp.config import keys
 from sdp.config.removed import fixed_since
-from sdp.config.train import TrainModelConfig
+from sdp.config.train import TrainConfig, TrainModelConfig
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome

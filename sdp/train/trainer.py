@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.console import counted
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome

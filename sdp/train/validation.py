@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import open_storage

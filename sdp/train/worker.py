@@ -11,7 +11,8 @@ import ray
 import ray.train
 
 from sdp import telemetry
-from sdp.config import TrainConfig, parse_into
+from sdp.config import parse_into
+from sdp.config.train import TrainConfig
 from sdp.device import choose_device
 from sdp.errors import LeaseLost, UserError
 from sdp.train import online

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from sdp.cli import main
-from sdp.config import TrainConfig, load, parse
+from sdp.config import load, parse
 from sdp.config.removed import without_removed
+from sdp.config.train import TrainConfig
 from sdp.datasets import parts
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import open_output

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.config import ProcessConfig
+from sdp.config.process import ProcessConfig
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table

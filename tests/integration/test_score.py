@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from sdp.config import ProcessConfig, ScoreConfig
+from sdp.config.process import ProcessConfig
+from sdp.config.score import ScoreConfig
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.errors import DatasetError, UserError

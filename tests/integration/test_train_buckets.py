@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, DatasetError
 from sdp.report.run import checkpoint_section
 from sdp.storage import open_storage

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.ledger import Ledger
 from sdp.errors import DatasetError, UserError
 from sdp.imaging import centre_box, cut, decode

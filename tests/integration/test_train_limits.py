@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.audit import audit
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError, UserError

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sdp.cli import main
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, UserError
 from sdp.families.sd import SD
 from sdp.model import load

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.cluster import start_beside_driver
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.encode.placement import Placement
 from sdp.errors import LeaseLost, SdpError
 from sdp.storage import open_storage

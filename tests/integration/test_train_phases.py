@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, DatasetError
 from sdp.model.checkpoints import find_checkpoint, read_state, read_weights
 from sdp.storage import open_storage

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sdp.cli import main
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, DatasetError
 from sdp.families.sd import SD
 from sdp.families.tokenizer import load_tokenizer, token_ids

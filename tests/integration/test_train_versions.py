@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError
 from sdp.lease import Lease

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from sdp.config import DownloadConfig, keys, parse
+from sdp.config import keys, parse
+from sdp.config.download import DownloadConfig
 from sdp.config.yaml_text import parse_document
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
 

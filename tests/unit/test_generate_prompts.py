@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.config import GenerateConfig, parse
+from sdp.config import parse
+from sdp.config.generate import GenerateConfig
 from sdp.datasets import tombstones
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sdp.cli import main
-from sdp.config import TrainConfig, draft
-from sdp.config.train import PricesConfig
+from sdp.config import draft
+from sdp.config.train import PricesConfig, TrainConfig
 from sdp.errors import ConfigError
 from sdp.model.sources import resolve
 from sdp.plan import make, presets, show

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sdp.config import ProcessConfig, parse
+from sdp.config import parse
+from sdp.config.process import ProcessConfig
 from sdp.datasets.outcomes import Counts
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import State

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.model.sources import resolve

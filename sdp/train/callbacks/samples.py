@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdp.config import TrainConfig
 from sdp.config.generate import SamplerConfig
+from sdp.config.train import TrainConfig
 from sdp.device import DTYPES, BatchLimit
 from sdp.errors import OutOfMemory, StorageError
 from sdp.generate.painter import Painter, text_encoding

@@ -11,9 +11,8 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-from sdp.config import TrainConfig
 from sdp.config.base import changed
-from sdp.config.train import LogConfig
+from sdp.config.train import LogConfig, TrainConfig
 from sdp.errors import StorageError, UserError, one_line
 from sdp.telemetry.emit import run_name
 from sdp.train.callbacks.tensorboard import numbers

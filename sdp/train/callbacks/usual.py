@@ -1,6 +1,6 @@
 """The callbacks that the configuration asks for."""
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.garbage import CollectGarbage
 from sdp.train.callbacks.metrics import RecordMetrics

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.distributed.fsdp import FSDPModule
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.train.data.batch import Batch
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.validation import load_validation_batch, measure, validation_rows

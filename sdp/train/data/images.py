@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.config import TrainConfig
 from sdp.config.process import usual_batch
+from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.scores import scores_of

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sdp.config import TrainConfig
-from sdp.config.train import ColumnsConfig
+from sdp.config.train import ColumnsConfig, TrainConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import reading
 from sdp.errors import DatasetError, one_line

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 from sdp.train.data.order import Shuffle
 

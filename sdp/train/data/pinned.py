@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from sdp.config import TrainConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import DatasetError, NotFound

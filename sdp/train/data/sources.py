@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sdp.config import TrainConfig
-from sdp.config.train import MixedSource
+from sdp.config.train import MixedSource, TrainConfig
 from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
