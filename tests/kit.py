@@ -131,3 +131,12 @@ def accounted(dataset: Dataset) -> list[int]:
 def reasons_of(dataset: Dataset) -> dict[int, str]:
     """The reasons of the rows that were not written."""
     return {line["row"]: line["reason"] for line in account_of(dataset).to_pylist() if line["reason"]}
+
+
+def raising(error: Exception) -> Callable[..., object]:
+    """Return a function that raises an error, whatever its arguments."""
+
+    def instead(*_: object, **__: object) -> object:
+        raise error
+
+    return instead

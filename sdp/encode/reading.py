@@ -6,6 +6,7 @@ row group of one row; a unit's samples in a tar count as one row group.
 """
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -372,8 +373,8 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
 
 
-_unfinished: "dict[tuple[object, ...], _Reader]" = {}
-"""The reader of the row group of which this process has last read a part; it holds that group's bytes in the file."""
+_unfinished = threading.local()
+"""The reader of the row group of which this thread has last read a part; it holds that group's bytes in the file."""
 
 
 def read_rows(
@@ -382,17 +383,17 @@ def read_rows(
     """Yield those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
     group, start, stop = span
     key = (group, tuple(columns), options, image)
-    reader = _unfinished.pop(key, None)  # another thread may read the same group, with a reader of its own
+    of, reader = getattr(_unfinished, "last", (None, None))
+    _unfinished.last = (None, None)
     try:
-        if reader is None or reader.at > start:
+        if reader is None or of != key or reader.at > start:
             reader = _Reader(group, columns, options, image)
         yield from reader.read(start, stop)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
-    _unfinished.clear()
     if stop < group.rows:
-        _unfinished[key] = reader
+        _unfinished.last = (key, reader)
 
 
 class _Reader:

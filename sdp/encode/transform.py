@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.encode.chunk import Chunk, ShapeGroup, SourceRow
 from sdp.encode.recipe import Recipe, place
+from sdp.errors import SdpError
 from sdp.families.tokenizer import tokenize, tokens_of
 from sdp.imaging import (
     Box,
@@ -153,6 +154,8 @@ class Transform:
                 items.append(self._item(row))
             except RowError as error:
                 outcomes.append(Outcome(row.row, FAILED, error.reason, error.detail))
+            except SdpError:  # its decoder does not start, which is not the row's fault
+                raise
             except Exception as error:  # noqa: BLE001 (recorded: one bad row must not fail the others)
                 outcomes.append(Outcome(row.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
         return Chunk(

@@ -4,16 +4,18 @@ A picture or caption that kills the encoder natively kills this process. The lea
 on Ray, where the row is isolated.
 """
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from sdp.console import say
 from sdp.datasets.parts import PartInfo, patiently, write_part
 from sdp.datasets.units import Work
 from sdp.encode.blocks import Note
@@ -26,14 +28,48 @@ from sdp.hardware import usable_cores
 _AT_ENCODER = 2
 """As on Ray, one piece is finished while the next is encoded."""
 _READY = 1
-"""Pieces that wait for the encoder."""
+"""Pieces under way beyond those that are transformed or encoded."""
+_WRITERS = 2
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
 _WRITE_RETRIES = 3
+_DEVICE_FAULT = "CUDA error"
+"""Part of torch's message about a GPU that this process can no longer use."""
 
 
 class RowsLost(Exception):
     """The rows of a unit were lost before they were written."""
+
+
+class _Threads:
+    """Threads that work one task after another. Unlike a pool's, they do not keep the process from ending."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._tasks = count, queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
+        for _ in range(count):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, partial(work, *arguments)))
+        return future
+
+    def close(self) -> None:
+        """Drop the tasks that wait, and end the threads after those that they are at."""
+        with suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
+        for _ in range(self._count):
+            self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, work = task
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 (for whoever asks for the result)
+                future.set_exception(error)
+            del task, future, work  # the rows of the last piece, while this thread waits
 
 
 class Local:
@@ -43,17 +79,19 @@ class Local:
         cores = usable_cores()
         self._stages, self._state, self._occupancy = stages, State(encoders=1), Occupancy()
         self._cores, self._most = cores, cores + _AT_ENCODER + _READY
-        self._threads = ThreadPoolExecutor(self._most + 1, "sdp-local")
-        self._transforming, self._encoding = threading.Semaphore(cores), threading.Semaphore(_AT_ENCODER)
-        self._encoder = self._threads.submit(stages.load)
-        self._results = queue.SimpleQueue[tuple[Any, Note, Any] | BaseException]()
+        self._transforms = _Threads(cores, "sdp-transform")
+        self._encoders = _Threads(_AT_ENCODER, "sdp-encode")
+        self._writers = _Threads(_WRITERS, "sdp-write")
+        self._encoder = self._encoders.submit(stages.load)
+        self._results = queue.SimpleQueue[tuple[Any, Any, int, tuple[Note, PieceRows] | Exception]]()
         self._sent = self._failed = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._threads.shutdown(wait=kind is None, cancel_futures=True)
+    def __exit__(self, *_: object) -> None:
+        for threads in (self._transforms, self._encoders, self._writers):
+            threads.close()
 
     @property
     def full(self) -> bool:
@@ -61,65 +99,80 @@ class Local:
 
     def feed(self, key: Any, item: Any) -> None:
         self._sent += 1
-        self._threads.submit(self._run, key, item)
+        self._transforms.submit(self._transform, key, item, 1)
 
     def results(self, timeout_s: float) -> Iterator[tuple[Any, Note, Any]]:
         with suppress(queue.Empty):
-            result = self._results.get(timeout=timeout_s)
+            key, item, tries, result = self._results.get(timeout=timeout_s)
             while True:
-                if isinstance(result, BaseException):
-                    raise result
-                self._sent -= 1
-                self._state.transformed_stats += result[1].transformed
-                yield result
-                result = self._results.get_nowait()
+                if isinstance(result, Exception):
+                    note, rows = self._again(key, item, tries, result)
+                else:
+                    self._failed = 0
+                    note, rows = result
+                if note is not None:
+                    self._sent -= 1
+                    self._state.transformed_stats += note.transformed
+                    yield key, note, rows
+                key, item, tries, result = self._results.get_nowait()
 
     def state(self) -> State:
-        error = self._encoder.exception() if self._encoder.done() else None
-        if isinstance(error, SdpError):
-            raise error
-        if error is not None:
-            raise SdpError(f"encode: the encoder does not load ({named(error)})")
+        if self._encoder.done():
+            self._loaded()
         return replace(self._state, transforms=min(self._sent, self._cores))
 
     def keep(self, rows: PieceRows) -> PieceRows:
         return rows
 
     def write(self, work: Work, retried: Mapping[str, int], pieces: Sequence[PieceRows]) -> Future[PartInfo]:
-        return self._threads.submit(write_unit, self._stages, work, retried, pieces)
+        return self._writers.submit(write_unit, self._stages, work, retried, pieces)
 
     def written(self, part: Future[PartInfo]) -> PartInfo:
         return part.result()
 
-    def _run(self, key: Any, item: Any) -> None:
-        """Transform and encode an item, again if that fails."""
-        reason = ""
-        for _ in range(TRIES):
-            try:
-                self._results.put((key, *self._encoded(item)))
-            except SdpError as error:
-                self._results.put(error)
-            except Exception as error:  # noqa: BLE001 (it has a limit)
-                reason = named(error)
-                self._failed += 1
-                if self._failed < _SYSTEMATIC:
-                    continue
-                self._results.put(SdpError(f"{self._failed} pieces failed in a row, the last with {reason}"))
-            else:
-                self._failed = 0
-            return
-        self._results.put((key, Note(0, died=reason), None))
+    def _again(self, key: Any, item: Any, tries: int, error: Exception) -> tuple[Note | None, None]:
+        """Try a piece again that has failed, or return the note that it fails each time."""
+        if isinstance(error, SdpError):
+            raise error
+        self._failed += 1
+        if self._failed >= _SYSTEMATIC:
+            raise SdpError(f"{self._failed} pieces failed in a row, the last with {named(error)}")
+        if tries >= TRIES:
+            return Note(0, died=named(error)), None
+        self._transforms.submit(self._transform, key, item, tries + 1)
+        return None, None
 
-    def _encoded(self, item: Any) -> tuple[Note, PieceRows]:
-        with self._transforming:
+    def _transform(self, key: Any, item: Any, tries: int) -> None:
+        try:
             value, stats = self._stages.transform(item)
-        with self._encoding:
-            began = time.monotonic()
-            encoder = self._encoder.result()
+        except Exception as error:  # noqa: BLE001 (for the main thread)
+            self._results.put((key, item, tries, error))
+        else:
+            self._encoders.submit(self._encode, key, item, tries, value, Note(0, transformed=stats))
+
+    def _encode(self, key: Any, item: Any, tries: int, value: Any, note: Note) -> None:
+        try:
+            encoder, began = self._loaded(), time.monotonic()
             rows = self._stages.encode(encoder, value)
             busy_s, idle_s = self._occupancy.add(began, time.monotonic())
-        limits = getattr(encoder, "batch_limits", {})
-        return Note(0, transformed=stats, busy_s=busy_s, idle_s=idle_s, batch_limits=limits), rows
+        except Exception as error:  # noqa: BLE001 (for the main thread)
+            if _DEVICE_FAULT in str(error):  # the lease stays: the next run isolates the row
+                say(f"encode: {named(error)}; run the same command again: it finds the picture to blame", "error")
+                os._exit(1)
+            self._results.put((key, item, tries, error))
+        else:
+            limits = getattr(encoder, "batch_limits", {})
+            note = replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits)
+            self._results.put((key, item, tries, (note, rows)))
+
+    def _loaded(self) -> Any:
+        """Return the encoder once it has loaded."""
+        try:
+            return self._encoder.result()
+        except SdpError:
+            raise
+        except Exception as error:
+            raise SdpError(f"encode: the encoder does not load ({named(error)})") from error
 
 
 def write_unit(stages: RowsSpec, work: Work, retried: Mapping[str, int], pieces: Sequence[PieceRows]) -> PartInfo:

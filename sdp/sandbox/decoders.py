@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
-from sdp.errors import SdpError
+from sdp.errors import SdpError, named
 from sdp.imaging import MAX_PIXELS, RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
 from sdp.sandbox.confine import hide
@@ -191,8 +191,8 @@ class Sandbox:
         future: Future[tuple[Reply, memoryview]] = Future()
         self._decoders.put(data, lambda *reply: future.set_result(reply))
         while not wait([future], _CHECK_S).done:
-            if self._decoders.error is not None:
-                raise self._decoders.error
+            if (error := self._decoders.error) is not None:
+                raise error if isinstance(error, SdpError) else SdpError(f"decoding has stopped ({named(error)})")
         reply, result = future.result()
         if (reason := reply.get("reason")) is not None:
             raise RowError(reason if reason in list(FAILURE_REASONS) else "crashed", str(reply.get("detail")))

@@ -18,11 +18,13 @@ from sdp.download import job as downloading
 from sdp.encode.chunk import Chunk, Encoded
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
+from sdp.hardware import usable_cores
 from sdp.model import load
 from sdp.process import job
+from sdp.sandbox import decoders
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, plain_urls, write_urls
-from tests.kit import accounted
+from tests.kit import accounted, raising
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import DEADLY, config_of, make_images, picture, write_plain
@@ -85,17 +87,52 @@ def test_a_row_at_which_the_encoder_fails_is_isolated(
 def test_an_encoder_that_always_fails_ends_the_job(
     tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise ValueError("no such luck")
-
     if at == "load":
-        monkeypatch.setattr(load, "load_vae", refuse)
+        write_plain(tmp_path / "one", 1)  # which is not to blame
+        monkeypatch.setattr(load, "load_vae", raising(ValueError("no such luck")))
     else:
         failing(monkeypatch, lambda _: True)
-    message = {"load": "encode: the encoder does not load", "encode": "10 pieces failed in a row"}[at]
+    source, message = {
+        "load": (tmp_path / "one", "encode: the encoder does not load"),
+        "encode": (images, "10 pieces failed in a row"),
+    }[at]
     with pytest.raises(SdpError, match=message + r".*ValueError: no such luck"):
-        job.run(config_of(images, tmp_path / "out", model, "output.rows_per_file=20"))
+        job.run(config_of(source, tmp_path / "out", model, "output.rows_per_file=20"))
     assert not (tmp_path / "out/parts").exists()
+
+
+def test_a_decoder_that_does_not_start_ends_the_job_and_fails_no_row(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plain(tmp_path / "source", 20)
+    monkeypatch.setattr("sdp.sandbox.decoders.subprocess.Popen", raising(BlockingIOError("no more processes")))
+    with pytest.raises(SdpError, match=r"decoding has stopped \(BlockingIOError: no more processes\)"):
+        job.run(config_of(tmp_path / "source", tmp_path / "out", model))
+    assert not (tmp_path / "out/parts").exists()
+
+
+def test_each_core_has_one_decoder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plain(tmp_path / "source", 60)
+    started, start = [], decoders._Child.__init__
+
+    def noted(*arguments: Any) -> None:
+        started.append(arguments)
+        start(*arguments)
+
+    monkeypatch.setattr(decoders._Child, "__init__", noted)
+    written(config_of(tmp_path / "source", tmp_path / "out", model, "output.rows_per_file=4"))
+    assert 1 <= len(started) <= usable_cores()
+
+
+def test_a_fault_of_the_gpu_ends_the_process_with_its_lease(
+    tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("sdp.process.local.os._exit", codes.append)
+    monkeypatch.setattr(Encoder, "__call__", raising(RuntimeError("CUDA error: an illegal memory access")))
+    with pytest.raises(SdpError):
+        job.run(config_of(images, tmp_path / "out", model))
+    assert set(codes) == {1}
 
 
 def test_download_writes_the_parts_that_ray_writes(tmp_path: Path) -> None:
@@ -163,3 +200,19 @@ def test_process_that_is_stopped_ends_with_its_decoders_and_goes_on(tmp_path: Pa
     done = ended(command, env=environment, check=True)
     assert "ended without a word" not in done.stderr, "the lease was released"
     assert open_dataset(open_storage(str(tmp_path / "out"))).manifest.counts.written == 400
+
+
+def test_process_that_is_stopped_does_not_wait_for_its_pieces(tmp_path: Path, model: Path) -> None:
+    write_plain(tmp_path / "source", 20)
+    config = config_of(tmp_path / "source", tmp_path / "out", model)
+    (tmp_path / "process.yaml").write_text(dump_yaml(config))
+    program = (
+        "import pathlib, sys, time\nfrom sdp.cli import main\nfrom sdp.encode.work import EncodeSpec\n"
+        f"begun = pathlib.Path({str(tmp_path / 'begun')!r})\n"
+        "EncodeSpec.transform = lambda *_: (begun.touch(), time.sleep(100))\n"
+        f"sys.argv = ['sdp', 'process', '--config', {str(tmp_path / 'process.yaml')!r}]\nsys.exit(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
+        until((tmp_path / "begun").exists, "a piece has begun", 100)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -14,6 +13,7 @@ from scripts.demo import shapes
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.download.image import Checked, ImageRules, check
 from tests.image_rules import image_rules
+from tests.kit import raising
 from tests.misbehaving.bodies import huge_jpeg
 
 SQUARE = image_rules(size=64, crop=True)
@@ -159,13 +159,6 @@ def test_a_webp_of_too_many_pixels_is_refused_before_it_is_opened(monkeypatch: p
     monkeypatch.setattr(Image, "open", None)
     for data in webps:
         assert check(data, image_rules()).detail == "400 × 300 pixels, more than 119999"
-
-
-def raising(error: Exception) -> Callable[..., object]:
-    def instead(*_: object, **__: object) -> object:
-        raise error
-
-    return instead
 
 
 LACKING: dict[str, tuple[str, Exception]] = {
