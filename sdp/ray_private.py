@@ -62,14 +62,14 @@ def actors_and_jobs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return [], []
 
 
-def crashed_workers(since: float, most: int = 8) -> Iterator[tuple[str, bytes]]:
+def crashed_workers(since: float) -> Iterator[tuple[str, bytes]]:
     """Yield names and logs of workers that have crashed since a moment, where their nodes still answer."""
     from ray.util.state import get_log, list_workers
 
     with contextlib.suppress(Exception):  # its client's, the HTTP library's and Ray's own
         crashed = list_workers(filters=[("exit_type", "=", "SYSTEM_ERROR")], limit=10_000, timeout=10, detail=True)
         late = [worker for worker in crashed if (worker.end_time_ms or 0) >= since * 1000]
-        for worker in late[-most:]:
+        for worker in late[-8:]:
             with contextlib.suppress(Exception):  # its node is gone
                 log = get_log(node_id=worker.node_id, pid=worker.pid, suffix="err", errors="replace", timeout=10)
                 yield f"worker-{worker.pid}-{worker.node_id[:8]}", "".join(log).encode()

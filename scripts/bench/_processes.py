@@ -72,12 +72,6 @@ def run_and_measure(
     return cost
 
 
-def cpu_seconds(root: int) -> float:
-    """Return the CPU time so far of a process and its descendants, without those that have ended."""
-    stats = map(_stat, [root, *_descendants(root)])
-    return sum(int(stat[11]) + int(stat[12]) for stat in stats if stat) / _TICKS
-
-
 def cpu_by_name() -> dict[str, float]:
     """Return the CPU time so far of this process's descendants, by name; an actor's is that of its class."""
     totals: dict[str, float] = {}

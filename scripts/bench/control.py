@@ -77,7 +77,7 @@ def board(_: Path, trainers: int) -> Figures:
     """
     import ray
 
-    from scripts.bench.telemetry import LINE
+    from scripts.bench._players import LINE
     from sdp import cluster
     from sdp.train.board import Board
 
@@ -181,7 +181,7 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     import torch
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from scripts.bench.telemetry import LINE
+    from scripts.bench._players import LINE
     from sdp.config.train import PricesConfig
     from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry

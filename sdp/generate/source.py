@@ -111,6 +111,6 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
         digest=hashlib.sha256(folder.read(COMPLETE) + folder.read("tensors.json")).hexdigest(),
         base=model.source,
         checkpoint=folder,
-        ema=averages(training, config.weights, "weights", folder),
+        ema=averages(training, config.weights, folder),
         scheduler=trained_scheduler(str(training.objective.prediction), training.objective.zero_terminal_snr),
     )

@@ -252,11 +252,11 @@ def base_digest(folder: Storage) -> str | None:
     return digest
 
 
-def averages(training: TrainConfig, weights: str, key: str, folder: Storage) -> bool:
+def averages(training: TrainConfig, weights: str, folder: Storage) -> bool:
     """Return whether the setting `weights` (auto, ema or raw) means the moving average of a run's checkpoint."""
     if weights == "ema" and training.ema.decay is None:
         raise UserError(
-            f"{key}: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
+            f"weights: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
         )
     return training.ema.decay is not None and weights != "raw"
 

@@ -46,7 +46,7 @@ def write_model_card(exported: Exported) -> None:
     evaluations = []
     for uri, weights in run.evaluations(folder.uri.rpartition("/")[2]):
         with suppress(SdpError):  # it is gone, or cannot be read
-            if averages(training_config(folder), weights, "weights", folder) == exported.ema:
+            if averages(training_config(folder), weights, folder) == exported.ema:
                 evaluations.append(_evaluation(uri))
     values = {
         "name": target.uri.rpartition("/")[2], "family": exported.family, "ema": exported.ema, "facts": facts,

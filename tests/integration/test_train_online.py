@@ -145,10 +145,6 @@ def encoder_pids(traces: Path) -> list[int]:
     return [int(note.name.split("-")[1]) for note in notes]
 
 
-def steps_done(folder: RunFolder) -> int:
-    return max((line["step"] for line in folder.metrics()), default=0)
-
-
 @pytest.mark.usefixtures("nodes")
 def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(tmp_path: Path) -> None:
     nowhere = Placement(1, 1, "H100", 1.0, 0.0, 1.0, DEADLINE_S, {}, 1, "out")

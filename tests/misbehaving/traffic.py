@@ -49,9 +49,3 @@ class Traffic:
             now += change
             most = max(most, now)
         return most
-
-    @property
-    def most_a_second(self) -> int:
-        """The most requests that began within any one second."""
-        began = [visit.began for visit in self.visits]
-        return max((sum(start <= other < start + 1 for other in began) for start in began), default=0)

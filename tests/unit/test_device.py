@@ -56,7 +56,7 @@ def encoded_on(device: str) -> Callable[[int], NDArray[np.float16]]:
 def test_latents_encoded_by_the_prefetch_thread_of_the_second_gpu_are_those_of_their_rows(gpus: Gpus) -> None:
     enter(SECOND)
     encode = encoded_on("cuda:1")
-    made = list(prefetched((encode(start) for start in (0, 100, 200)), 2, "sdp-batches", SECOND))
+    made = list(prefetched((encode(start) for start in (0, 100, 200)), 2, SECOND))
     for start, values in zip((0, 100, 200), made, strict=True):
         assert np.array_equal(values, latents(encoder_of(batch=2)(chunk_of(list(range(start, start + 5))))))
     assert gpus.contexts == {1}
@@ -75,7 +75,7 @@ def test_page_locked_batches_are_made_on_the_gpu_that_they_are_for(gpus: Gpus) -
         for _ in range(3):
             yield torch.empty(4, pin_memory=True)
 
-    assert len(list(prefetched(batches(), 1, "sdp-batches", SECOND))) == 3
+    assert len(list(prefetched(batches(), 1, SECOND))) == 3
     assert gpus.contexts == {1}
 
 

@@ -29,7 +29,7 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LatentsDataset:
 
 
 def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> BucketReader:
-    counts = count_buckets(latents, open_storage(str(run)), 0, write=True)
+    counts = count_buckets(latents, open_storage(str(run)), write=True)
     datasets = tuple(WeightedDataset(view) for view in views(latents, counts))
     return BucketReader(datasets, 5, Shuffle(lanes=2, units=2, row_groups=2), rank, world, granule=GRANULE)
 

@@ -56,7 +56,7 @@ class DirectReader(Reader):
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """Return this worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
+        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, self.device)
 
     def after(self, epoch: int, start: EpochStart) -> EpochStart:
         """Return the start of the next epoch."""

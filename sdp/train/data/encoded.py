@@ -61,7 +61,7 @@ class EncodedReader(Reader):
         """Return this worker's share of every batch from a position to the epoch's end, padded to equal size."""
         if not self.ahead:
             return self._batches(epoch, position, batch_size, start)
-        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
+        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
         shape = replace(self.shape, lanes=begin.lanes or self.shape.lanes)

@@ -38,10 +38,10 @@ def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
     ]
 
 
-def count_buckets(dataset: LatentsDataset, run: Storage, number: int, *, write: bool) -> Ints:
+def count_buckets(dataset: LatentsDataset, run: Storage, *, write: bool) -> Ints:
     """Return the number of rows by row group and bucket; with `write`, store the counts in the run's folder."""
     checksum = zlib.crc32(dataset.row_groups.rows.tobytes(), zlib.crc32("\n".join(dataset.paths).encode()))
-    name = f"_source/{number:03d}-buckets-{checksum:08x}.npy"
+    name = f"_source/000-buckets-{checksum:08x}.npy"
     try:
         stored: Ints = np.load(io.BytesIO(run.read(name)), allow_pickle=False)
         return stored

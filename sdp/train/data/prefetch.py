@@ -20,7 +20,7 @@ class _End:
         self.error = error
 
 
-def prefetched(items: Iterator[Item], ahead: int, name: str, device: torch.device) -> Iterator[Item]:
+def prefetched(items: Iterator[Item], ahead: int, device: torch.device) -> Iterator[Item]:
     """Yield the items of an iterator that a thread on `device` runs up to `ahead` items ahead.
 
     An error is raised in place of the item that it prevented. Closing this iterator closes `items`, in its thread.
@@ -50,7 +50,7 @@ def prefetched(items: Iterator[Item], ahead: int, name: str, device: torch.devic
                 items.close()
         put(_End(error))
 
-    thread = start_thread(device, work, name)
+    thread = start_thread(device, work, "sdp-batches")
     try:
         while True:
             item = ready.get()

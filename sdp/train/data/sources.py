@@ -77,7 +77,7 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
             "all datasets with square crops, or train on one"
         )
     run = open_storage(config.output.uri, config.storage.options())
-    return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, 0, write=write is not None))
+    return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, write=write is not None))
 
 
 def embedded(config: TrainConfig) -> bool:
