@@ -14,15 +14,13 @@ from typing import Any
 from sdp.config.base import Key, changed, keys
 from sdp.config.dump import dump_yaml
 from sdp.config.jobs import JOBS
-from sdp.config.load import Draft, draft, load, parse, parse_into
-from sdp.config.shared import JobConfig, Range, WorkersConfig
+from sdp.config.load import draft, load, parse, parse_into
+from sdp.config.shared import JobConfig, WorkersConfig
 
 __all__ = [
     "JOBS",
-    "Draft",
     "JobConfig",
     "Key",
-    "Range",
     "WorkersConfig",
     "changed",
     "draft",

@@ -24,6 +24,8 @@ from sdp.errors import AlreadyExists, DatasetError, Unavailable
 from sdp.storage import FileInfo, Storage
 
 FORMAT = 1
+_WRITE_RETRIES = 4
+"""Retries of a part, each of which takes as long as the storage retries a request: two minutes."""
 _PART_KEY, _ACCOUNT_KEY = b"sdp.part", b"sdp.account"
 
 
@@ -79,9 +81,9 @@ class Layout:
     dictionary: Sequence[str] = ()
 
 
-def patiently(write: Callable[[], PartInfo], retries: int) -> PartInfo:
+def patiently(write: Callable[[], PartInfo]) -> PartInfo:
     """Write a part, with more patience than the storage has itself, rather than lose its rows."""
-    for _ in range(retries):
+    for _ in range(_WRITE_RETRIES):
         with suppress(Unavailable):
             return write()
     return write()

@@ -31,8 +31,6 @@ _BUFFER_BYTES = 256_000_000
 """Fetched images that one worker holds before they are decoded: five of the largest that fetch.max_bytes allows."""
 _CHECK_S = 1.0
 """Time between checks whether the threads still work."""
-_WRITE_RETRIES = 4
-"""Retries of a part, each of which takes as long as the storage retries a request: two minutes."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class DownloadWorker:
         while not unit.wait(_CHECK_S):
             self._check()
         self._check()
-        info = patiently(partial(unit.write, self._settings.output), _WRITE_RETRIES)
+        info = patiently(partial(unit.write, self._settings.output))
         with self._lock:
             self._figures.stored_bytes += info.size
         return info

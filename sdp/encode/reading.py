@@ -383,8 +383,7 @@ def read_rows(
     """Yield those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
     group, start, stop = span
     key = (group, tuple(columns), options, image)
-    of, reader = getattr(_unfinished, "last", (None, None))
-    _unfinished.last = (None, None)
+    of, reader = vars(_unfinished).pop("last", (None, None))
     try:
         if reader is None or of != key or reader.at > start:
             reader = _Reader(group, columns, options, image)

@@ -32,7 +32,6 @@ _READY = 1
 _WRITERS = 2
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
-_WRITE_RETRIES = 3
 _DEVICE_FAULT = "CUDA error"
 """Part of torch's message about a GPU that this process can no longer use."""
 
@@ -179,4 +178,4 @@ def write_unit(stages: RowsSpec, work: Work, retried: Mapping[str, int], pieces:
     """Publish the part of a unit."""
     rows, account = assemble(pieces, stages.schema)
     write = partial(write_part, stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
-    return patiently(write, _WRITE_RETRIES)
+    return patiently(write)

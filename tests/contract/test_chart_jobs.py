@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sdp.config import Range, draft, parse
+from sdp.config import draft, parse
+from sdp.config.shared import Range
 from tests.contract.sdp_cluster import CHART, VALUES, Manifest, one
 from tests.contract.test_kube_docs import values_of
 

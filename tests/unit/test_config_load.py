@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sdp.config import JOBS, Range, draft, dump_yaml, identity, json_schema, keys, load, parse
+from sdp.config import JOBS, draft, dump_yaml, identity, json_schema, keys, load, parse
 from sdp.config.download import DownloadConfig
 from sdp.config.process import ProcessConfig
 from sdp.config.scalars import parse_scalar
+from sdp.config.shared import Range
 from sdp.config.train import TrainConfig
 from sdp.config.yaml_text import parse_document
 from sdp.errors import ConfigError
