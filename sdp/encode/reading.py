@@ -6,7 +6,6 @@ row group of one row; a unit's samples in a tar count as one row group.
 """
 
 import math
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -373,8 +372,9 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
 
 
-_unfinished = threading.local()
-"""The reader of the row group of which this thread has last read a part; it holds that group's bytes in the file."""
+_unfinished: "dict[tuple[tuple[object, ...], int], _Reader]" = {}
+"""Readers of the row group of which this process has last read a part, one for each thread that reads it, by how far
+they are. Each holds that group's bytes in the file."""
 
 
 def read_rows(
@@ -383,16 +383,18 @@ def read_rows(
     """Yield those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
     group, start, stop = span
     key = (group, tuple(columns), options, image)
-    of, reader = vars(_unfinished).pop("last", (None, None))
+    passed = [at for of, at in list(_unfinished) if of == key and at <= start]
+    reader = _unfinished.pop((key, max(passed)), None) if passed else None
     try:
-        if reader is None or of != key or reader.at > start:
-            reader = _Reader(group, columns, options, image)
+        reader = reader or _Reader(group, columns, options, image)
         yield from reader.read(start, stop)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
+    for other in [held for held in list(_unfinished) if held[0] != key]:
+        _unfinished.pop(other, None)
     if stop < group.rows:
-        _unfinished.last = (key, reader)
+        _unfinished[key, stop] = reader
 
 
 class _Reader:

@@ -29,7 +29,6 @@ _AT_ENCODER = 2
 """As on Ray, one piece is finished while the next is encoded."""
 _READY = 1
 """Pieces under way beyond those that are transformed or encoded."""
-_WRITERS = 2
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
 _DEVICE_FAULT = "CUDA error"
@@ -80,7 +79,7 @@ class Local:
         self._cores, self._most = cores, cores + _AT_ENCODER + _READY
         self._transforms = _Threads(cores, "sdp-transform")
         self._encoders = _Threads(_AT_ENCODER, "sdp-encode")
-        self._writers = _Threads(_WRITERS, "sdp-write")
+        self._writers = _Threads(2, "sdp-write")
         self._encoder = self._encoders.submit(stages.load)
         self._results = queue.SimpleQueue[tuple[Any, Any, int, tuple[Note, PieceRows] | Exception]]()
         self._sent = self._failed = 0

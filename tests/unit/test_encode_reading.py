@@ -1,5 +1,6 @@
 """Pieces cover a unit's rows exactly once, and reading one gives the rows with their addresses."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,18 @@ def test_units_that_share_a_row_group_read_it_once_in_one_process(
     assert len(opened) == 1
     (last, _) = planner(output.pending()[1])
     assert [row.row for row in read_piece(last, Columns())] == list(range(20, 30)), "again, after the end"
+
+
+def test_two_threads_read_a_row_group_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plain(tmp_path / "plain", 80, files=1, group=80)
+    output, opened, real = over_plain(tmp_path, unit_rows=80), list[object](), reading.open_parquet
+    monkeypatch.setattr(reading, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
+    pieces = Planner(output.index, None, 10)(output.pending()[0])
+    # As two threads do, in turns.
+    pairs = zip(*(map(partial(read_piece, columns=Columns()), pieces[start::2]) for start in (0, 1)), strict=True)
+    rows = [row.row for pair in pairs for both in zip(*pair, strict=True) for row in both]
+    assert sorted(rows) == list(range(80))
+    assert len(opened) == 2
 
 
 def test_a_rows_image_key_and_caption_come_with_it(tmp_path: Path) -> None:
