@@ -17,13 +17,19 @@ def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -
     return plan_placement(parsed.encode, parsed.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
 
 
-@pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 1.0, 1.0)])
+@pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 0.0, 1.0), (5, 1.0, 1.0)])
 def test_where_cpus_are_few_they_are_shared_rather_than_reserved(
     tmp_path: Path, cpus: float, encoder: float, transform: float
 ) -> None:
     placed = placement(tmp_path, cpus)
     assert (placed.encoder_cpus, placed.transform_cpus) == (encoder, transform)
     assert transform or placed.concurrency, "what reserves nothing needs another bound"
+
+
+def test_encoders_of_a_cluster_reserve_a_cpu_if_one_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    placed = placement(tmp_path, 4)
+    assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("cpus", [0, 2])
