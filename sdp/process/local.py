@@ -154,7 +154,8 @@ class Local:
             rows = self._stages.encode(encoder, value)
             busy_s, idle_s = self._occupancy.add(began, time.monotonic())
         except Exception as error:  # noqa: BLE001 (for the main thread)
-            if _DEVICE_FAULT in str(error):  # the lease stays: the next run isolates the row
+            if _DEVICE_FAULT in str(error) and not isinstance(error, SdpError):
+                # The lease stays, so that the next run isolates the row.
                 say(f"encode: {named(error)}; run the same command again: it finds the picture to blame", "error")
                 os._exit(1)
             self._results.put((key, item, tries, error))
