@@ -9,7 +9,7 @@ _NAMES = ("download", "score", "process", "train", "generate", "evaluate", "drea
 
 
 class _Jobs(Mapping[str, type[JobConfig]]):
-    """Imports a job's model when it is asked for, since a command needs one."""
+    """Imports a job's model when it is asked for, since most commands need only one."""
 
     def __getitem__(self, job: str) -> type[JobConfig]:
         if job not in _NAMES:

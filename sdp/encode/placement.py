@@ -58,13 +58,13 @@ def plan_placement(
     """Return the placement of both stages on a cluster with these resources; `beside` CPUs belong to other workers.
 
     Where there are too few CPUs to reserve one for each worker, encoders and transforms reserve none and share. On one
-    machine, transforms get at least as many CPUs as encoders. On a cluster that adds nodes on demand all reserve: what
-    reserves nothing adds no node, and runs on the head.
+    machine, encoders reserve CPUs only if they leave more to transforms. On a cluster that adds nodes on demand all
+    reserve: what reserves nothing adds no node, and runs on the head.
     """
     cpus = int(resources.get("CPU", 0)) - beside
     grows = grows or not resources.get("CPU")
     gpus = 1.0 if cluster.on_gpus("encode", encode) else 0.0
-    encoder_cpus = 1.0 if gpus or grows or cpus > encode.least * (1 + cluster.is_local()) else 0.0
+    encoder_cpus = 1.0 if gpus or grows or cpus > encode.least * (2 if cluster.is_local() else 1) else 0.0
     transform_cpus = 1.0 if grows or not beside or cpus > encode.least * encoder_cpus else 0.0
     return Placement(
         least=encode.least,

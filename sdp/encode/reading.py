@@ -372,9 +372,10 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
 
 
+_READERS = 4
 _unfinished: "dict[tuple[tuple[object, ...], int], _Reader]" = {}
-"""Readers of the row group of which this process has last read a part, one for each thread that reads it, by how far
-they are. Each holds that group's bytes in the file."""
+"""The last readers of a part of a row group, by that group and the rows that they have passed. Threads that read one
+group have a reader each, and each holds the group's bytes in the file."""
 
 
 def read_rows(
@@ -391,10 +392,10 @@ def read_rows(
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
-    for other in [held for held in list(_unfinished) if held[0] != key]:
-        _unfinished.pop(other, None)
     if stop < group.rows:
         _unfinished[key, stop] = reader
+    for of, at in list(_unfinished)[:-_READERS]:
+        _unfinished.pop((of, at), None)
 
 
 class _Reader:

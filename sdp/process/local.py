@@ -28,11 +28,11 @@ from sdp.hardware import usable_cores
 _AT_ENCODER = 2
 """As on Ray, one piece is finished while the next is encoded."""
 _READY = 1
-"""Pieces under way beyond those that are transformed or encoded."""
+"""Pieces that may wait between the two."""
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
-_DEVICE_FAULT = "CUDA error"
-"""Part of torch's message about a GPU that this process can no longer use."""
+_DEVICE_FAULT, _NO_MEMORY = "CUDA error", "out of memory"
+"""Parts of torch's messages: a GPU that this process can no longer use, unless it only lacks memory."""
 
 
 class RowsLost(Exception):
@@ -53,7 +53,7 @@ class _Threads:
         return future
 
     def close(self) -> None:
-        """Drop the tasks that wait, and end the threads after those that they are at."""
+        """Drop the tasks that wait; each thread ends after its current one."""
         with suppress(queue.Empty):
             while True:
                 self._tasks.get_nowait()
@@ -65,9 +65,9 @@ class _Threads:
             future, work = task
             try:
                 future.set_result(work())
-            except Exception as error:  # noqa: BLE001 (for whoever asks for the result)
+            except BaseException as error:  # noqa: BLE001 (for whoever asks for the result)
                 future.set_exception(error)
-            del task, future, work  # the rows of the last piece, while this thread waits
+            del task, future, work  # or a waiting thread would keep the last piece's rows
 
 
 class Local:
@@ -79,9 +79,9 @@ class Local:
         self._cores, self._most = cores, cores + _AT_ENCODER + _READY
         self._transforms = _Threads(cores, "sdp-transform")
         self._encoders = _Threads(_AT_ENCODER, "sdp-encode")
-        self._writers = _Threads(2, "sdp-write")
+        self._writers = _Threads(4, "sdp-write")
         self._encoder = self._encoders.submit(stages.load)
-        self._results = queue.SimpleQueue[tuple[Any, Any, int, tuple[Note, PieceRows] | Exception]]()
+        self._results = queue.SimpleQueue[tuple[Any, Any, int, BaseException | None, Any, Any]]()
         self._sent = self._failed = 0
 
     def __enter__(self) -> Self:
@@ -101,18 +101,14 @@ class Local:
 
     def results(self, timeout_s: float) -> Iterator[tuple[Any, Note, Any]]:
         with suppress(queue.Empty):
-            key, item, tries, result = self._results.get(timeout=timeout_s)
             while True:
-                if isinstance(result, Exception):
-                    note, rows = self._again(key, item, tries, result)
-                else:
-                    self._failed = 0
-                    note, rows = result
-                if note is not None:
-                    self._sent -= 1
-                    self._state.transformed_stats += note.transformed
-                    yield key, note, rows
-                key, item, tries, result = self._results.get_nowait()
+                key, item, tries, error, note, rows = self._results.get(timeout=timeout_s)
+                timeout_s = 0
+                if error is not None and (note := self._again(key, item, tries, error)) is None:
+                    continue
+                self._sent -= 1
+                self._state.transformed_stats += note.transformed
+                yield key, note, rows
 
     def state(self) -> State:
         if self._encoder.done():
@@ -128,7 +124,7 @@ class Local:
     def written(self, part: Future[PartInfo]) -> PartInfo:
         return part.result()
 
-    def _again(self, key: Any, item: Any, tries: int, error: Exception) -> tuple[Note | None, None]:
+    def _again(self, key: Any, item: Any, tries: int, error: BaseException) -> Note | None:
         """Try a piece again that has failed, or return the note that it fails each time."""
         if isinstance(error, SdpError):
             raise error
@@ -136,15 +132,15 @@ class Local:
         if self._failed >= _SYSTEMATIC:
             raise SdpError(f"{self._failed} pieces failed in a row, the last with {named(error)}")
         if tries >= TRIES:
-            return Note(0, died=named(error)), None
+            return Note(0, died=named(error))
         self._transforms.submit(self._transform, key, item, tries + 1)
-        return None, None
+        return None
 
     def _transform(self, key: Any, item: Any, tries: int) -> None:
         try:
             value, stats = self._stages.transform(item)
-        except Exception as error:  # noqa: BLE001 (for the main thread)
-            self._results.put((key, item, tries, error))
+        except BaseException as error:  # noqa: BLE001 (for the main thread)
+            self._results.put((key, item, tries, error, None, None))
         else:
             self._encoders.submit(self._encode, key, item, tries, value, Note(0, transformed=stats))
 
@@ -153,16 +149,17 @@ class Local:
             encoder, began = self._loaded(), time.monotonic()
             rows = self._stages.encode(encoder, value)
             busy_s, idle_s = self._occupancy.add(began, time.monotonic())
-        except Exception as error:  # noqa: BLE001 (for the main thread)
-            if _DEVICE_FAULT in str(error) and not isinstance(error, SdpError):
+        except BaseException as error:  # noqa: BLE001 (for the main thread)
+            if _DEVICE_FAULT in str(error) and _NO_MEMORY not in str(error) and not isinstance(error, SdpError):
                 # The lease stays, so that the next run isolates the row.
-                say(f"encode: {named(error)}; run the same command again: it finds the picture to blame", "error")
+                say(f"encode: {named(error)}; run the same command again: it isolates what is to blame", "error")
                 os._exit(1)
-            self._results.put((key, item, tries, error))
+            self._results.put((key, item, tries, error, None, None))
         else:
+            self._failed = 0
             limits = getattr(encoder, "batch_limits", {})
             note = replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits)
-            self._results.put((key, item, tries, (note, rows)))
+            self._results.put((key, item, tries, None, note, rows))
 
     def _loaded(self) -> Any:
         """Return the encoder once it has loaded."""
@@ -170,7 +167,7 @@ class Local:
             return self._encoder.result()
         except SdpError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise SdpError(f"encode: the encoder does not load ({named(error)})") from error
 
 

@@ -184,7 +184,7 @@ class Sandbox:
     def __init__(self, handle: Handler, count: int = 1) -> None:
         settings = DecoderSettings(handle, _MEMORY_BYTES + MAX_PIXELS * _BYTES_A_PIXEL)
         self._decoders = Decoders(settings, count)
-        weakref.finalize(self, self._decoders.close)
+        weakref.finalize(self, self._decoders.close).atexit = False  # they end with their pipe
 
     def __call__(self, *data: ImageData) -> tuple[Reply, memoryview]:
         """Return the handler's result for an image, given in pieces; raise RowError for an image that it refuses."""

@@ -246,7 +246,7 @@ def test_a_crop_lies_where_it_should_to_half_a_pixel(height: int, width: int, si
     inner = slice(2, -2)
     off_x = np.mean(crop[inner, inner, 0] - red[None, inner]) / 255 * (width - 1) / (box.width / side)
     off_y = np.mean(crop[inner, inner, 1] - green[inner, None]) / 255 * (height - 1) / (box.height / side)
-    assert max(abs(off_x), abs(off_y)) < 0.5
+    assert max(abs(off_x), abs(off_y)) < 0.5 / (box.width * image.scale / side) + 0.1
 
 
 @pytest.mark.parametrize(("height", "width"), [(790, 953), (640, 480), (300, 400), (1200, 1600)])
@@ -256,7 +256,8 @@ def test_crops_are_within_40_db_of_lanczos(height: int, width: int) -> None:
     assert psnr(cut(decode(data, min_side=256), box, 256, 256), lanczos(data, box, 256)) > 40
 
 
-def test_shrinking_by_two_is_close_to_lanczos() -> None:
-    pixels = photo(512, 512)
+@pytest.mark.parametrize(("side", "least_db"), [(512, 42), (575, 36)])
+def test_shrinking_is_close_to_lanczos(side: int, least_db: float) -> None:
+    pixels = photo(side, side)
     expected = np.asarray(Pillow.fromarray(pixels).resize((256, 256), Pillow.Resampling.LANCZOS))
-    assert psnr(shrink(pixels, 256, 256), expected) > 42
+    assert psnr(shrink(pixels, 256, 256), expected) > least_db
