@@ -138,7 +138,7 @@ class Mark:
             self._event.synchronize()
 
 
-def out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the device's memory is used up."""
     return isinstance(error, OutOfMemory | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

@@ -63,7 +63,7 @@ def actors_and_jobs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def crashed_workers(since: float) -> Iterator[tuple[str, bytes]]:
-    """Yield names and logs of workers that have crashed since a moment, where their nodes still answer."""
+    """Yield names and logs of the last eight workers that have crashed since then, where their nodes still answer."""
     from ray.util.state import get_log, list_workers
 
     with contextlib.suppress(Exception):  # its client's, the HTTP library's and Ray's own

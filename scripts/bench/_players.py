@@ -22,12 +22,6 @@ BOARD = SimpleNamespace(announce=SimpleNamespace(remote=print))
 """A board that prints the pool's lines."""
 ROWS = 254
 """Rows of a slice at 256 px."""
-LINE = {
-    "loss": 1.0, "loss_smoothed": 1.0, "gradient_norm": 1.0, "learning_rate": 1e-4, "samples_per_s": 100.0,
-    "workers": 8, "skipped": 0, "mfu": 0.3, "encoders": 8, "encoders_busy": 0.9, "encoded": 1000,
-    "validation": {"all": 1.0, "0-99": 1.0},
-}  # fmt: skip
-"""A line of a run's metrics."""
 
 
 class Idle(NoWork, ImagesDataset):  # type: ignore[misc]

@@ -28,6 +28,12 @@ from scripts.bench._processes import cpu_by_name
 from sdp.console import table
 
 Figures = dict[str, float]
+LINE = {
+    "loss": 1.0, "loss_smoothed": 1.0, "gradient_norm": 1.0, "learning_rate": 1e-4, "samples_per_s": 100.0,
+    "workers": 8, "skipped": 0, "mfu": 0.3, "encoders": 8, "encoders_busy": 0.9, "encoded": 1000,
+    "validation": {"all": 1.0, "0-99": 1.0},
+}  # fmt: skip
+"""A line of a run's metrics."""
 
 
 def online(folder: Path, trainers: int, encoders: int) -> Figures:
@@ -77,7 +83,6 @@ def board(_: Path, trainers: int) -> Figures:
     """
     import ray
 
-    from scripts.bench._players import LINE
     from sdp import cluster
     from sdp.train.board import Board
 
@@ -181,7 +186,6 @@ def metrics(_: Path, trainers: int, encoders: int) -> Figures:
     import torch
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from scripts.bench._players import LINE
     from sdp.config.train import PricesConfig
     from sdp.model.checkpoints import TrainState
     from sdp.telemetry import Telemetry

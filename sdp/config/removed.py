@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdp.config.base import Section
+from sdp.config.jobs import JOBS
 
 SINCE = "0.3"
 
@@ -23,7 +24,7 @@ def table(name: str) -> Mapping[str, Any]:
 
 def removed(path: str, model: type[Section]) -> str | None:
     """Return what to say of a key that an earlier version had; None if none had it."""
-    job = model.__name__.removesuffix("Config").lower()
+    job = next((name for name, config in JOBS.items() if config is model), "")
     lines = (line for old, line in _removed_of(job) if f"{path}.".startswith(f"{old}."))
     return next((f"remove it: gone since {SINCE}: {line}" for line in lines), None)
 

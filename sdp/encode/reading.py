@@ -374,8 +374,8 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
 
 _READERS = 4
 _unfinished: "dict[tuple[tuple[object, ...], int], _Reader]" = {}
-"""The last readers of a part of a row group, by that group and the rows that they have passed. Threads that read one
-group have a reader each, and each holds the group's bytes in the file."""
+"""Readers of the row group of which this process has last read a part, by the group and the rows that they have passed.
+Each holds the group's bytes in the file, and threads that read one group need a reader each."""
 
 
 def read_rows(
@@ -394,8 +394,9 @@ def read_rows(
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
     if stop < group.rows:
         _unfinished[key, stop] = reader
-    for of, at in list(_unfinished)[:-_READERS]:
-        _unfinished.pop((of, at), None)
+    others = [held for held in list(_unfinished) if held[0] != key]
+    for needless in others or list(_unfinished)[:-_READERS]:
+        _unfinished.pop(needless, None)
 
 
 class _Reader:

@@ -40,6 +40,8 @@ FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Formats that Pillow may open besides JPEG; others (EPS, PDF, …) run interpreters or are not photographs."""
 WEB_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
 """The formats without TIFF, whose decoder has had more vulnerabilities than all others together."""
+_JPEG = b"\xff\xd8\xff"
+"""The first bytes of every JPEG."""
 _LINEAR_UNTIL = 2.3
 """The largest reduction for which bilinear sampling is close enough to Lanczos, at a tenth of an antialiased filter's
 cost: 44 dB on photographs. At exactly 2 it is the mean of four pixels."""
@@ -89,9 +91,7 @@ class Box:
 def read_header(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> Header:
     """Read an image's format and size, without decoding it."""
     data = memoryview(data).cast("B")  # Arrow's buffers have signed bytes, which decoders refuse
-    if not len(data):
-        raise ImageError("empty", "no bytes")
-    if bytes(data[:3]) == b"\xff\xd8\xff":
+    if bytes(data[:3]) == _JPEG:
         return _checked(_jpeg_header(data))
     with _open(data, formats) as picture:
         return _checked(_header_of(picture))
@@ -104,9 +104,10 @@ def decode(data: bytes | memoryview, *, min_side: int | None = None, header: Hea
     that many pixels. Give the `header` if it has been read.
     """
     data = memoryview(data).cast("B")
-    header = header or read_header(data)
-    if header.format == "JPEG" and header.colours not in ("CMYK", "YCCK"):
-        return _decode_jpeg(data, header, min_side)
+    if bytes(data[:3]) == _JPEG:
+        header = header or read_header(data)
+        if header.colours not in ("CMYK", "YCCK"):
+            return _decode_jpeg(data, header, min_side)
     return _decode_other(data)
 
 
@@ -212,6 +213,8 @@ def _open(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
+    if not len(data):
+        raise ImageError("empty", "no bytes")
     webp = webp_size(data)
     if webp is not None:  # to open one, Pillow needs memory for all its pixels, and without it reports a broken file
         _checked(Header("WEBP", *webp))

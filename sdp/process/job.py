@@ -33,15 +33,13 @@ from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, named
 from sdp.lease import Lease
-from sdp.process.local import Local, RowsLost
+from sdp.process.local import WRITES, Local, RowsLost
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
 
 if TYPE_CHECKING:
     from sdp.process.on_ray import OnRay
 
-_WRITES = 4
-"""Parts written at once; also the most that may wait before further units begin."""
 _WAIT_S = 0.5
 _EMIT_S = 1.0
 
@@ -131,7 +129,7 @@ class OpenUnits:
     def next_piece(self) -> Piece | None:
         """Return the next piece; None at the end, and while too many units wait to be written."""
         while not self._queue:
-            if self._exhausted or sum(not unit.missing for unit in self.open.values()) > _WRITES:
+            if self._exhausted or sum(not unit.missing for unit in self.open.values()) > WRITES:
                 return None
             planned = next(self._planned, None)
             if planned is None:
@@ -257,7 +255,7 @@ class _Run:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        while len(self._writing) < _WRITES and (complete := self._units.next_complete()) is not None:
+        while len(self._writing) < WRITES and (complete := self._units.next_complete()) is not None:
             self._lease.check()
             work, pieces = complete
             retry = self._units.open[work].retry

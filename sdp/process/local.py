@@ -28,11 +28,11 @@ from sdp.hardware import usable_cores
 _AT_ENCODER = 2
 """As on Ray, one piece is finished while the next is encoded."""
 _READY = 1
-"""Pieces that may wait between the two."""
+"""Pieces that may wait for the encoder while every core transforms."""
 _SYSTEMATIC = 10
 """Failures in a row after which the pictures are not to blame."""
-_DEVICE_FAULT, _NO_MEMORY = "CUDA error", "out of memory"
-"""Parts of torch's messages: a GPU that this process can no longer use, unless it only lacks memory."""
+WRITES = 4
+"""Parts written at once; also the most that may wait before further units begin."""
 
 
 class RowsLost(Exception):
@@ -43,7 +43,8 @@ class _Threads:
     """Threads that work one task after another. Unlike a pool's, they do not keep the process from ending."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._count, self._tasks = count, queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
+        self._count, self._closed = count, False
+        self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         for _ in range(count):
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -54,18 +55,16 @@ class _Threads:
 
     def close(self) -> None:
         """Drop the tasks that wait; each thread ends after its current one."""
-        with suppress(queue.Empty):
-            while True:
-                self._tasks.get_nowait()
+        self._closed = True
         for _ in range(self._count):
             self._tasks.put(None)
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._tasks.get()) is not None and not self._closed:
             future, work = task
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 (for whoever asks for the result)
+            except BaseException as error:  # noqa: BLE001 (a library in Rust panics with one; the future must end)
                 future.set_exception(error)
             del task, future, work  # or a waiting thread would keep the last piece's rows
 
@@ -79,7 +78,7 @@ class Local:
         self._cores, self._most = cores, cores + _AT_ENCODER + _READY
         self._transforms = _Threads(cores, "sdp-transform")
         self._encoders = _Threads(_AT_ENCODER, "sdp-encode")
-        self._writers = _Threads(4, "sdp-write")
+        self._writers = _Threads(WRITES, "sdp-write")
         self._encoder = self._encoders.submit(stages.load)
         self._results = queue.SimpleQueue[tuple[Any, Any, int, BaseException | None, Any, Any]]()
         self._sent = self._failed = 0
@@ -97,7 +96,7 @@ class Local:
 
     def feed(self, key: Any, item: Any) -> None:
         self._sent += 1
-        self._transforms.submit(self._transform, key, item, 1)
+        self._transforms.submit(self._attempt, self._transform, key, item, 1)
 
     def results(self, timeout_s: float) -> Iterator[tuple[Any, Note, Any]]:
         with suppress(queue.Empty):
@@ -133,33 +132,35 @@ class Local:
             raise SdpError(f"{self._failed} pieces failed in a row, the last with {named(error)}")
         if tries >= TRIES:
             return Note(0, died=named(error))
-        self._transforms.submit(self._transform, key, item, tries + 1)
+        self._transforms.submit(self._attempt, self._transform, key, item, tries + 1)
         return None
 
-    def _transform(self, key: Any, item: Any, tries: int) -> None:
+    def _attempt(self, step: Callable[..., None], key: Any, item: Any, tries: int, *values: Any) -> None:
+        """Do a step; hand its error to the main thread."""
         try:
-            value, stats = self._stages.transform(item)
-        except BaseException as error:  # noqa: BLE001 (for the main thread)
-            self._results.put((key, item, tries, error, None, None))
-        else:
-            self._encoders.submit(self._encode, key, item, tries, value, Note(0, transformed=stats))
+            step(key, item, tries, *values)
+        except BaseException as error:  # noqa: BLE001 (a library in Rust panics with one, and the main thread waits)
+            from sdp.device import out_of_memory  # imports torch, as the encoder does
 
-    def _encode(self, key: Any, item: Any, tries: int, value: Any, note: Note) -> None:
-        try:
-            encoder, began = self._loaded(), time.monotonic()
-            rows = self._stages.encode(encoder, value)
-            busy_s, idle_s = self._occupancy.add(began, time.monotonic())
-        except BaseException as error:  # noqa: BLE001 (for the main thread)
-            if _DEVICE_FAULT in str(error) and _NO_MEMORY not in str(error) and not isinstance(error, SdpError):
-                # The lease stays, so that the next run isolates the row.
+            lost = "CUDA error" in str(error) and not out_of_memory(error)
+            if lost and not isinstance(error, SdpError):
+                # This process can no longer use its GPU. The lease stays, so that the next run isolates the row.
                 say(f"encode: {named(error)}; run the same command again: it isolates what is to blame", "error")
                 os._exit(1)
             self._results.put((key, item, tries, error, None, None))
-        else:
-            self._failed = 0
-            limits = getattr(encoder, "batch_limits", {})
-            note = replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits)
-            self._results.put((key, item, tries, None, note, rows))
+
+    def _transform(self, key: Any, item: Any, tries: int) -> None:
+        value, stats = self._stages.transform(item)
+        self._encoders.submit(self._attempt, self._encode, key, item, tries, value, Note(0, transformed=stats))
+
+    def _encode(self, key: Any, item: Any, tries: int, value: Any, note: Note) -> None:
+        encoder, began = self._loaded(), time.monotonic()
+        rows = self._stages.encode(encoder, value)
+        busy_s, idle_s = self._occupancy.add(began, time.monotonic())
+        self._failed = 0
+        limits = getattr(encoder, "batch_limits", {})
+        note = replace(note, busy_s=busy_s, idle_s=idle_s, batch_limits=limits)
+        self._results.put((key, item, tries, None, note, rows))
 
     def _loaded(self) -> Any:
         """Return the encoder once it has loaded."""

@@ -92,10 +92,10 @@ def test_an_encoder_that_always_fails_ends_the_job(
     else:
         failing(monkeypatch, lambda _: True)
     source, message = {
-        "load": (tmp_path / "one", "encode: the encoder does not load"),
-        "encode": (images, "10 pieces failed in a row"),
+        "load": (tmp_path / "one", "encode: the encoder does not load.*ValueError: CUDA error: no such luck"),
+        "encode": (images, "10 pieces failed in a row.*ValueError: no such luck"),
     }[at]
-    with pytest.raises(SdpError, match=message + r".*ValueError: .*no such luck"):
+    with pytest.raises(SdpError, match=message):
         job.run(config_of(source, tmp_path / "out", model, "output.rows_per_file=20"))
     assert not (tmp_path / "out/parts").exists()
 
@@ -130,7 +130,7 @@ def test_a_fault_of_the_gpu_ends_the_process(
     codes: list[int] = []
     monkeypatch.setattr("sdp.process.local.os._exit", codes.append)
     monkeypatch.setattr(Encoder, "__call__", raising(RuntimeError("CUDA error: an illegal memory access")))
-    with pytest.raises(SdpError):
+    with pytest.raises(SdpError, match="10 pieces failed in a row"):
         job.run(config_of(images, tmp_path / "out", model))
     assert set(codes) == {1}
 

@@ -256,7 +256,7 @@ def test_crops_are_within_40_db_of_lanczos(height: int, width: int) -> None:
     assert psnr(cut(decode(data, min_side=256), box, 256, 256), lanczos(data, box, 256)) > 40
 
 
-@pytest.mark.parametrize(("side", "least_db"), [(512, 42), (575, 36)])
+@pytest.mark.parametrize(("side", "least_db"), [(512, 42), (575, 40)])
 def test_shrinking_is_close_to_lanczos(side: int, least_db: float) -> None:
     pixels = photo(side, side)
     expected = np.asarray(Pillow.fromarray(pixels).resize((256, 256), Pillow.Resampling.LANCZOS))
