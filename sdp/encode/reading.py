@@ -28,6 +28,7 @@ from sdp.encode.chunk import SourceRow
 from sdp.encode.recipe import draw
 from sdp.encode.tars import LARGEST_IMAGE, LARGEST_TEXT, PICTURES, TEXT, RawSample, read_samples
 from sdp.errors import DatasetError, NotFound, one_line
+from sdp.hardware import usable_cores
 from sdp.storage import StorageOptions, open_source
 
 if TYPE_CHECKING:
@@ -372,10 +373,9 @@ def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: Storage
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
 
 
-_READERS = 4
 _unfinished: "dict[tuple[tuple[object, ...], int], _Reader]" = {}
 """Readers of the row group of which this process has last read a part, by the group and the rows that they have passed.
-Each holds the group's bytes in the file, and threads that read one group need a reader each."""
+Each holds the group's bytes in the file, and threads that read one group, one for each core, need a reader each."""
 
 
 def read_rows(
@@ -395,7 +395,7 @@ def read_rows(
     if stop < group.rows:
         _unfinished[key, stop] = reader
     others = [held for held in list(_unfinished) if held[0] != key]
-    for needless in others or list(_unfinished)[:-_READERS]:
+    for needless in others or list(_unfinished)[: -usable_cores()]:
         _unfinished.pop(needless, None)
 
 
