@@ -11,10 +11,11 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from scripts import tools
 
@@ -72,6 +73,34 @@ def _turn(path: Path) -> int:
     if path.name in LONGEST:
         return LONGEST.index(path.name)
     return len(LONGEST) + ("integration" not in path.parts)
+
+
+class Files(LoadFileScheduling):
+    """Deals out files so that the run goes on after a worker has died.
+
+    xdist 3.8 waits for ever then: it gives out what was done, and the test that killed the worker, and gives a new
+    worker one test, while that one waits to hear whether it is the last (its issues 1327, 1371 and 1378).
+    """
+
+    def remove_node(self, node: Any) -> str | None:
+        units = self.assigned_work.pop(node)
+        left = [(scope, test) for scope, unit in units.items() for test, done in unit.items() if not done]
+        for scope, test in left[1:]:
+            self.workqueue.setdefault(scope, {})[test] = False
+        if left:
+            for other in self.nodes:
+                self._reschedule(other)
+        return left[0][1] if left else None
+
+    def _reschedule(self, node: Any) -> None:
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._reschedule(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
+    return Files(config, log)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from sdp.download import job as downloading
 from sdp.encode.chunk import Chunk, Encoded
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
+from sdp.lease import Record
 from sdp.model import load
 from sdp.process import job
 from sdp.sandbox import decoders
@@ -124,15 +125,20 @@ def test_each_core_has_one_decoder(tmp_path: Path, model: Path, monkeypatch: pyt
     assert 1 <= len(started) <= 2
 
 
-def test_a_fault_of_the_gpu_ends_the_process(
-    tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr("sdp.process.local.os._exit", codes.append)
-    monkeypatch.setattr(Encoder, "__call__", raising(RuntimeError("CUDA error: an illegal memory access")))
-    with pytest.raises(SdpError, match="10 pieces failed in a row"):
-        job.run(config_of(images, tmp_path / "out", model))
-    assert set(codes) == {1}
+def test_a_fault_of_the_gpu_ends_the_process_and_keeps_its_lease(tmp_path: Path, model: Path, images: Path) -> None:
+    arguments = [f"source.uri={images}", f"output.uri={tmp_path / 'out'}", f"model.source={model}", "resolutions=[64]"]
+    program = (
+        "from sdp.config import load\nfrom sdp.encode.encoder import Encoder\nfrom sdp.process import job\n"
+        "from tests.kit import raising\n"
+        "Encoder.__call__ = raising(RuntimeError('CUDA error: an illegal memory access'))\n"
+        f"job.run(load('process', None, {arguments!r}))"
+    )
+    done = ended([sys.executable, "-c", program], timeout=200)
+    assert done.returncode == 1
+    assert "CUDA error: an illegal memory access; run the same command again" in done.stderr
+    record = Record.load((tmp_path / "out/_lease/0000000001.json").read_bytes())
+    assert record is not None
+    assert not record.released
 
 
 def test_download_writes_the_parts_that_ray_writes(tmp_path: Path) -> None:
