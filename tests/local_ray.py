@@ -1,5 +1,6 @@
 """Ray on this machine for the tests of a module: one node, or several that look like a cluster's."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from sdp.cluster import worker_environment
+from tests.waiting import until
 
 _STORE = 150_000_000
 """Bytes of a node's object store."""
@@ -27,7 +29,7 @@ def one_node(cpus: int, setup: Callable[[], None] | None = None) -> Iterator[Non
     try:
         yield
     finally:
-        ray.shutdown()
+        shut_down()
 
 
 @contextmanager
@@ -43,8 +45,14 @@ def several_nodes(*nodes: dict[str, Any], setup: Callable[[], None] | None = Non
         cluster.wait_for_nodes()
         yield cluster
     finally:
-        ray.shutdown()
+        shut_down()
         cluster.shutdown()
+
+
+def shut_down() -> None:
+    """End Ray once Ray Data's threads have ended, one of which may crash this process in a Ray that is gone."""
+    until(lambda: not any("StreamingExecutor" in thread.name for thread in threading.enumerate()), "datasets end")
+    ray.shutdown()
 
 
 def _environment(setup: Callable[[], None] | None) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def disconnected() -> Iterator[None]:
     yield
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        ray.shutdown()
+        from tests.local_ray import shut_down
+
+        shut_down()
 
 
 def pytest_sessionfinish() -> None:
