@@ -16,12 +16,12 @@ from tests.waiting import until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 WORKER = """
-import json, os, sys, time
+import atexit, json, os, sys, time
 import sdp.storage.retry
 told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.getcwd(), __name__]
 told.append([sdp.storage.retry._answered, "RAY_RAYLET_PID" in os.environ])
 print(json.dumps(told), flush=True)
-print("told", file=sys.stderr)
+atexit.register(lambda: print("told", file=sys.stderr))
 sys.stdout.reconfigure(errors="backslashreplace")
 time.sleep(float(sys.argv[2]))
 sys.exit(7)
