@@ -75,8 +75,7 @@ def connect(**local: Any) -> dict[str, float]:
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
         if is_local():
             ray_private.spare_processes()
-            if environment := worker_environment():
-                options["runtime_env"] = environment
+            options.setdefault("runtime_env", worker_environment())
         if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

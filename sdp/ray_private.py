@@ -7,6 +7,7 @@ and for any other such use in sdp/.
 
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -108,17 +109,17 @@ def quieten() -> None:
 
 
 def spare_processes() -> None:
-    """Have a local Ray start no servers for the dashboard, the autoscaler and the driver's terminal.
+    """Have a local Ray start no servers for the dashboard, autoscaler and terminal, nor collect what they would report.
 
-    They take 1.3 CPU seconds and 0.18 GB, and no option leaves them out. If they go: drop this.
+    They take 2.2 CPU seconds and 0.28 GB, and no option leaves the servers out. If they go: drop this.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _comfort("the node's processes"):
-        from ray._private.node import Node
+        from ray._private import node
 
-        node: Any = Node
         for name in ("start_api_server", "start_monitor", "start_log_monitor"):
-            getattr(node, name)
-            setattr(node, name, lambda *_, **__: None)
+            getattr(node.Node, name)
+            setattr(node.Node, name, lambda *_, **__: None)
 
 
 def delete_spilled() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs ray; make venv")
 
+from ray._common.usage import usage_lib
 from ray.data import Dataset
 
 from scripts.import_rules import ROOT, read_sources
@@ -143,3 +144,9 @@ def test_a_comfort_that_ray_no_longer_offers_does_not_end_a_job(monkeypatch: pyt
     ray_private.spare_processes()
     ray_private.hush()
     ray_private.delete_spilled()
+
+
+def test_statistics_of_use_that_a_local_ray_never_sends_are_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    ray_private.spare_processes()
+    assert not usage_lib.usage_stats_enabled()
