@@ -118,13 +118,13 @@ def test_each_private_use_still_works() -> None:
     assert "has changed" not in done.stderr, "without anything that _comfort hides"
 
 
-def test_ray_train_has_a_cleaner_of_places_which_is_left_out() -> None:
+def test_ray_train_has_a_cleaner_of_places_and_datasets_which_are_left_out() -> None:
     trainer = ray_private.trainer()(print)
     rays, own = (
         {type(each).__name__ for each in each_of._create_default_callbacks()}
         for each_of in (super(type(trainer), trainer), trainer)
     )
-    assert rays - own == {"PlacementGroupCleanerCallback"}
+    assert rays - own == {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
 
 def test_raylets_notices_go_through_the_function_that_is_replaced() -> None:
