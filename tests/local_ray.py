@@ -8,16 +8,19 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from sdp import ray_private
 from sdp.cluster import worker_environment
 from tests.waiting import until
 
+Setup = Callable[[], None] | None
 _STORE = 150_000_000
 """Bytes of a node's object store."""
 
 
 @contextmanager
-def one_node(cpus: int, setup: Callable[[], None] | None = None) -> Iterator[None]:
+def one_node(cpus: int, setup: Setup = None) -> Iterator[None]:
     """Start a Ray of one node; `setup` runs in each of its worker processes first."""
+    ray_private.spare_processes()  # as a job does
     ray.init(
         "local",
         num_cpus=cpus,
@@ -33,15 +36,15 @@ def one_node(cpus: int, setup: Callable[[], None] | None = None) -> Iterator[Non
 
 
 @contextmanager
-def several_nodes(*nodes: dict[str, Any], setup: Callable[[], None] | None = None, **head: Any) -> Iterator[Cluster]:
-    """Start a Ray of a head without CPUs and of these nodes, and connect to it."""
-    # The dashboard's ten processes would each import Ray.
-    head = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, **head}
+def several_nodes(*nodes: dict[str, Any], setup: Setup = None, job: Any = None, **head: Any) -> Iterator[Cluster]:
+    """Start a Ray of a head, by default without CPUs, and of these nodes, and connect to it."""
+    ray_private.spare_processes()
+    head = {"num_cpus": 0, "object_store_memory": _STORE, **head}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for node in nodes:
             cluster.add_node(**{"object_store_memory": _STORE, **node})
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=_environment(setup))
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=_environment(setup), job_config=job)
         cluster.wait_for_nodes()
         yield cluster
     finally:
@@ -55,5 +58,5 @@ def shut_down() -> None:
     ray.shutdown()
 
 
-def _environment(setup: Callable[[], None] | None) -> dict[str, Any]:
+def _environment(setup: Setup) -> dict[str, Any]:
     return {**worker_environment(), **({"worker_process_setup_hook": setup} if setup else {})}

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sdp.cluster import worker_environment
 from tests import nvml
 from tests.exporter_kit import exporting
 from tests.monitoring.chart import Manifest, one
@@ -59,53 +58,34 @@ MACHINES = (
 )
 
 
-def take_time() -> None:
-    """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics."""
-    from sdp.encode import work
-
-    encode = work.EncodeSpec.encode
-
-    def slowly(*arguments: Any) -> Any:
-        time.sleep(PIECE_S)
-        return encode(*arguments)
-
-    work.EncodeSpec.encode = slowly  # type: ignore[method-assign]
-
-
 @contextmanager
 def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]:
     """Start Ray and connect this process to it; yield the port of each pod's metrics."""
     import ray
-    from ray.cluster_utils import Cluster
-    from ray.job_config import JobConfig
 
-    entries: list[dict[str, Any]] = [
-        {
-            "num_cpus": machine.cpus,
-            "num_gpus": machine.gpus,
-            "labels": {**machine.labels, "sdp/group": machine.group},
-            "object_store_memory": 150_000_000,
-        }
+    from tests.local_ray import several_nodes
+
+    def take_time() -> None:
+        """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics."""
+        from sdp.encode import work
+
+        encode = work.EncodeSpec.encode
+
+        def slowly(*arguments: Any) -> Any:
+            time.sleep(PIECE_S)
+            return encode(*arguments)
+
+        work.EncodeSpec.encode = slowly  # type: ignore[method-assign]
+
+    head, *others = [
+        {"num_cpus": machine.cpus, "num_gpus": machine.gpus, "labels": {**machine.labels, "sdp/group": machine.group}}
         for machine in machines
     ]
-    head = {**entries[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for machine in entries[1:]:
-            cluster.add_node(**machine)
-        hook = {
-            "worker_process_setup_hook": lambda: take_time(),
-            "env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])},  # where workers find the hook
-        }
-        environment = {**worker_environment(), **hook}
-        submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment, job_config=submitted)
-        cluster.wait_for_nodes()
+    reports: dict[str, Any] = {"_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
+    submitted = ray.job_config.JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
+    with several_nodes(*others, setup=take_time, job=submitted, **head, **reports):
         pods = {machine.group: machine.pod for machine in machines}
         yield {pods[node["Labels"]["sdp/group"]]: node["MetricsExportPort"] for node in ray.nodes()}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @dataclass
