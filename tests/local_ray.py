@@ -15,6 +15,8 @@ from tests.waiting import until
 Setup = Callable[[], None] | None
 _STORE = 150_000_000
 """Bytes of a node's object store."""
+_CONFIG = {"idle_worker_killing_time_threshold_ms": 10_000, "health_check_period_ms": 500}
+"""Processes outlive a pause between tasks. A lost node is missed after five checks; a busy one has 10 s for each."""
 
 
 @contextmanager
@@ -40,6 +42,7 @@ def several_nodes(*nodes: dict[str, Any], setup: Setup = None, job: Any = None, 
     """Start a Ray of a head, by default without CPUs, and of these nodes, and connect to it."""
     ray_private.spare_processes()
     head = {"num_cpus": 0, "object_store_memory": _STORE, **head}
+    head["_system_config"] = {**_CONFIG, **head.get("_system_config", {})}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for node in nodes:
