@@ -22,7 +22,7 @@ def download(root: Path, rows: int) -> None:
     with ImageServer(images=rows + 20, distinct=20) as server:
         server.warm()
         urls = [*plain_urls(server, rows), *(server.image_url(rows + n, "404") for n in range(rows // 20))]
-        slowly = {"at_once": 64, "per_second": rows / 6}
+        slowly = {"at_once": 64, "per_second": rows / 12}
         downloading.run(config_for(write_urls(root / "meta", urls), root / "images", hosts=slowly))
 
 
@@ -34,7 +34,7 @@ def process(root: Path) -> None:
         "resolutions=[64]",
     ]
     settings += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
-    settings += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
+    settings += ["output.rows_per_file=4"]  # so that it takes some seconds, and figures are seen to grow
     processing.run(load("process", None, settings))
 
 

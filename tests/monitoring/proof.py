@@ -15,7 +15,7 @@ from tests.monitoring.prometheus import Prometheus, running
 from tests.nvml import GPU_IS_LOST
 
 RULES_EVERY = "2s"
-ROWS, EPOCHS = 160, 5
+ROWS, EPOCHS = 160, 3
 
 
 @dataclass(frozen=True, slots=True)
