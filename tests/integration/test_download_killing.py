@@ -94,7 +94,8 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server
     config = config_for(source, tmp_path / "out", fetch={"connections": 4}, concurrency=1)
     (tmp_path / "download.yaml").write_text(json.dumps(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "sdp", "download", "--config", str(tmp_path / "download.yaml")]
-    driver = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": nodes.address})
+    environment = {**os.environ, "RAY_ADDRESS": nodes.address, "SDP_TESTS_WARM_PROGRAMS": "1"}
+    driver = subprocess.Popen(command, env=environment)
     try:
         until(lambda: len(parts_in(tmp_path / "out")) >= 2, "the second part")
     finally:
