@@ -31,7 +31,7 @@ WORKER = "MapWorker(Map(Download))"
 @pytest.fixture(scope="module", autouse=True)
 def nodes() -> Iterator[Cluster]:
     """A head without work, and one node that stays; a test adds those that go."""
-    with several_nodes({"num_cpus": 2}) as cluster:
+    with several_nodes({"num_cpus": 2, "labels": {"ray.io/node-group": "gpu"}}) as cluster:
         yield cluster
 
 
@@ -129,10 +129,7 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
 
 def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", slow_urls(server)[:120])
-    groups = {
-        name: nodes.add_node(num_cpus=2, labels={"ray.io/node-group": name}, object_store_memory=STORE)
-        for name in ("plain", "gpu")
-    }
+    plain = nodes.add_node(num_cpus=2, labels={"ray.io/node-group": "plain"}, object_store_memory=STORE)
     nodes.wait_for_nodes()
     before = set(actors())
     labels = {"ray.io/node-group": "in(plain,other)"}
@@ -140,9 +137,8 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server:
         everywhere = {"concurrency": None, "workers": {"cpus": 1, "node_labels": labels}}
         summary = job.run(config_for(source, tmp_path / "out", **everywhere))
     finally:
-        for node in groups.values():
-            nodes.remove_node(node, allow_graceful=False)
+        nodes.remove_node(plain, allow_graceful=False)
     workers = [actor for key, actor in actors().items() if key not in before and actor["ActorClassName"] == WORKER]
-    assert [actor["Address"]["NodeID"] for actor in workers] == [groups["plain"].node_id] * 2
+    assert [actor["Address"]["NodeID"] for actor in workers] == [plain.node_id] * 2
     assert summary is not None
     check_exactly_once(summary.dataset, range(120))
