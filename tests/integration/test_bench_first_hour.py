@@ -26,7 +26,7 @@ def first_hour(folder: Path, *names: str, python: str = PYTHON, **environ: str) 
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environ |= {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out"), "SDP_BENCH_SMALL": "1"}
-    environ |= {"PYTHON": str(folder / "python")}
+    environ |= {"PYTHON": str(folder / "python"), "SDP_TESTS_WARM_PROGRAMS": "1"}
     process = ended(
         ["scripts/bench/gpu_first_hour.sh", *names], cwd=ROOT, env={**os.environ, **environ}, check=True, timeout=550
     )
