@@ -13,10 +13,12 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from scripts.bench._cases import sized
+
 Pixels = npt.NDArray[np.uint8]
 
-_SCENES = 24
-_SCENE = (1500, 1800)
+_SCENES = sized(24, 1)
+_SCENE = sized((1500, 1800), (600, 720))
 
 
 def make_photos(folder: Path, count: int, seed: int = 0) -> int:
