@@ -52,6 +52,23 @@ def main(report: Callable[[], int], cases: Mapping[str, Callable[[Path], Any]]) 
     return 0
 
 
+def start_ray(**options: Any) -> None:
+    """Start a Ray of this machine, without a dashboard."""
+    import ray
+
+    spare_ray()
+    ray.init("local", include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, **options)
+
+
+def spare_ray() -> None:
+    """At the smallest size, have Ray start only what a job's local Ray has, too."""
+    if os.environ.get(SMALL):
+        from sdp.ray_private import spare_processes
+
+        spare_processes()
+        os.environ |= {"RAY_prestart_worker_first_driver": "0"}
+
+
 def take_stdout() -> TextIO:
     """Return standard output, and send whatever else writes there, such as a library, to standard error."""
     sys.stdout.flush()

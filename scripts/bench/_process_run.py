@@ -11,7 +11,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from scripts.bench._cases import sized
+from scripts.bench._cases import sized, start_ray
 from sdp.cluster import worker_environment
 from sdp.config import load
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
@@ -26,9 +26,7 @@ STORE = 2_000_000_000
 def start(**more: Any) -> None:
     """Start a private Ray with four logical CPUs (three at the smallest size), for either side, even if another Ray runs on this machine."""
     more["runtime_env"] = {**worker_environment(), **more.get("runtime_env", {})}
-    ray.init(
-        "local", num_cpus=sized(4, 3), include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more
-    )
+    start_ray(num_cpus=sized(4, 3), object_store_memory=STORE, **more)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 

@@ -49,8 +49,8 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     from sdp.encode.placement import Placement
     from sdp.train import online
 
-    options: Any = {"num_cpus": sized(4, 2), "include_dashboard": False, "object_store_memory": 400_000_000}
-    ray.init("local", log_to_driver=False, runtime_env=cluster.worker_environment(), **options)
+    environment = cluster.worker_environment()
+    _cases.start_ray(num_cpus=sized(4, 2), object_store_memory=400_000_000, runtime_env=environment)
     online.EncoderPool = _players.Pool  # type: ignore[misc]
     ahead = 16 + math.ceil(4 * encoders / trainers)  # slices_ahead, of row groups of a thousand rows
     placement = Placement(encoders, encoders, None, 0.0, 0.001, 1.0, 600.0, {}, 4, "bench")
@@ -86,7 +86,7 @@ def board(_: Path, trainers: int) -> Figures:
     from sdp import cluster
     from sdp.train.board import Board
 
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    _cases.start_ray(num_cpus=2, object_store_memory=100_000_000)
     board = cluster.start_beside_driver(Board)
     ray.get(board.request.remote())
 

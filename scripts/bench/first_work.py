@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.bench._cases import exit_status, sized
+from scripts.bench._cases import exit_status, sized, spare_ray
 from scripts.demo import shapes
 from sdp.console import table
 from tests.misbehaving.server import ImageServer
@@ -36,9 +36,10 @@ def main() -> int:
 
     taken: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name, ImageServer(images=ROWS) as server:
+        spare_ray()
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:
-            for _ in range(2):
+            for _ in range(sized(2, 1)):
                 cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
             for turn in range(RUNS):
                 for job, times in run(Path(name, str(turn)), server, str(cluster.address)).items():

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from scripts.bench._cases import sized
+from scripts.bench._cases import sized, spare_ray
 from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.cluster import worker_environment
@@ -121,6 +121,7 @@ def start_cluster(pace: float) -> Any:
     def begin_worker() -> None:  # Ray refuses functools.partial
         put_sleepers(pace)
 
+    spare_ray()
     store = 700_000_000
     head = {"num_cpus": 0, "object_store_memory": 200_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -147,7 +147,7 @@ def _start_ray() -> Any:
 
     import ray
 
-    ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    _cases.start_ray(num_cpus=2, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 

@@ -591,10 +591,7 @@ def _meets(case: Case, figures: Sequence[Figures]) -> bool:
 
 
 def _start_ray(environment: dict[str, Any] | None = None) -> None:
-    import ray
-
-    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
-    ray.init("local", object_store_memory=300_000_000, runtime_env=environment, **options)
+    _cases.start_ray(num_cpus=4, object_store_memory=300_000_000, runtime_env=environment)
 
 
 def _open(folder: Path) -> Any:
