@@ -31,7 +31,7 @@ from sdp.charts import Line, lines
 from sdp.console import table
 
 UNIT_ROWS = 10_000
-SIZES = sized((2_000, 20_000, 200_000), (10, 20, 40))
+SIZES = sized((2_000, 20_000, 200_000), (10, 20))
 """Units."""
 RESUME_S, UNIT_S, MEMORY_MB = 120.0, 0.05, 4096.0
 """The goals at the largest size: what a resumed job may take to find its work, a unit's share, a driver's memory."""
@@ -174,7 +174,7 @@ def download(folder: Path, units: int) -> dict[str, float]:
     config = parse("download", {"source": {"uri": str(folder), **columns}, "output": {"uri": f"{folder}-output"}})
     output, lease = read_output(_open(folder)), SimpleNamespace(check=lambda: None)
     settings = WorkerSettings(config, output.storage, Rules(config.source, config.filters), 1)
-    infos, _ = write_parts(settings, output, output.pending(), units, PoolShape(1, 2), lease)  # type: ignore[arg-type]
+    infos, _ = write_parts(settings, output, output.pending(), units, PoolShape(1, sized(2, 1)), lease)  # type: ignore[arg-type]
     assert len({info.path for info in infos}) == units
     return {}
 
@@ -468,7 +468,7 @@ def online(folder: Path, units: int) -> dict[str, float]:
 def _placement() -> Any:
     from sdp.encode.placement import Placement
 
-    return Placement(2, 2, None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale")
+    return Placement(*sized((2, 2), (1, 1)), None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale")
 
 
 TAKEDOWNS_A_UNIT = HOSTS_A_UNIT = 50
