@@ -46,8 +46,7 @@ def run_reference(case: dict[str, Any]) -> None:
 
 
 def size(case: dict[str, Any]) -> None:
-    """Write the stored bytes per image to OUTPUT/result."""
-    start()
+    """Write the stored bytes per image to OUTPUT/result, in this process: they are the same from Ray."""
     dataset = job.run(config_of(case, f"encode.dtype={case['dtype']}", f"encode.text={case['text']}")).dataset
     assert dataset is not None
     Path(case["output"], "result").write_text(json.dumps(dataset.manifest.size / dataset.manifest.counts.written))
