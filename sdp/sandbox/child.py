@@ -151,15 +151,15 @@ def _read(fd: int, length: int) -> memoryview:
 
 def send(fd: int, pieces: Sequence[bytes | bytearray | memoryview], wait: Callable[[], None] = lambda: None) -> None:
     """Write one message, its length and its bytes; call `wait` before each write."""
-    views, at = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)], 0
-    while at < len(views):
+    queue, at = [HEAD.pack(sum(map(len, pieces))), *pieces], 0
+    while at < len(queue):
         wait()
-        written = os.writev(fd, views[at : at + _WRITE_PIECES])
-        while at < len(views) and written >= len(views[at]):
-            written -= len(views[at])
+        written = os.writev(fd, queue[at : at + _WRITE_PIECES])
+        while at < len(queue) and written >= len(queue[at]):
+            written -= len(queue[at])
             at += 1
         if written:
-            views[at] = views[at][written:]
+            queue[at] = memoryview(queue[at])[written:]
 
 
 if __name__ == "__main__":
