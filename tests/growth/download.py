@@ -93,5 +93,5 @@ CASES: tuple[Case, ...] = (
     Case("robots.txt of wildcards", 250, _robots("Disallow: *a*{}$\n", "a" * 4_000), full=1),
     Case("robots.txt of agents", 4_500, _robots("Allow: /{}\n", agents=True), full=1),
     Case("hosts that ask for a long pause", 5_000, _closed_hosts, full=4),
-    Case("body in pieces", 150_000, _body),
+    Case("body in pieces", 300_000, _body, full=4),
 )

@@ -72,11 +72,11 @@ def _pieces(uri: str, samples: int) -> Iterator[Iterator[object]]:
 
 
 CASES: tuple[Case, ...] = (
-    Case("PNG of text chunks", 50_000, _png),
+    Case("PNG of text chunks", 20_000, _png, full=20),
     Case("JPEG of scans", 60, _scans, full=1),
     Case("JPEG of comments", 100_000, _markers(b"\xff\xfe\0\2")),
     Case("JPEG of EXIF segments", 20_000, _markers(b"\xff\xe1\0\x08Exif\0\0")),
     Case("GIF of comments", 100_000, _comments, full=4),
-    Case("pieces to a decoder", 400_000, _pipe, full=2),
-    Case("tar of members", 5_000, _tar),
+    Case("pieces to a decoder", 160_000, _pipe, full=5),
+    Case("tar of members", 2_000, _tar, full=20),
 )

@@ -28,9 +28,9 @@ def test_quadratic_work_is_noticed_and_a_single_step_is_not(monkeypatch: pytest.
         return lambda: len(b"x" * pieces**2)
 
     def dearer_once(pieces: int, _: Path) -> Callable[[], object]:
-        return lambda: sum(1 for _ in range(pieces) for _ in range(3_000 if pieces > 800 else 300))
+        return lambda: sum(1 for _ in range(3_000_000 if pieces > 800 else 1_000))
 
-    assert "CPU time grew" in problem(Case("slow", 800, slow), 800)
+    assert "CPU time grew" in problem(Case("slow", 600, slow), 600)
     assert "memory from" in problem(Case("large", 800, large), 800)
     assert growth._step(Case("dearer once", 800, dearer_once), 800)
     assert problem(Case("dearer once", 800, dearer_once), 800) == ""
