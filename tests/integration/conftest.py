@@ -110,6 +110,7 @@ def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 time.sleep(0.1)
             patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
             patch.setenv("SDP_TESTS_WARM_WORKERS", str(at))
+            patch.setenv("SDP_TESTS_WARM_PID", str(warm.pid))
             # Ray's agents end with their raylet, which is not the parent of a fork.
             patch.setenv("RAY_enable_pipe_based_agent_to_parent_health_check", "1")
             yield

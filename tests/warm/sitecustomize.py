@@ -1,8 +1,8 @@
 """Fork what the tests start from the process of tests/warm/workers.py, instead of a new interpreter.
 
-That is Ray's workers and agents, and, where SDP_TESTS_WARM_PROGRAMS is set, each `python -m NAME`. On the PYTHONPATH of
-what integration tests start. What asks stays, as its parent's child, for as long as its fork does. Every Python process
-begins with this, so it imports next to nothing.
+That is Ray's workers and agents, and, where SDP_TESTS_WARM_PROGRAMS is set, each `python -m NAME` and `sdp`. On the
+PYTHONPATH of what integration tests start. What asks stays, as its parent's child, for as long as its fork does. Every
+Python process begins with this, so it imports next to nothing.
 """
 
 import os
@@ -43,6 +43,8 @@ def wanted(command: list[str]) -> tuple[list[str], dict[str, str]] | None:
     if arguments and arguments[0].endswith(_SCRIPTS):
         # Beside another Ray, an agent would try for three seconds to get the other one's port.
         return ["--listen-port=0" if each.startswith("--listen-port=") else each for each in arguments], added
+    if arguments and arguments[0].endswith("/bin/sdp"):
+        arguments[:1] = ["-m", "sdp"]
     return (arguments, added) if arguments[:1] == ["-m"] and "SDP_TESTS_WARM_PROGRAMS" in os.environ else None
 
 
