@@ -222,7 +222,7 @@ def test_more_encoders_take_over_once_their_number_is_known(
     root: Path, traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdp.lease._BEAT_S", 0.5)
-    rows = {"limit": 30, "max_epochs": None, "encode__text": "token_ids"}
+    rows = {"limit": 30, "max_epochs": None, "encode__text": "token_ids", "scaling__num_workers": 1}
     some = how(root, encode__num_workers={"min": 1, "max": 2}, max_steps=100_000, **rows)
     folder = RunFolder(open_storage(some.output.uri))
 
