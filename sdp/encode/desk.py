@@ -74,6 +74,7 @@ class Desk:
         self._held: dict[WorkerId, list[int]] = {}
         """Pieces of each worker, oldest first: only the oldest can have killed it."""
         self._worker_of: dict[int, WorkerId] = {}
+        """The last that began each piece, until the driver has its result."""
         self._first: dict[int, int] = {}
         """The first number of each piece that was sent again under another."""
         self._deaths_of: dict[int, list[str]] = {}
@@ -133,7 +134,6 @@ class Desk:
             self._state.transformed = True
             self._state.transformed_stats += stats or TransformStats()
         else:
-            self._worker_of.pop(number, None)
             self._deaths_of.pop(self._first.pop(number, number), None)
 
     async def fail(self, worker: WorkerId, number: int | None, reason: str) -> None:
@@ -141,24 +141,22 @@ class Desk:
         self._state.events += 1
         self._record_death(worker, number, reason)
 
-    async def stranded(self, alive: set[str]) -> list[int]:
-        """Record which nodes are alive; return the pieces that may wait for ever for a lost encoder.
+    async def stranded(self, alive: set[str], unfinished: set[int]) -> list[int]:
+        """Record which nodes are alive; return the unfinished pieces that may wait for ever for a lost encoder.
 
-        Ray restarts the encoder elsewhere only once there is room, and does not say which pieces are queued at it.
+        Ray restarts the encoder elsewhere only once there is room, and does not say which pieces are queued at it. One
+        that it has encoded may be lost on its way to the driver.
         """
-        pieces: list[int] = []
-        lost_encoder = False
         workers = {*self._held, *self._encoders.values(), *self._loading.values()}
-        for worker in [worker for worker in workers if worker.node not in alive]:
-            numbers = self._held.get(worker, [])
-            lost_encoder |= worker.stage == "encode"
-            pieces += numbers
-            self._record_death(worker, numbers[0] if numbers else None, "its node is gone")
-        if not lost_encoder:
+        lost = [worker for worker in workers if worker.node not in alive]
+        for worker in lost:
+            self._record_death(worker, next(iter(self._held.get(worker, ())), None), "its node is gone")
+        begun = {number: worker for number, worker in self._worker_of.items() if number in unfinished}
+        self._worker_of = {number: worker for number, worker in begun.items() if worker.node in alive}
+        if all(worker.stage != "encode" for worker in lost):
             return []
-        pieces += self._ready
-        self._ready.clear()
-        return pieces
+        pieces, self._ready = (begun.keys() - self._worker_of.keys() | self._ready) & unfinished, set()
+        return [*pieces]
 
     async def load(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder begins to load; if its actor had a process before, that process has died."""

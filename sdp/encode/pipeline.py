@@ -155,9 +155,10 @@ class Pipeline:
         self._checked_nodes = time.monotonic()
         piece_s = self._busy_s / self._encoded if self._encoded else math.inf
         self._room = room(ray_private.resources(), self._piece_bytes, self._placement.most, piece_s)
-        for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
-            if number in self._sent:
-                self._send(self._sent[number])
+        alive = {node["NodeID"] for node in cluster.nodes_with({})}
+        stranded = ray.get(self._desk.stranded.remote(alive, {*self._sent}))
+        for sent in {self._sent[number] for number in stranded}:
+            self._send(sent)
 
     def _run(self, dataset: Any) -> None:
         try:

@@ -50,10 +50,10 @@ def test_a_piece_that_is_sent_again_has_killed_the_workers_that_it_killed_before
     async def script(desk: Desk) -> None:
         await desk.feed(1, pack(1, "a"), 1)
         assert await desk.begin(ENCODER, 1) is None
-        assert await desk.stranded({"other node"}) == [1]
+        assert await desk.stranded({"other node"}, {1}) == [1]
         await desk.feed(7, pack(7, "a"), 1)
         assert await desk.begin(OTHER, 7) is None
-        assert await desk.stranded(set()) == [7]
+        assert await desk.stranded(set(), {1, 7}) == [7]
         await desk.feed(9, pack(9, "a"), 1)
         assert await desk.begin(WorkerId("transform", "third node", "third"), 9) == "its node is gone"
 
@@ -117,14 +117,18 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
     async def script(desk: Desk) -> None:
         for encoder in (ENCODER, OTHER):
             await desk.start(encoder, f"actor {encoder[2]}")
+        for encoder, number in ((ENCODER, 14), (OTHER, 20), (OTHER, 21)):
+            await desk.begin(encoder, number)
+            await desk.end(encoder, number)
         for number in (1, 2, 3):
             await desk.begin(WorkerId("transform", "node", "a"), number)
             await desk.end(WorkerId("transform", "node", "a"), number)
         await desk.begin(ENCODER, 1)
         await desk.begin(OTHER, 2)
-        assert await desk.stranded({"node", "other node"}) == []
-        assert sorted(await desk.stranded({"node"})) == [2, 3], "and not what the other encoder is at"
-        assert await desk.stranded({"node"}) == [], "once"
+        assert await desk.stranded({"node", "other node"}, {1, 2, 3, 14, 20}) == []
+        lost = await desk.stranded({"node"}, {1, 2, 3, 14, 20})
+        assert sorted(lost) == [2, 3, 20], "not what the other encoder is at, but what the lost one has not handed over"
+        assert await desk.stranded({"node"}, {1, 2, 3, 14, 20}) == [], "once"
 
     state = at_desk(script)
     assert (state.deaths["encode"], state.encoders) == (1, 1)
@@ -269,7 +273,7 @@ def test_the_desk_counts_what_happens_and_who_works() -> None:
         assert state.events > before.events
         assert (await desk.state()).events == state.events
         await desk.load(WorkerId("encode", "node", "two"), "actor")
-        await desk.stranded({"other node"})
+        await desk.stranded({"other node"}, set())
 
     state = at_desk(script)
     assert (state.loading, state.encoding, state.encoders, state.deaths["encode"]) == (0, 0, 1, 2)
