@@ -109,7 +109,7 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, m
         lambda: parts_folder.exists() and any(parts_folder.iterdir()),
         lambda _: nodes.remove_node(doomed, allow_graceful=False),
     )
-    settings = ("encode.accelerator=L4", "encode.num_workers=2", "output.rows_per_file=25", "encode.batch_size=1")
+    settings = ("encode.accelerator=L4", "encode.num_workers=2", "output.rows_per_file=10", "encode.batch_size=1")
     summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
     remover.join()
     assert summary.dataset is not None
