@@ -66,7 +66,10 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     from tests.local_ray import several_nodes
 
     def take_time() -> None:
-        """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics."""
+        """Slow down encoding in a worker: with a tiny model a run would end between two exports of metrics.
+
+        A local function travels by value, so that workers need not find this module.
+        """
         from sdp.encode import work
 
         encode = work.EncodeSpec.encode
