@@ -27,21 +27,19 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "lease": "One writer per output.",
         "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
         "device": "The device that a process computes on; threads, streams and events that stay on it.",
-        "ray_private": "Every private or developer-level use of Ray, each with what to do when Ray changes it.",
-        "ray_loss": "Prints one line when a job loses Ray.",
-        "cluster": "Connecting to Ray, and placing work by accelerator.",
-        "waiting": "Waiting for places on a cluster that may have to grow, and saying what is missing.",
+        "ray": "Connecting to Ray, waiting for places, the loss of Ray, and everything that Ray keeps private.",
         "pool": "A pool of equal workers on Ray Data, for generate and evaluate.",
         "telemetry": "The names, units and labels of the jobs' metrics, and where they go.",
         "charts": "Curves as SVG, and jinja2 templates.",
     },
     {
+        "sources": "What jobs read: datasets of pictures, Parquet files, tars, folders, and tables joined to them.",
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
         "families": "Everything that depends on the kind of a model, one object for each.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
-    {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},
+    {"encode": "Images to crops to latents: transform, encoder, recipe; `pipeline.py` runs them on Ray Data."},
     {
         "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
@@ -79,7 +77,7 @@ def rooms_table() -> str:
 
 
 STAGES = frozenset({"download", "process", "score", "train", "generate", "evaluate"})
-RAY_ROOMS = frozenset({"cli"})
+RAY_ROOMS = frozenset({"cli", "ray"})
 """Rooms other than stages that may import ray anywhere."""
 RAY_FILES = frozenset(
     {
@@ -92,12 +90,8 @@ RAY_FILES = frozenset(
         "sdp/train/online.py",
         "sdp/train/ray_data.py",
         "sdp/train/worker.py",
-        "sdp/cluster.py",
-        "sdp/ray_loss.py",
-        "sdp/ray_private.py",
         "sdp/pool.py",
         "sdp/encode/pipeline.py",
-        "sdp/waiting.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )

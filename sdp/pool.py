@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sdp import cluster, ray_loss, telemetry
+from sdp import telemetry
 from sdp.config import WorkersConfig
 from sdp.console import Progress, counted, duration
 from sdp.errors import SdpError, UserError
 from sdp.lease import Lease
+from sdp.ray import cluster, lost
 
 if TYPE_CHECKING:
-    from sdp.waiting import Place
+    from sdp.ray.waiting import Place
 
 Task = TypeVar("Task")
 Made = TypeVar("Made")
@@ -119,14 +120,14 @@ class WorkerPool:
         """Join the cluster, refuse what could never start there, and wait for the places of the fewest workers."""
         if self.is_local:
             return
-        from sdp.waiting import wait_for
+        from sdp.ray.waiting import wait_for
 
         cluster.connect()
         fewest = replace(self._place(), most=self.scaling.least)
         wait_for(self.job, [fewest], self.scaling.wait_s, grows="RAY_ADDRESS" in os.environ)
 
     def _place(self) -> "Place":
-        from sdp.waiting import place_of
+        from sdp.ray.waiting import place_of
 
         return place_of("scaling", self.scaling, grows="RAY_ADDRESS" in os.environ, more=_MORE)
 
@@ -147,7 +148,7 @@ class WorkerPool:
             return
         from ray.exceptions import RayError
 
-        from sdp.waiting import Stall, watched
+        from sdp.ray.waiting import Stall, watched
 
         made, starts = 0, cluster.start_beside_driver(cluster.Starts, cluster.STARTS)
 
@@ -197,7 +198,7 @@ class WorkerPool:
                 f"scaling.num_workers: {self.scaling.least} {self.workers} did not start within "
                 f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
-        reason = ray_loss.reason_of(error)
+        reason = lost.reason_of(error)
         return SdpError(f"{self.job}: the {self.workers} failed ({reason}); run the job again to continue")
 
 

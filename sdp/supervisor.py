@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from sdp import ray_private
 from sdp.backoff import backoff
 from sdp.console import Progress, configure, say
 from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import LOGS_FOLDER, config_in, unpacked
+from sdp.ray import internals
 
 TRIES = 5
 """Number of consecutive failures after which the supervisor gives up."""
@@ -125,7 +125,7 @@ def save_logs(words: Sequence[str], log: Path, since: float) -> None:
         output = open_storage(settings.output.uri, settings.storage.options()).with_options(timeout_s=SAVE_S)
         folder = output.child(f"{LOGS_FOLDER}/{submission}")
         folder.publish("driver.log", log.read_bytes()[-LOG_BYTES:])
-        for name, text in ray_private.crashed_workers(since):
+        for name, text in internals.crashed_workers(since):
             folder.publish(f"{name}.log", text[-LOG_BYTES:])
             say(f"supervisor: a worker crashed; its log is in {folder.uri_of(f'{name}.log')}")
     except SdpError as error:

@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from sdp import ray_private
-from sdp.cluster import worker_environment
+from sdp.ray import internals
+from sdp.ray.cluster import worker_environment
 from tests.waiting import until
 
 Setup = Callable[[], None] | None
@@ -22,7 +22,7 @@ _CONFIG = {"idle_worker_killing_time_threshold_ms": 10_000, "health_check_period
 @contextmanager
 def one_node(cpus: int, setup: Setup = None) -> Iterator[None]:
     """Start a Ray of one node; `setup` runs in each of its worker processes first."""
-    ray_private.spare_processes()  # as a job does
+    internals.spare_processes()  # as a job does
     ray.init(
         "local",
         num_cpus=cpus,
@@ -40,7 +40,7 @@ def one_node(cpus: int, setup: Setup = None) -> Iterator[None]:
 @contextmanager
 def several_nodes(*nodes: dict[str, Any], setup: Setup = None, job: Any = None, **head: Any) -> Iterator[Cluster]:
     """Start a Ray of a head, by default without CPUs, and of these nodes, and connect to it."""
-    ray_private.spare_processes()
+    internals.spare_processes()
     head = {"num_cpus": 0, "object_store_memory": _STORE, **head}
     head["_system_config"] = {**_CONFIG, **head.get("_system_config", {})}
     cluster = Cluster(initialize_head=True, head_node_args=head)

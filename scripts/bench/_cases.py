@@ -63,7 +63,7 @@ def start_ray(**options: Any) -> None:
 def spare_ray() -> None:
     """At the smallest size, have Ray start only what a job's local Ray has, too."""
     if os.environ.get(SMALL):
-        from sdp.ray_private import spare_processes
+        from sdp.ray.internals import spare_processes
 
         spare_processes()
         os.environ |= {"RAY_prestart_worker_first_driver": "0"}

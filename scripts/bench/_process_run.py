@@ -12,12 +12,12 @@ import ray
 from numpy.typing import NDArray
 
 from scripts.bench._cases import sized, start_ray
-from sdp.cluster import worker_environment
 from sdp.config import load
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.work import EncodeSpec
 from sdp.process import job
 from sdp.process.prepare import prepare
+from sdp.ray.cluster import worker_environment
 
 MODEL = Path(__file__).resolve().parents[2] / "sdp" / "model" / "tiny"
 STORE = 2_000_000_000

@@ -45,8 +45,8 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
 
     from scripts.bench import _players
     from scripts.bench.online_pool import make_images
-    from sdp import cluster
     from sdp.encode.placement import Placement
+    from sdp.ray import cluster
     from sdp.train import online
 
     environment = cluster.worker_environment()
@@ -83,7 +83,7 @@ def board(_: Path, trainers: int) -> Figures:
     """
     import ray
 
-    from sdp import cluster
+    from sdp.ray import cluster
     from sdp.train.board import Board
 
     _cases.start_ray(num_cpus=2, object_store_memory=100_000_000)

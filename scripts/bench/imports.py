@@ -81,7 +81,7 @@ KINDS: Mapping[str, Kind] = {
         for job in ("process", "download", "generate", "evaluate")
     },
     "driver of train": Kind("import sdp.train.job, sdp.train.launch", never=_NETWORKS),
-    "Ray Train's controller": Kind("import sdp.train.group, sdp.ray_private", "import ray.train", never=_NETWORKS),
+    "Ray Train's controller": Kind("import sdp.train.group, sdp.ray.internals", "import ray.train", never=_NETWORKS),
 }
 
 

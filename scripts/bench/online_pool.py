@@ -27,16 +27,16 @@ import numpy as np
 import ray
 
 from scripts.bench._cases import sized, spare_ray
-from sdp import cluster
 from sdp.charts import Line, lines
-from sdp.cluster import worker_environment
 from sdp.config import parse
 from sdp.console import table
 from sdp.encode.blocks import Note
 from sdp.encode.chunk import Chunk, ShapeGroup, TransformStats
 from sdp.encode.placement import Placement
-from sdp.encode.reading import Columns
 from sdp.model.sources import resolve
+from sdp.ray import cluster
+from sdp.ray.cluster import worker_environment
+from sdp.sources.reading import Columns
 from sdp.storage import open_storage
 from sdp.train import online
 from sdp.train.data.encoded import EncodedReader

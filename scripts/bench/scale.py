@@ -162,12 +162,12 @@ def make_urls(folder: Path, units: int) -> None:
 def download(folder: Path, units: int) -> dict[str, float]:
     """Send units through the download's tasks and actors, which read their URLs and fetch nothing."""
     from scripts.bench import _players
-    from sdp import cluster
     from sdp.config import parse
     from sdp.datasets.output import read_output
     from sdp.download.pipeline import PoolShape, write_parts
     from sdp.download.plan import Rules
     from sdp.download.worker import WorkerSettings
+    from sdp.ray import cluster
 
     _start_ray({**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing})
     columns = {"url_column": "url", "caption_column": "caption"}
@@ -317,7 +317,7 @@ def process_plan(folder: Path, units: int) -> dict[str, float]:
     import pyarrow.parquet as pq
 
     from sdp.datasets import index as index_files
-    from sdp.encode.reading import Planner
+    from sdp.sources.pieces import Planner
 
     storage = _open(folder)
     index = index_files.load(storage, UNIT_ROWS)

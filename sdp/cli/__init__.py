@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if "ray" in sys.modules:
-        from sdp import cluster
+        from sdp.ray import cluster
 
         cluster.abandon()
     return ended[0]
@@ -62,7 +62,7 @@ def _leave(ended: Sequence[int]) -> None:
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
         if "ray" in sys.modules:
-            from sdp import cluster
+            from sdp.ray import cluster
 
             cluster.kill()
         os._exit(ended[0])
@@ -130,8 +130,8 @@ def prepare_process() -> None:
 def _watch(numbers: int) -> None:
     """End the command if the main thread has not handled a signal soon, as while a library's code starts Ray."""
     while number := os.read(numbers, 1):
-        if (ray_loss := sys.modules.get("sdp.ray_loss")) is not None:
-            ray_loss.signalled()
+        if (lost := sys.modules.get("sdp.ray.lost")) is not None:
+            lost.signalled()
         # Training handles signals itself: it may be in the middle of a long step.
         unhandled = signal.getsignal(number[0]) is _interrupt and not seen.wait(_UNHANDLED_S)
         if unhandled and _ending.acquire(blocking=False):

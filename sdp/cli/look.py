@@ -118,7 +118,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
             own["generate"] = {"prompts": prompts} if (prompts := [text for text in first if text]) else {}
     by_class = args.caption and "{class}" in args.caption
     if args.pictures and "://" not in args.pictures and not args.store:
-        from sdp.encode.captions import gather
+        from sdp.sources.captions import gather
 
         seen = gather(args.pictures, args.caption if by_class else None)
         if seen is not None:

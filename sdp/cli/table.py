@@ -16,7 +16,7 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
 
     def run(args: Arguments) -> None:
         from sdp.config import load
-        from sdp.ray_loss import explained
+        from sdp.ray.lost import explained
 
         config = load(name, args.config, args.set)
         job = importlib.import_module(f"sdp.{name}.job")

@@ -11,7 +11,6 @@ from functools import partial
 
 import pyarrow.parquet as pq
 
-from sdp import cluster
 from sdp.config import identity
 from sdp.config.download import DownloadConfig
 from sdp.console import counted, say
@@ -30,6 +29,7 @@ from sdp.download.worker import WorkerSettings
 from sdp.errors import DatasetError
 from sdp.hardware import usable_cores
 from sdp.lease import Lease
+from sdp.ray import cluster
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
 

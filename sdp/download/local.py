@@ -18,8 +18,8 @@ from sdp.download.spans import read_span, spans
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
 from sdp.lease import Lease
+from sdp.ray.waiting import repeating
 from sdp.telemetry import Telemetry
-from sdp.waiting import repeating
 
 UNITS_AT_ONCE = 2
 """Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""

@@ -18,7 +18,7 @@ import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
 
-from sdp import cluster, telemetry
+from sdp import telemetry
 from sdp.config.download import DownloadConfig, HostsConfig
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
@@ -34,8 +34,9 @@ from sdp.download.unit import UnitTask
 from sdp.download.worker import DownloadWorker, WorkerSettings
 from sdp.errors import SdpError
 from sdp.lease import Lease
+from sdp.ray import cluster
+from sdp.ray.waiting import Place, Stall
 from sdp.storage import Storage, StorageOptions
-from sdp.waiting import Place, Stall
 
 _REPORT_S = 1.0
 _HUB_RESTARTS = 30

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sdp import cluster
 from sdp.config.download import DownloadConfig
 from sdp.console import Progress, counted
 from sdp.datasets import repeated
@@ -22,6 +21,7 @@ from sdp.datasets.repeated import Keys, Repeated
 from sdp.datasets.units import Addresses
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
+from sdp.ray import cluster
 from sdp.storage import Storage, StorageOptions
 from sdp.urls import key64
 

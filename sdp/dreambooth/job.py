@@ -17,10 +17,10 @@ from sdp.config.train import LoraConfig
 from sdp.console import counted, say, table
 from sdp.datasets.output import HEAD
 from sdp.dreambooth.template import fill
-from sdp.encode.pictures import Selection, open_pictures
 from sdp.errors import UserError
 from sdp.families.sd import SD
 from sdp.model import sources
+from sdp.sources.pictures import Selection, open_pictures
 from sdp.storage import open_storage
 
 CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES = "class-latents", "subject-latents", "run", "pictures"

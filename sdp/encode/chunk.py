@@ -1,4 +1,4 @@
-"""Rows at each stage of the pipeline: read from the source, transformed, encoded."""
+"""Rows after the transform, and after the encoder."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,18 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """One row of the source."""
-
-    row: int
-    key: str
-    image: bytes | memoryview | None
-    caption: str | None
-    filtered: str = ""
-    """The reason to leave the row out, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

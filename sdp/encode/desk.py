@@ -15,7 +15,7 @@ from sdp.encode.chunk import TransformStats
 from sdp.encode.placement import Placement
 from sdp.encode.work import TRIES
 from sdp.errors import SdpError
-from sdp.waiting import no_place
+from sdp.ray.waiting import no_place
 
 _SYSTEMATIC = 100
 """Failed transforms in a row after which the images are not to blame."""

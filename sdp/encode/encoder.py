@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sdp.datasets.draws import noise
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.device import (
     DTYPES,
@@ -30,7 +31,7 @@ from sdp.device import (
     share_cores,
 )
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
-from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings, noise
+from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings
 from sdp.families import Family, latent_space
 from sdp.families.sd import SD
 from sdp.model.latents import to_pixels

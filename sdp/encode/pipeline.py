@@ -23,14 +23,15 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from sdp import cluster, ray_loss, ray_private, telemetry
+from sdp import telemetry
 from sdp.console import counted, say
 from sdp.encode.blocks import Note, note_of, pack, unpack
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.placement import Placement
 from sdp.encode.work import Occupancy, Stages
 from sdp.errors import SdpError, Unavailable, named
-from sdp.waiting import Stall
+from sdp.ray import cluster, internals, lost
+from sdp.ray.waiting import Stall
 
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0
@@ -103,7 +104,7 @@ class Pipeline:
             while True:
                 if isinstance(result, BaseException):
                     self.state()  # raises the desk's reason, if it has one
-                    reason = ray_loss.reason_of(result)
+                    reason = lost.reason_of(result)
                     raise SdpError(f"encode: Ray Data failed ({reason}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
@@ -140,7 +141,7 @@ class Pipeline:
 
         The desk hears of a death only when Ray has room for the next process.
         """
-        return not ray_private.live_workers().isdisjoint(ray.get(self._desk.at_work.remote()))
+        return not internals.live_workers().isdisjoint(ray.get(self._desk.at_work.remote()))
 
     def _send(self, sent: _Sent) -> None:
         number = next(self._numbers)
@@ -154,7 +155,7 @@ class Pipeline:
             return
         self._checked_nodes = time.monotonic()
         piece_s = self._busy_s / self._encoded if self._encoded else math.inf
-        self._room = room(ray_private.resources(), self._piece_bytes, self._placement.most, piece_s)
+        self._room = room(internals.resources(), self._piece_bytes, self._placement.most, piece_s)
         alive = {node["NodeID"] for node in cluster.nodes_with({})}
         stranded = ray.get(self._desk.stranded.remote(alive, {*self._sent}))
         for sent in {self._sent[number] for number in stranded}:
@@ -162,7 +163,7 @@ class Pipeline:
 
     def _run(self, dataset: Any) -> None:
         try:
-            for schema, block in ray_private.blocks(dataset):
+            for schema, block in internals.blocks(dataset):
                 self._results.put((note_of(schema), block))
             self._results.put(None)
         except BaseException as error:  # noqa: BLE001 (raised in the driver's thread)

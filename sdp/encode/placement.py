@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sdp import cluster
 from sdp.config.process import EncoderConfig, TransformWorkersConfig
-from sdp.waiting import Place
+from sdp.ray import cluster
+from sdp.ray.waiting import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdp.datasets.draws import place
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
-from sdp.encode.chunk import Chunk, ShapeGroup, SourceRow
-from sdp.encode.recipe import Recipe, place
+from sdp.encode.chunk import Chunk, ShapeGroup
+from sdp.encode.recipe import Recipe
 from sdp.errors import SdpError
 from sdp.families.tokenizer import tokenize, tokens_of
 from sdp.imaging import (
@@ -32,6 +33,7 @@ from sdp.imaging import (
     shrink,
 )
 from sdp.sandbox.decoders import Sandbox
+from sdp.sources.reading import SourceRow
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,8 +18,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.datasets.parts import Layout
 from sdp.datasets.repeated import REASON, Repeated
 from sdp.encode import table
-from sdp.encode.chunk import Chunk, SourceRow, TransformStats
-from sdp.encode.reading import Columns, Piece, read_piece
+from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
@@ -29,6 +28,8 @@ from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
 from sdp.sandbox.decoders import once_a_thread
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import Columns, SourceRow, read_piece
 from sdp.storage import Storage, StorageOptions
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from sdp.config.evaluate import EvaluateConfig
 from sdp.datasets import tombstones
 from sdp.datasets.output import Head, open_output
-from sdp.encode.pictures import Pictures, Selection, open_pictures
-from sdp.encode.reading import Piece
 from sdp.encode.work import SourceSpec
 from sdp.errors import UserError
 from sdp.evaluate.layout import GENERATED, REFERENCE
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
+from sdp.sources.pictures import Pictures, Selection, open_pictures
+from sdp.sources.pieces import Piece
 from sdp.storage import open_storage
 
 ReadTask = tuple[str, int, Sequence[Piece]]

@@ -9,8 +9,6 @@ import numpy as np
 
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts
-from sdp.encode.chunk import SourceRow
-from sdp.encode.reading import Piece, read_piece
 from sdp.encode.work import reason_to_skip
 from sdp.evaluate.prepare import EvaluateSpec, ReadTask
 from sdp.evaluate.result import Features
@@ -18,6 +16,8 @@ from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import SourceRow, read_piece
 
 if TYPE_CHECKING:
     from sdp.evaluate.networks import LoadedNetwork, NetworkInput

@@ -7,7 +7,6 @@ its reports and not predicted.
 import json
 from collections.abc import Generator, Iterator, Sequence
 
-from sdp.cluster import ACCELERATOR_LABEL
 from sdp.console import counted
 from sdp.errors import one_line
 from sdp.hardware import gpus_by_accelerator
@@ -15,6 +14,7 @@ from sdp.kube import Finding, Object
 from sdp.kube.api import OPERATOR_HINT, Api
 from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod
 from sdp.kube.state import ClusterState, cluster_state
+from sdp.ray.cluster import ACCELERATOR_LABEL
 
 PRODUCT = "nvidia.com/gpu.product"
 SHARED = "-SHARED"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from sdp.cluster import ACCELERATOR_LABEL
 from sdp.errors import UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api
 from sdp.kube.rayjob import DEFAULT_CLUSTER
+from sdp.ray.cluster import ACCELERATOR_LABEL
 
 Release = tuple[Object, dict[str, str]]
 """A RayCluster and its job configurations."""

@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from sdp.cluster import holders
 from sdp.console import duration, table
 from sdp.errors import SdpError, UserError
 from sdp.kube.api import Api
 from sdp.kube.head import RayHead
 from sdp.kube.rayjob import kind_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
+from sdp.ray.cluster import holders
 
 _LONGEST_MESSAGE = 60
 GROUP_LABEL = "sdp/group"

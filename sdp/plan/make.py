@@ -10,13 +10,13 @@ from sdp.config import JobConfig
 from sdp.config.process import ProcessConfig
 from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import MANIFEST, open_dataset
-from sdp.encode.tars import PICTURES
 from sdp.errors import UserError
 from sdp.families import LatentSpace, TextSpace, of, space_of
 from sdp.families.sd import SD2
 from sdp.hardware import INSTANCES, Instance, gpus_by_accelerator
 from sdp.plan.prices import Prices, instances, reference
 from sdp.plan.speeds import Speeds, text_flops, unet_flops
+from sdp.sources.tars import PICTURES
 from sdp.storage import open_storage
 
 MODES = ("offline", "online", "collocated")

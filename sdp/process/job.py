@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdp import cluster, telemetry
+from sdp import telemetry
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
 from sdp.console import Progress, counted, say, table
@@ -28,7 +28,6 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.encode.blocks import Note
 from sdp.encode.desk import State
-from sdp.encode.reading import Piece, addresses
 from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, named
@@ -36,6 +35,9 @@ from sdp.lease import Lease
 from sdp.process.local import WRITES, Local, RowsLost
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
+from sdp.ray import cluster
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import addresses
 
 if TYPE_CHECKING:
     from sdp.process.on_ray import OnRay

@@ -9,7 +9,6 @@ import pyarrow as pa
 import ray
 from ray.exceptions import ObjectLostError, RayTaskError
 
-from sdp import cluster
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
 from sdp.datasets.parts import PartInfo
@@ -19,7 +18,8 @@ from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import plan_placement
 from sdp.encode.work import PieceRows, RowsSpec
 from sdp.process.local import RowsLost, write_unit
-from sdp.ray_loss import unwrapped
+from sdp.ray import cluster
+from sdp.ray.lost import unwrapped
 
 _WRITE_RETRIES = 3
 """Retries of a task whose process dies."""

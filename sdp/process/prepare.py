@@ -16,14 +16,14 @@ from sdp.datasets.parts import failed_before
 from sdp.datasets.scores import scores_of
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Addresses, Work
-from sdp.encode.joined import contents_of
-from sdp.encode.pictures import Pictures, Selection, open_pictures
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
 from sdp.encode.work import EncodeSpec, RowsSpec
 from sdp.errors import UserError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model import sources
+from sdp.sources.joined import contents_of
+from sdp.sources.pictures import Pictures, Selection, open_pictures
 from sdp.storage import open_storage
 
 PART_BYTES = 256_000_000

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp import cluster
 from sdp.config.score import ScoreConfig
 from sdp.console import counted, say, table
 from sdp.datasets import repeated
@@ -19,6 +18,7 @@ from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
+from sdp.ray import cluster
 from sdp.score import messages, near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec

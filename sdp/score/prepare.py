@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from sdp.config.score import ScoreConfig
-from sdp.encode.pictures import Selection, open_pictures
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.errors import UserError
 from sdp.model import networks
 from sdp.model.clip import find_predictor, view_of
 from sdp.process.prepare import Prepared, head_of
 from sdp.score.stages import HASH, HASHED_SIDE, ScoreSpec
+from sdp.sources.pictures import Selection, open_pictures
 from sdp.storage import open_storage
 
 _TEXT_BATCH = 256

@@ -87,10 +87,10 @@ def begin(uri: str) -> Telemetry:
     """Return this process's metrics of the run that writes to a URI."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        from sdp import ray_private
+        from sdp.ray import internals
         from sdp.telemetry.ray_metrics import RayBackend
 
-        return Telemetry(RayBackend(), run_name(uri), ray_private.job_name()[:100])
+        return Telemetry(RayBackend(), run_name(uri), internals.job_name()[:100])
     return Telemetry(None, run_name(uri))
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import ray
 
-from sdp import ray_private
+from sdp.ray import internals
 from sdp.telemetry.catalogue import ACTIONS, GAUGE, Metric
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
@@ -30,7 +30,7 @@ class RayBackend:
         family = self._families.get(metric.name)
         if family is None:
             names = ("run", *metric.labels)
-            family = ray_private.metric(metric.kind, metric.name, metric.help, names)
+            family = internals.metric(metric.kind, metric.name, metric.help, names)
             self._families[metric.name] = family
         getattr(family, ACTIONS[metric.kind])(value, tags=_tags(labels))
         if metric.kind == GAUGE:

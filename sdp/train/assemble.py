@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sdp.config.train import TrainConfig
 from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_cores
-from sdp.encode.joined import contents_of
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.families import patch_of
@@ -23,6 +22,7 @@ from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import Flow, Process, from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.model.trained import TrainedNetworks, load_networks
+from sdp.sources.joined import contents_of
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader

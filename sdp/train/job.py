@@ -6,7 +6,6 @@ Running the job again continues the run from its newest complete checkpoint.
 from importlib.util import find_spec
 from pathlib import Path
 
-from sdp import cluster
 from sdp.config import identity
 from sdp.config.train import TrainConfig
 from sdp.console import say
@@ -14,6 +13,7 @@ from sdp.errors import ConfigError, Problem, UserError
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
 from sdp.plan.prices import load_prices
+from sdp.ray import cluster
 from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
 from sdp.train.data.pinned import open_pinned

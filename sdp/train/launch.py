@@ -18,7 +18,6 @@ import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig
 
-from sdp import cluster, ray_loss, ray_private
 from sdp.config.train import TrainConfig
 from sdp.console import Progress, counted, duration, say
 from sdp.encode.placement import Placement, plan_placement
@@ -26,6 +25,8 @@ from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Generation, Lease
 from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
+from sdp.ray import cluster, internals, lost
+from sdp.ray.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 from sdp.train import group, online
 from sdp.train.board import RESIZE, Board, WorkerReport
 from sdp.train.data.images import ImagesDataset, open_images
@@ -35,7 +36,6 @@ from sdp.train.driver import TrainSummary, on_signals
 from sdp.train.messages import progress_line
 from sdp.train.plan import TrainPlan
 from sdp.train.run_folder import RunFolder
-from sdp.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
 
 _POLL_S = 1.0
 _BEGIN_S = 300.0
@@ -119,7 +119,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
-        trainer = ray_private.trainer()(
+        trainer = internals.trainer()(
             train_worker,
             train_loop_config=loop_config,
             scaling_config=scaling(
@@ -133,7 +133,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
                 storage_path=scratch,
                 failure_config=failures(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             ),
-            backend_config=ray_private.process_group(group, gpu=use_gpu),
+            backend_config=internals.process_group(group, gpu=use_gpu),
         )
         try:
             trainer.fit()
@@ -150,7 +150,7 @@ def _cause(error: Exception) -> str:
     failure: Any = next(iter(getattr(error, "worker_failures", {}).values()), error)
     for inner in ("health_check_failure", "controller_failure"):
         failure = getattr(failure, inner, failure)
-    return ray_loss.reason_of(failure)
+    return lost.reason_of(failure)
 
 
 def _was_preempted(error: Exception) -> bool:

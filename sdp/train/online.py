@@ -25,12 +25,12 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
-from sdp import cluster, ray_loss
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.errors import SdpError
+from sdp.ray import cluster, lost
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
@@ -229,9 +229,7 @@ class EncoderPool:
         except Exception as error:  # noqa: BLE001 (raised in the trainers)
             for request in fed.values():
                 self._waiting.put(request)
-            self._fail(
-                error if isinstance(error, SdpError) else SdpError(f"encode: {ray_loss.reason_of(error)}"), encoders
-            )
+            self._fail(error if isinstance(error, SdpError) else SdpError(f"encode: {lost.reason_of(error)}"), encoders)
 
     def _next(self) -> _Request | None:
         try:

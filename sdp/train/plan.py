@@ -7,14 +7,14 @@ from typing import Any
 from sdp.config.train import TrainConfig
 from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.encode.joined import contents_of
-from sdp.encode.reading import Columns
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.families import DENOISER
 from sdp.model import sources
 from sdp.model.checkpoints import TrainState, find_checkpoint, read_config, read_marker, read_state
 from sdp.model.layout import ModelSource
 from sdp.plan.memory import fit
+from sdp.sources.joined import contents_of
+from sdp.sources.reading import Columns
 from sdp.storage import Storage, open_storage
 from sdp.train.data.columns import TEXT
 from sdp.train.data.images import open_columns

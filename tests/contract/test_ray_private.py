@@ -1,4 +1,4 @@
-"""Every private or developer-level use of Ray is in sdp/ray_private.py, and does what it is there for."""
+"""Every private or developer-level use of Ray is in sdp/ray/internals.py, and does what it is there for."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ from ray._common.usage import usage_lib
 from ray.data import Dataset
 
 from scripts.import_rules import ROOT, read_sources
-from sdp import ray_private
+from sdp.ray import internals
 from tests.programs import ended
 
 DEVELOPERS = {
@@ -62,7 +62,7 @@ def test_only_one_file_uses_what_is_private_in_ray() -> None:
         path: sorted(f"{line}: {name}" for line, name in uses(text) if not is_public(name))
         for path, text in sources.items()
     }
-    assert len(private.pop("sdp/ray_private.py")) > 10, "the search still sees them"
+    assert len(private.pop("sdp/ray/internals.py")) > 10, "the search still sees them"
     assert not {path: names for path, names in private.items() if names}
 
 
@@ -70,21 +70,21 @@ LOCAL = """
 import logging, os, sys
 from ray._private import worker
 logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-from sdp import cluster, ray_private
+from sdp.ray import cluster, internals
 from tests.waiting import until
 import ray
 cluster.connect(num_cpus=2, job_config=ray.job_config.JobConfig(metadata={"job_name": "a-rayjob-x2"}))
 print("processes", *sorted(worker._global_node.all_processes))
-print("job", ray_private.job_name())
-print("nodes", len(ray_private.nodes()), ray_private.nodes()[0]["Alive"], ray_private.resources()["CPU"])
+print("job", internals.job_name())
+print("nodes", len(internals.nodes()), internals.nodes()[0]["Alive"], internals.resources()["CPU"])
 class Here:
     def number(self):
         return ray.get_runtime_context().get_worker_id()
 here = ray.remote(Here).remote()
 number = ray.get(here.number.remote())
-print("alive", number in ray_private.live_workers())
+print("alive", number in internals.live_workers())
 ray.kill(here)
-until(lambda: number not in ray_private.live_workers(), "Ray has noticed the death")
+until(lambda: number not in internals.live_workers(), "Ray has noticed the death")
 class Twice:
     def __call__(self, row):
         return {"n": 2 * row["n"]}
@@ -95,7 +95,7 @@ print("rows", sum(row["n"] for row in rows.iter_rows()))
 from ray._private.state import actors
 print("actors", *sorted({actor["ActorClassName"].partition("(")[0] for actor in actors().values()}))
 print("spilled", os.path.isdir(worker._global_node._session_dir))
-ray_private.delete_spilled()
+internals.delete_spilled()
 worker.print_to_stdstream({"lines": ["A worker died. Lease ID: 1"]}, False)
 """
 EXPECTED = """\
@@ -110,7 +110,7 @@ spilled True
 
 
 def test_each_private_use_still_works() -> None:
-    """If this fails after an update of Ray, the functions of sdp/ray_private.py say what to do."""
+    """If this fails after an update of Ray, the functions of sdp/ray/internals.py say what to do."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = ended([sys.executable, "-c", LOCAL], env=environment)
     assert done.stdout == EXPECTED, done.stderr
@@ -119,7 +119,7 @@ def test_each_private_use_still_works() -> None:
 
 
 def test_ray_train_has_a_cleaner_of_places_and_datasets_which_are_left_out() -> None:
-    trainer = ray_private.trainer()(print)
+    trainer = internals.trainer()(print)
     rays, own = (
         {type(each).__name__ for each in each_of._create_default_callbacks()}
         for each_of in (super(type(trainer), trainer), trainer)
@@ -141,12 +141,12 @@ def test_a_comfort_that_ray_no_longer_offers_does_not_end_a_job(monkeypatch: pyt
     monkeypatch.delattr(node.Node, "start_monitor")
     monkeypatch.delattr(worker, "print_to_stdstream")
     monkeypatch.delattr(worker, "_global_node")
-    ray_private.spare_processes()
-    ray_private.hush()
-    ray_private.delete_spilled()
+    internals.spare_processes()
+    internals.hush()
+    internals.delete_spilled()
 
 
 def test_statistics_of_use_that_a_local_ray_never_sends_are_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
-    ray_private.spare_processes()
+    internals.spare_processes()
     assert not usage_lib.usage_stats_enabled()

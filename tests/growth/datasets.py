@@ -17,9 +17,11 @@ from sdp.datasets.source import freeze_source
 from sdp.datasets.units import Unit, Work
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import read_span, spans
-from sdp.encode.reading import Columns, Piece, Planner, RowGroup, read_piece
-from sdp.encode.tars import count_samples
 from sdp.errors import SdpError
+from sdp.sources.groups import RowGroup
+from sdp.sources.pieces import Piece, Planner
+from sdp.sources.reading import Columns, read_piece
+from sdp.sources.tars import count_samples
 from sdp.storage import list_source, open_storage
 from tests.growth import Case
 from tests.growth.forged import claim_rows, repeat_text

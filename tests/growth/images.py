@@ -9,10 +9,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from sdp.encode.tars import count_samples, read_samples
 from sdp.imaging import decode, read_header
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
+from sdp.sources.tars import count_samples, read_samples
 from tests.growth import Case
 
 

@@ -12,7 +12,7 @@ from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import Placement
 from sdp.encode.work import TRIES
-from sdp.ray_loss import _raylet_of
+from sdp.ray.lost import _raylet_of
 from tests.local_ray import several_nodes
 
 

@@ -100,7 +100,7 @@ def test_what_was_drawn_before_an_interruption_is_kept_and_the_pictures_are_the_
     assert not (out / "_manifest.json").exists()
     before = parts(out)
     assert list(before) == ["000000000.parquet"]
-    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("a single generator needs no Ray"))
+    monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("a single generator needs no Ray"))
     resumed = job.run(config)
     assert resumed is not None
     assert parts(out).items() > before.items()

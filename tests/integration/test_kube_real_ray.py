@@ -27,9 +27,9 @@ import pytest
 import yaml
 
 from sdp.cli import main
-from sdp.cluster import worker_environment
 from sdp.datasets.inspect import describe
 from sdp.kube.rayjob import make_rayjob
+from sdp.ray.cluster import worker_environment
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
@@ -203,9 +203,9 @@ class Trainer:
     def begun(self): return True
 trainer = Trainer.remote()
 ray.get(trainer.begun.remote())
-from sdp import ray_private
-from sdp.cluster import holders
-actors, jobs = ray_private.actors_and_jobs()
+from sdp.ray import internals
+from sdp.ray.cluster import holders
+actors, jobs = internals.actors_and_jobs()
 nodes = {node["NodeID"]: "A100" for node in ray.nodes()}
 this_job = ray.get_runtime_context().get_job_id()
 print("in the driver:", holders(actors, jobs, nodes), holders(actors, jobs, nodes, this_job))

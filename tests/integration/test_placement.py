@@ -9,9 +9,9 @@ import pytest
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from sdp import cluster, waiting
 from sdp.config import WorkersConfig
 from sdp.errors import LeaseLost, UserError
+from sdp.ray import cluster, waiting
 from sdp.storage import open_storage
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run

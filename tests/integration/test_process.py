@@ -10,19 +10,20 @@ import pytest
 
 from sdp.config.process import ProcessConfig
 from sdp.datasets import parts
+from sdp.datasets.draws import draw
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
-from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import EncoderSettings, Recipe, draw
+from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.transform import Transform
 from sdp.errors import DatasetError, ModelError, SdpError, UserError
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model.load import load_text_encoder, load_vae
 from sdp.process import job
+from sdp.sources.reading import SourceRow
 from sdp.storage import open_storage
 from tests.kit import account_of, rows_of, text_at
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain

@@ -264,7 +264,7 @@ def test_an_error_in_a_worker_ends_the_job_in_one_line(task: int, error: type[Sd
 def test_a_worker_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch, start: bool, what: str) -> None:
     """Ray itself would restart it for ever."""
     gc.collect()  # the error of the test before holds a pool's actors, and they a place
-    monkeypatch.setattr("sdp.cluster.STARTS", 2)
+    monkeypatch.setattr("sdp.ray.cluster.STARTS", 2)
     pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=1, accelerator="cpu"))
     monkeypatch.setattr(WorkerPool, "is_local", False)
     pool.join()

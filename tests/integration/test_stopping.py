@@ -97,7 +97,8 @@ sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]
 
 COMMAND = """
 import ctypes, os, signal, sys
-from sdp import cli, cluster
+from sdp import cli
+from sdp.ray import cluster
 from sdp.cli.command import LOOK, Command
 from sdp.lease import Lease
 from sdp.storage import open_storage

@@ -13,9 +13,9 @@ import pytest
 import torch
 from ray.train import UserCallback
 
-from sdp import ray_private
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
+from sdp.ray import internals
 from sdp.storage import open_storage
 from sdp.train import group
 from sdp.train.callbacks.watchdog import Watchdog
@@ -119,13 +119,13 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_ray_train_has_the_figures_of_each_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer_class, notes = ray_private.trainer(), root / "reported"
+    trainer_class, notes = internals.trainer(), root / "reported"
 
     def watched(*arguments: Any, run_config: Any, **options: Any) -> Any:
         run_config.callbacks = [NoteReports(notes)]
         return trainer_class(*arguments, run_config=run_config, **options)
 
-    monkeypatch.setattr(ray_private, "trainer", lambda: watched)
+    monkeypatch.setattr(internals, "trainer", lambda: watched)
     state = run(config(root, max_steps=6, checkpoint__every_steps=2, scaling__num_workers=2)).state
     reports = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [[worker["step"] for worker in report] for report in reports] == [[2, 2], [4, 4], [6, 6], [6, 6]]
@@ -154,7 +154,7 @@ def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: P
 
 
 def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+    monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
     how = config(root, max_steps=5, scaling__in_driver=True)
     folder = RunFolder(open_storage(how.output.uri))
     when(folder, "training", lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -206,7 +206,7 @@ class TestBeforeAnyWork:
 
     @pytest.fixture(autouse=True)
     def _no_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+        monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
 
     @pytest.mark.parametrize(
         ("changes", "error", "line"),

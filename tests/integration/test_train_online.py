@@ -17,10 +17,10 @@ import torch
 from ray.cluster_utils import Cluster
 
 from scripts.bench.online_pool import make_images as images_without_parts
-from sdp.cluster import start_beside_driver
 from sdp.config.train import TrainConfig
 from sdp.encode.placement import Placement
 from sdp.errors import LeaseLost, SdpError
+from sdp.ray.cluster import start_beside_driver
 from sdp.storage import open_storage
 from sdp.train.board import Board
 from sdp.train.data.images import Slice

@@ -33,7 +33,7 @@ def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+    monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:

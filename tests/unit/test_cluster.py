@@ -6,8 +6,8 @@ import sys
 import pytest
 import ray
 
-from sdp import cluster, ray_loss
 from sdp.errors import RESTARTED, SdpError, UserError
+from sdp.ray import cluster, lost
 from tests.programs import ended, free_port
 
 
@@ -61,7 +61,7 @@ def test_a_refused_token_is_reported_in_one_line() -> None:
 def test_what_is_written_to_stderr_is_held_back() -> None:
     script = (
         "import os, sys\n"
-        "from sdp.cluster import _captured_stderr\n"
+        "from sdp.ray.cluster import _captured_stderr\n"
         "with _captured_stderr() as lines:\n"
         "    os.write(2, b'one\\n')\n"
         "    print('two', file=sys.stderr)\n"
@@ -75,10 +75,10 @@ def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
     """As where Ray waits for a worker that was killed: in native code that holds Python's lock."""
     script = (
         "import ctypes, ray\n"
-        "from sdp import cluster, ray_loss\n"
-        "ray_loss.START_S = 0.5\n"
+        "from sdp.ray import cluster, lost\n"
+        "lost.START_S = 0.5\n"
         "ray.init = lambda **_: ctypes.PyDLL(None).sleep(60)\n"
-        "with ray_loss.explained('train'):\n"
+        "with lost.explained('train'):\n"
         "    cluster.connect()\n"
     )
     program = ended([sys.executable, "-c", script])
@@ -93,9 +93,9 @@ def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
     """As where the raylet dies meanwhile. Ray's core then ends the process, whose stderr is being captured."""
     script = (
         "import os, ray\n"
-        "from sdp import cluster, ray_loss\n"
+        "from sdp.ray import cluster, lost\n"
         "ray.init = lambda **_: os._exit(1)\n"
-        "with ray_loss.explained('train'):\n"
+        "with lost.explained('train'):\n"
         "    cluster.connect()\n"
     )
     program = ended([sys.executable, "-c", script])
@@ -108,7 +108,7 @@ def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
 
 def test_a_cluster_without_its_heads_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray_loss, "watch", lambda **_: None)
+    monkeypatch.setattr(lost, "watch", lambda **_: None)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(SdpError, match=r"^Ray's head has lost its raylet, so its node is gone; restart the head$"):
         cluster.connect()
@@ -131,10 +131,10 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
     """Even if the job waits for something else than the actor."""
     script = (
         "import ray, threading\n"
-        "from sdp import cluster, ray_loss\n"
+        "from sdp.ray import cluster, lost\n"
         "class Hub: ...\n"
         f"cluster._ACTOR_START_S, cluster._GRACE_S = {patience_s}, 0.1\n"
-        "with ray_loss.explained('download'):\n"
+        "with lost.explained('download'):\n"
         f"    cluster.connect(num_cpus=1, runtime_env={environment})\n"
         f"    hub = cluster.start_beside_driver(Hub, **{limits})\n"
         "    threading.Event().wait(100)\n"
@@ -147,7 +147,7 @@ def test_a_ray_that_cannot_start_workers_ends_the_job(
 def test_an_actor_that_its_job_ends_before_it_has_started_is_no_failure() -> None:
     script = (
         "import ray, threading\n"
-        "from sdp import cluster\n"
+        "from sdp.ray import cluster\n"
         "class Hub: ...\n"
         "cluster._GRACE_S = 0.1\n"
         "cluster.connect(num_cpus=1)\n"

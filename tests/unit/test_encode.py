@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sdp.datasets.draws import noise
 from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.encoder import Encoder, _Feeder
-from sdp.encode.recipe import TEXT, EncoderSettings, noise
+from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.encode.work import Occupancy
 from sdp.errors import OutOfMemory
 from tests.process_kit import make_text_encoder, make_vae

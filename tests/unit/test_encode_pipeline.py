@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sdp import cluster
 from sdp.encode.blocks import pack, unpack
 from sdp.encode.chunk import TransformStats
 from sdp.encode.desk import Desk, State, WorkerId, check_state
 from sdp.encode.pipeline import room
 from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
+from sdp.ray import cluster
 
 PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out")
 ENCODER, OTHER = WorkerId("encode", "node", "one"), WorkerId("encode", "other node", "other")

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sdp import waiting
 from sdp.config import WorkersConfig
 from sdp.pool import WorkerPool
+from sdp.ray import waiting
 
 
 def test_a_pool_shows_its_progress_while_no_worker_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_a_pool_shows_its_progress_while_no_worker_has_a_result(monkeypatch: pyt
 
     monkeypatch.setattr(waiting, "_STALLED_S", 1.0)
     monkeypatch.setattr(WorkerPool, "is_local", False)
-    monkeypatch.setattr("sdp.cluster.start_beside_driver", lambda *_: None)
+    monkeypatch.setattr("sdp.ray.cluster.start_beside_driver", lambda *_: None)
     monkeypatch.setattr(WorkerPool, "_place", lambda _: None)
     monkeypatch.setattr(WorkerPool, "_dataset", lambda *_: SimpleNamespace(iter_rows=rows))
     pool = WorkerPool("generate", "generators", WorkersConfig())

@@ -8,8 +8,8 @@ from sdp.datasets import repeated, tombstones
 from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FILTERED
 from sdp.datasets.output import read_output
-from sdp.encode.reading import Planner
 from sdp.process.prepare import begin, prepare, with_tombstones
+from sdp.sources.pieces import Planner
 from tests.process_kit import config_of, make_images
 from tests.tiny_model import make_tiny_model
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.datasets.units import Unit, Work
-from sdp.encode.reading import Piece, RowGroup
 from sdp.process.job import OpenUnits
 from sdp.process.prepare import Retry
+from sdp.sources.groups import RowGroup
+from sdp.sources.pieces import Piece
 
 Row = tuple[int, int]
 """The stand-in for a piece: (unit, position)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import SdpError
-from sdp.ray_loss import explained, reason_of
+from sdp.ray.lost import explained, reason_of
 from tests.programs import ended
 
 DRIVER = """
@@ -30,20 +30,20 @@ worker.print_to_stdstream = print
 sys.modules.update({{"ray": ray, "ray._private": types.ModuleType("ray._private"), "ray._private.worker": worker}})
 sys.modules["ray._private"].worker = worker
 
-from sdp import cluster, ray_loss
+from sdp.ray import cluster, lost
 
-ray_loss._LOOK_S = 0.1
+lost._LOOK_S = 0.1
 try:
-    with ray_loss.explained("an earlier job"):
-        ray_loss.watch(local="RAY_ADDRESS" not in os.environ, give_up=cluster.give_up)
+    with lost.explained("an earlier job"):
+        lost.watch(local="RAY_ADDRESS" not in os.environ, give_up=cluster.give_up)
     while any(thread.name == "sdp-ray-loss" for thread in threading.enumerate()):
         threading.Event().wait(0.01)
     links = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert not any("pidfd" in os.readlink(link) for link in links)
     stats = [stat.read_text().rpartition(")")[2].split() for stat in pathlib.Path("/proc").glob("[0-9]*/stat")]
     assert not any(stat[:2] == ["Z", str(os.getpid())] for stat in stats)
-    with ray_loss.explained("process"):
-        ray_loss.watch(local="RAY_ADDRESS" not in os.environ, give_up=cluster.give_up)
+    with lost.explained("process"):
+        lost.watch(local="RAY_ADDRESS" not in os.environ, give_up=cluster.give_up)
         worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)
         {ending}
 finally:
@@ -84,8 +84,8 @@ def test_a_driver_whose_network_no_longer_leads_to_the_head_says_so(
     ending = f"""
         def unreachable(*args, **kwargs):
             raise OSError({errno.EHOSTUNREACH}, "unreachable")
-        ray_loss._TRIES = 3
-        ray_loss.socket.create_connection = unreachable
+        lost._TRIES = 3
+        lost.socket.create_connection = unreachable
         {WAIT}"""
     script = DRIVER.format(program=str(tmp_path / "raylet"), ending=ending)
     done = ended([sys.executable, "-c", script])

@@ -175,7 +175,7 @@ def test_the_ends_of_logs_are_saved_to_the_output_after_each_run(
     output, config, log = tmp_path / "run", tmp_path / "train.yaml", tmp_path / "job-driver-sdp-train-zz9.log"
     config.write_text(f"source: {{uri: s3://b/latents}}\noutput: {{uri: {output}}}\nmodel: {{source: builtin:tiny}}\n")
     log.write_bytes(b"x" * supervisor.LOG_BYTES + b"the end")
-    monkeypatch.setattr(supervisor.ray_private, "crashed_workers", lambda _: [("worker-1", b"Segmentation fault")])
+    monkeypatch.setattr(supervisor.internals, "crashed_workers", lambda _: [("worker-1", b"Segmentation fault")])
     assert supervise(["true"], partial(supervisor.save_logs, ["train", "--config", str(config)], log, 0.0)) == 0
     saved = output / "_logs" / "sdp-train-zz9"
     assert (saved / "driver.log").read_bytes() == b"x" * (supervisor.LOG_BYTES - 7) + b"the end"

@@ -80,7 +80,7 @@ class Fake:
             )
 
     def _rows(self, data_slice: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        from sdp.encode.reading import addresses
+        from sdp.sources.reading import addresses
 
         return addresses(data_slice.piece)
 

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from sdp import cluster
+from sdp.ray import cluster
+from sdp.ray.waiting import Stall
 from sdp.train import group, launch
-from sdp.waiting import Stall
 
 
 @pytest.fixture

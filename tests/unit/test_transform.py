@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
-from sdp.encode.chunk import Chunk, SourceRow
-from sdp.encode.recipe import Recipe, noise
+from sdp.datasets.draws import noise
+from sdp.encode.chunk import Chunk
+from sdp.encode.recipe import Recipe
 from sdp.encode.transform import Transform, bucket_shapes, choose_bucket, crop_image
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.imaging import RowError
+from sdp.sources.reading import SourceRow
 from tests.process_kit import picture, write_tokenizer
 
 Array = NDArray[np.uint8]

@@ -9,12 +9,12 @@ import pytest
 import ray
 from ray._raylet import JobID, PlacementGroupID
 
-from sdp import cluster, ray_private, waiting
 from sdp.download import local, pipeline
 from sdp.download.figures import DownloadFigures
 from sdp.errors import SdpError, UserError
+from sdp.ray import cluster, internals, waiting
+from sdp.ray.waiting import Place, Stall, watched
 from sdp.telemetry import Telemetry
-from sdp.waiting import Place, Stall, watched
 
 GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
 
@@ -50,7 +50,7 @@ def test_a_job_counts_its_own_placement_groups_only(monkeypatch: pytest.MonkeyPa
     job, another = JobID.from_int(3), JobID.from_int(4)
     waits, ended, foreign = (PlacementGroupID.of(owner).hex() for owner in (job, job, another))
     states = {waits: "PENDING", ended: "REMOVED", foreign: "CREATED"}
-    monkeypatch.setattr(ray_private, "placement_groups", lambda: states)
+    monkeypatch.setattr(internals, "placement_groups", lambda: states)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=job.hex))
     assert waiting.own_groups() == {waits: "PENDING"}
 

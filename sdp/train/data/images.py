@@ -19,14 +19,16 @@ from sdp.datasets.scores import scores_of
 from sdp.datasets.units import Unit, Work
 from sdp.encode import table
 from sdp.encode.chunk import Chunk, TransformStats
-from sdp.encode.pictures import Selection, open_pictures
-from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model.sources import LocalModel
+from sdp.sources.groups import RowGroup
+from sdp.sources.pictures import Selection, open_pictures
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import Columns, addresses
 from sdp.storage import Storage
 from sdp.train.data.columns import Column
 from sdp.train.data.latents import select_parts

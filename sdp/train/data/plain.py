@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.columns import rows_by_group
 from sdp.datasets.concurrently import ordered_map
-from sdp.encode.reading import footer_of
 from sdp.errors import DatasetError, NotFound
+from sdp.sources.groups import footer_of
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
 from sdp.storage.uri import join

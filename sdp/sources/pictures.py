@@ -13,10 +13,12 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
-from sdp.encode.joined import check_column, open_tables
-from sdp.encode.reading import FILE, TAR, Columns, Planner, footer_of
-from sdp.encode.tars import PICTURES, TEXT, count_samples
 from sdp.errors import DatasetError, UserError
+from sdp.sources.groups import footer_of
+from sdp.sources.joined import check_column, open_tables
+from sdp.sources.pieces import TAR, Planner
+from sdp.sources.reading import FILE, Columns
+from sdp.sources.tars import PICTURES, TEXT, count_samples
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
 from sdp.storage.opening import split_pattern
 from sdp.storage.uri import parse

@@ -14,9 +14,11 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream, order_retry
-from sdp.encode import reading
-from sdp.encode.reading import Columns, Piece, Planner, addresses, read_piece
 from sdp.errors import DatasetError
+from sdp.sources import groups, reading
+from sdp.sources.groups import RowGroup
+from sdp.sources.pieces import Piece, Planner
+from sdp.sources.reading import Columns, addresses, read_piece
 from sdp.storage import list_source, open_storage
 from tests.process_kit import every_tenth, images_table, make_images, picture, write_plain
 
@@ -70,8 +72,8 @@ def test_units_that_share_a_row_group_read_it_once_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plain(tmp_path / "plain", 40, files=1, group=40)
-    output, opened, real = over_plain(tmp_path, unit_rows=20), list[object](), reading.open_parquet
-    monkeypatch.setattr(reading, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
+    output, opened, real = over_plain(tmp_path, unit_rows=20), list[object](), groups.open_parquet
+    monkeypatch.setattr(groups, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
     planner = Planner(output.index, None, 12)
     pieces = [(piece.skip, piece.take) for work in output.pending() for piece in planner(work)]
     assert pieces == [(0, 10), (10, 10), (20, 10), (30, 10)]
@@ -83,8 +85,8 @@ def test_units_that_share_a_row_group_read_it_once_in_one_process(
 
 def test_two_threads_read_a_row_group_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_plain(tmp_path / "plain", 80, files=1, group=80)
-    output, opened, real = over_plain(tmp_path, unit_rows=80), list[object](), reading.open_parquet
-    monkeypatch.setattr(reading, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
+    output, opened, real = over_plain(tmp_path, unit_rows=80), list[object](), groups.open_parquet
+    monkeypatch.setattr(groups, "open_parquet", lambda *of, **how: opened.append(of) or real(*of, **how))
     pieces = Planner(output.index, None, 10)(output.pending()[0])
     # As two threads do, in turns.
     pairs = zip(*(map(partial(read_piece, columns=Columns()), pieces[start::2]) for start in (0, 1)), strict=True)
@@ -94,14 +96,14 @@ def test_two_threads_read_a_row_group_twice_at_most(tmp_path: Path, monkeypatch:
 
 
 def test_readers_of_one_row_group_are_kept_and_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "usable_cores", lambda: 3)
+    monkeypatch.setattr(groups, "usable_cores", lambda: 3)
     write_plain(tmp_path / "plain", 160, files=1, group=80)
     output = over_plain(tmp_path, unit_rows=160)
     first, *pieces = Planner(output.index, None, 10)(output.pending()[0])
     kept = []
     for piece in (*reversed(pieces[7:]), first):  # backwards through the second group, so that none can go on
         assert len(list(read_piece(piece, Columns()))) == 10
-        kept.append(len(reading._unfinished))
+        kept.append(len(groups._unfinished))
     assert max(kept) == 3
     assert kept[-1] == 1, "those of another group are gone"
 
@@ -179,9 +181,9 @@ def test_no_more_is_read_ahead_than_memory_should_hold(
         output = open_output(open_storage(str(tmp_path / "out")), Head("latents", 20, False, {}))
         output = freeze_files(output, list_source(str(folder), suffixes=(".png",)))
         monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
-    name = "cut" if kind == "Parquet" else "_picture"
-    original = getattr(reading, name)
-    monkeypatch.setattr(reading, name, lambda *of: read.append(name) or original(*of))
+    module, name = (groups, "cut") if kind == "Parquet" else (reading, "_picture")
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *of: read.append(name) or original(*of))
     (work,) = output.pending()
     (piece,) = Planner(output.index, None, 1000)(work)
     rows = read_piece(piece, Columns())
@@ -191,7 +193,7 @@ def test_no_more_is_read_ahead_than_memory_should_hold(
 
 
 def test_a_cut_piece_is_the_same_rows() -> None:
-    group = reading.RowGroup("f", 0, 100, 0)
+    group = RowGroup("f", 0, 100, 0)
     piece = Piece(work=None, order=0, groups=(group,), skip=10, take=23)  # type: ignore[arg-type]
     for count in (1, 2, 5, 23, 50):
         parts = piece.cut(count)
@@ -223,6 +225,6 @@ def test_a_damaged_source_file_is_one_line_that_names_it(tmp_path: Path) -> None
     (file,) = (tmp_path / "plain").iterdir()
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
     file.write_bytes(file.read_bytes()[:200])
-    reading.footer_of.cache_clear()
+    groups.footer_of.cache_clear()
     with pytest.raises(DatasetError, match=rf"{file.name}: not a readable Parquet file"):
         list(read_piece(piece, Columns()))

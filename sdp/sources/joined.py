@@ -23,8 +23,8 @@ from sdp.config.process import JoinedTable
 from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import attempt_of
-from sdp.encode.reading import RowGroup, footer_of, read_rows
 from sdp.errors import DatasetError
+from sdp.sources.groups import RowGroup, footer_of, read_rows
 from sdp.storage import SourceFile, StorageOptions, list_source
 from sdp.storage.moved import with_sample
 

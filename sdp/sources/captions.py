@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from sdp.console import counted
 from sdp.datasets.url_tables import usual_column
-from sdp.encode.tars import PICTURES, TEXT
 from sdp.errors import NotFound, UserError
+from sdp.sources.tars import PICTURES, TEXT
 from sdp.storage import list_source
 from sdp.storage.uri import parse
 

@@ -16,10 +16,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-from sdp import ray_private
 from sdp.console import duration
 from sdp.errors import SdpError, one_line
 from sdp.leaving import cleanups, raylet_command
+from sdp.ray import internals
 
 LOGS = "/tmp/ray/session_latest/logs"
 START_S = 180.0
@@ -164,7 +164,7 @@ def expect(*, local: bool) -> None:
 
 def watch(*, local: bool, give_up: Callable[[str], NoReturn]) -> None:
     """Watch the Ray that this driver has just connected to, its own or a cluster's, if it runs an `explained` job."""
-    ray_private.hush()
+    internals.hush()
     if _watch is not None:
         _watch.expect(local=local)
         _watch.begin(local=local, give_up=give_up)
@@ -180,6 +180,6 @@ def _raylet_of(node: str) -> int | None:
     """Return the pid of this node's raylet; None where processes cannot be watched."""
     if not hasattr(os, "pidfd_open"):  # not Linux
         return None
-    names = [one["RayletSocketName"].encode() for one in ray_private.nodes() if one["NodeID"] == node]
+    names = [one["RayletSocketName"].encode() for one in internals.nodes() if one["NodeID"] == node]
     pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
     return next((pid for pid in pids if names and names[0] in raylet_command(pid)), None)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sdp.encode.captions import gather
 from sdp.errors import UserError
+from sdp.sources.captions import gather
 
 LINES = [{"file_name": "a.jpg", "text": "one"}, {"file_name": "sub/b.png", "text": "two"}]
 

@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sdp import cluster, ray_private
 from sdp.config import WorkersConfig
 from sdp.console import duration, say
 from sdp.errors import SdpError, UserError
+from sdp.ray import cluster, internals
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -101,7 +101,7 @@ class PlaceRequest:
     @property
     def ready(self) -> int:
         """The number of workers that have a place."""
-        states = ray_private.placement_groups()
+        states = internals.placement_groups()
         return sum(n for n, group in self._groups if states.get(group.id.hex()) == "CREATED")
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ def own_groups() -> dict[str, str]:
     import ray
 
     job = ray.get_runtime_context().get_job_id()
-    states = ray_private.placement_groups().items()
+    states = internals.placement_groups().items()
     return {number: state for number, state in states if number.endswith(job) and state != "REMOVED"}
 
 
@@ -193,7 +193,7 @@ def _other_holders(places: Sequence[Place]) -> list[str]:
         return []
     import ray
 
-    actors, jobs = ray_private.actors_and_jobs()
+    actors, jobs = internals.actors_and_jobs()
     return cluster.holders(actors, jobs, kinds, besides=ray.get_runtime_context().get_job_id())
 
 

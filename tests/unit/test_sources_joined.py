@@ -10,12 +10,11 @@ import pytest
 from sdp.config.process import JoinedTable
 from sdp.datasets.output import Head, open_output
 from sdp.datasets.scores import Score
-from sdp.encode import joined
-from sdp.encode.chunk import SourceRow
-from sdp.encode.pictures import Pictures, Selection, open_pictures
-from sdp.encode.reading import read_piece
 from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.process.prepare import begin, prepare
+from sdp.sources import joined
+from sdp.sources.pictures import Pictures, Selection, open_pictures
+from sdp.sources.reading import SourceRow, read_piece
 from sdp.storage import StorageOptions, open_storage
 from tests.process_kit import config_of, make_images, picture, write_plain
 

@@ -18,11 +18,12 @@ from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
 from sdp.datasets.units import Unit, Work
-from sdp.encode.chunk import SourceRow
-from sdp.encode.pictures import Selection, open_pictures
-from sdp.encode.reading import Columns, Piece, RowGroup, read_piece
-from sdp.encode.tars import read_samples
 from sdp.errors import DatasetError, UserError
+from sdp.sources.groups import RowGroup
+from sdp.sources.pictures import Selection, open_pictures
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import Columns, SourceRow, read_piece
+from sdp.sources.tars import read_samples
 from sdp.storage import StorageOptions, list_source, open_storage
 from tests.process_kit import picture
 

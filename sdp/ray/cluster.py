@@ -21,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sdp import console, hardware, ray_loss, ray_private
+from sdp import console, hardware
 from sdp.config import WorkersConfig
 from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import clean_up, cleanups, kill_descendants
+from sdp.ray import internals, lost
 
 _REACH_S = 10.0
 _ACTOR_START_S = 300.0
@@ -69,21 +70,21 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        ray_private.quieten()
+        internals.quieten()
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False, **local} if is_local() else {}
         if is_local():
-            ray_private.spare_processes()
+            internals.spare_processes()
             options.setdefault("runtime_env", worker_environment())
         if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         handler = signal.getsignal(signal.SIGTERM)
         stderr = list[bytes]()
-        ray_loss.expect(local=is_local())
+        lost.expect(local=is_local())
         try:
-            with _captured_stderr() as stderr, _time_limit(ray_loss.START_S):
+            with _captured_stderr() as stderr, _time_limit(lost.START_S):
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, b"".join(stderr).decode("utf-8", "replace")) from error
@@ -91,8 +92,8 @@ def connect(**local: Any) -> dict[str, float]:
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
-    ray_loss.watch(local=is_local(), give_up=give_up)
-    offered = ray_private.resources()
+    lost.watch(local=is_local(), give_up=give_up)
+    offered = internals.resources()
     if _HEAD not in offered:
         # Ray Train and Ray Data wait for ever for a place on the head's node.
         raise SdpError("Ray's head has lost its raylet, so its node is gone; restart the head")
@@ -134,7 +135,7 @@ def abandon() -> None:
 def kill() -> None:
     """End a local Ray and everything else that this process has started. The caller must exit right after it."""
     if is_local():
-        kill_descendants(ray_private.delete_spilled)
+        kill_descendants(internals.delete_spilled)
 
 
 def worker_environment() -> dict[str, str]:
@@ -176,7 +177,7 @@ def on_gpus(section: str, workers: WorkersConfig) -> bool:
     if workers.gpu_each is not None:
         return workers.gpu_each
     require_gpu_setting(section, workers)
-    return ray_private.resources().get("GPU", 0) > 0
+    return internals.resources().get("GPU", 0) > 0
 
 
 def hide_gpus_unless_granted() -> None:
@@ -221,10 +222,10 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
             f"RAY_ADDRESS: the Ray cluster at {address!r} refuses this token; set RAY_AUTH_TOKEN or "
             "RAY_AUTH_TOKEN_PATH to the cluster's token"
         )
-    cause = ray_loss.reason_of(error)
+    cause = lost.reason_of(error)
     if address:
         return _unreachable(f"cannot join a Ray cluster at {address!r} ({cause})")
-    return SdpError(f"Ray does not start on this machine ({cause}); see {ray_loss.LOGS}")
+    return SdpError(f"Ray does not start on this machine ({cause}); see {lost.LOGS}")
 
 
 @contextlib.contextmanager
@@ -233,7 +234,7 @@ def data_settings(**settings: Any) -> Iterator[None]:
     # Ray Data also raises its errors, which sdp reports in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     settings = {"enable_progress_bars": False, "raise_original_map_exception": True, **settings}
-    with ray_private.data_context(settings, on_cluster=joined):
+    with internals.data_context(settings, on_cluster=joined):
         yield
 
 
@@ -262,7 +263,7 @@ def nodes_with(labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the nodes of the connected cluster that a label selector of Ray matches."""
     return [
         node
-        for node in ray_private.nodes()
+        for node in internals.nodes()
         if node["Alive"] and all(_selects(wanted, node.get("Labels", {}).get(name)) for name, wanted in labels.items())
     ]
 
@@ -373,7 +374,7 @@ def _await_start(name: str, actor: Any) -> None:
         while ray.is_initialized() and not ray.wait([ready], timeout=1.0)[0]:
             if time.monotonic() - began > _ACTOR_START_S:
                 limit = console.duration(_ACTOR_START_S)
-                give_up(f"Ray has not started {name} on this node within {limit}; see {ray_loss.LOGS}, then {_AGAIN}")
+                give_up(f"Ray has not started {name} on this node within {limit}; see {lost.LOGS}, then {_AGAIN}")
         if ray.is_initialized():  # otherwise `get` would start another Ray
             ray.get(ready)
     except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError) as error:
@@ -381,7 +382,7 @@ def _await_start(name: str, actor: Any) -> None:
             main = threading.main_thread()
             main.join(_GRACE_S)
             if main.is_alive():  # otherwise it has reported the error itself
-                reason = ray_loss.reason_of(error)
+                reason = lost.reason_of(error)
                 give_up(f"Ray could not start {name} on this node ({reason}); mend that, then {_AGAIN}")
     except ray.exceptions.RayError:  # Ray is lost, which others notice
         return

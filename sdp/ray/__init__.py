@@ -1,0 +1,1 @@
+"""Ray: connecting, placing work, waiting for places, and everything that Ray does not promise."""
