@@ -33,13 +33,14 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "charts": "Curves as SVG, and jinja2 templates.",
     },
     {
+        "run": "Pieces of work through a job's stages, in this process or on Ray Data; units to parts.",
         "sources": "What jobs read: datasets of pictures, Parquet files, tars, folders, and tables joined to them.",
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
         "families": "Everything that depends on the kind of a model, one object for each.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
-    {"encode": "Images to crops to latents: transform, encoder, recipe; `pipeline.py` runs them on Ray Data."},
+    {"encode": "Images to crops to latents: transform, encoder, recipe."},
     {
         "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
@@ -82,7 +83,6 @@ RAY_ROOMS = frozenset({"cli", "ray"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES - {"process"}),
-        "sdp/process/on_ray.py",
         "sdp/download/pipeline.py",
         "sdp/download/repeats.py",
         "sdp/train/group.py",
@@ -91,7 +91,7 @@ RAY_FILES = frozenset(
         "sdp/train/ray_data.py",
         "sdp/train/worker.py",
         "sdp/pool.py",
-        "sdp/encode/pipeline.py",
+        "sdp/run/on_ray.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )
@@ -117,10 +117,10 @@ SLEEPS: Mapping[str, str] = {
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""
 
-GPU_ROOMS = frozenset({"train", "process", "score", "encode", "model", "generate", "evaluate"})
+GPU_ROOMS = frozenset({"run", "train", "process", "score", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
-    "sdp/process/local.py": "the encoder makes its device that of each thread that calls it",
+    "sdp/run/here.py": "a worker makes its device that of each thread that calls it",
     "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
 }
 """Files of these rooms that start threads without sdp.device, and why their threads use no GPU. RAY_FILES are drivers,

@@ -186,7 +186,7 @@ class WorkerPool:
                     max_size=min(self.scaling.most, len(items)),
                     max_tasks_in_flight_per_actor=2,
                 ),
-                **cluster.resource_options(self.scaling.gpu_type, gpus),
+                **cluster.worker_options(cluster.accelerator_labels(self.scaling.gpu_type), gpus),
             )
 
     def _explain(self, error: BaseException) -> SdpError:

@@ -199,7 +199,7 @@ def follow_instructions(traces: str) -> None:
     from sdp.encode import transform, work
 
     spec = work.EncodeSpec
-    read_header, load_encoder, encode = transform.read_header, spec.load_encoder, spec.encode
+    read_header, load_encoder, encode = transform.read_header, spec.load_encoder, spec.work
     folder = Path(traces)
 
     def deadly(data: Any, *rest: Any) -> Any:
@@ -221,4 +221,4 @@ def follow_instructions(traces: str) -> None:
         return encode(self, encoder, chunk)
 
     transform.read_header = deadly
-    spec.load_encoder, spec.encode = ready, noted  # type: ignore[method-assign]
+    spec.load_encoder, spec.work = ready, noted  # type: ignore[method-assign]

@@ -45,15 +45,17 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
 
     from scripts.bench import _players
     from scripts.bench.online_pool import make_images
-    from sdp.encode.placement import Placement
     from sdp.ray import cluster
+    from sdp.run.placement import Placement
     from sdp.train import online
 
     environment = cluster.worker_environment()
     _cases.start_ray(num_cpus=sized(4, 2), object_store_memory=400_000_000, runtime_env=environment)
     online.EncoderPool = _players.Pool  # type: ignore[misc]
     ahead = 16 + math.ceil(4 * encoders / trainers)  # slices_ahead, of row groups of a thousand rows
-    placement = Placement(encoders, encoders, None, 0.0, 0.001, 1.0, 600.0, {}, 4, "bench")
+    placement = Placement(
+        least=encoders, most=encoders, cpus=0.001, wait_s=600.0, prepare_concurrency=4, output="bench"
+    )
     pool = online.start_pool(make_images(str(folder), "token_ids"), placement, _players.BOARD, trainers * (ahead + 1))
     players: Any = ray.remote(num_cpus=0)(_players.Trainers)
     playing = players.options(scheduling_strategy=cluster.this_node()).remote(pool, trainers, ahead)

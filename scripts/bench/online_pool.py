@@ -30,12 +30,13 @@ from scripts.bench._cases import sized, spare_ray
 from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
-from sdp.encode.blocks import Note
-from sdp.encode.chunk import Chunk, ShapeGroup, TransformStats
-from sdp.encode.placement import Placement
+from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.model.sources import resolve
 from sdp.ray import cluster
 from sdp.ray.cluster import worker_environment
+from sdp.run.blocks import Note
+from sdp.run.placement import Placement
+from sdp.run.stages import PrepareStats
 from sdp.sources.reading import Columns
 from sdp.storage import open_storage
 from sdp.train import online
@@ -140,10 +141,10 @@ def put_sleepers(pace: float) -> None:
     global _pace
     _pace = pace
     stages: Any = ImagesDataset
-    stages.transform, stages.load, stages.encode = transform, gpu, encode
+    stages.prepare, stages.load, stages.work = transform, gpu, encode
 
 
-def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformStats]:
+def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, PrepareStats]:
     """Return crops of a slice, after the time that a core would take."""
     began, count = time.monotonic(), len(part)
     rows = np.arange(part.piece.skip, part.piece.skip + count) + part.piece.groups[0].number * GROUP_ROWS
@@ -153,7 +154,7 @@ def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformS
         {SIDE: [ShapeGroup(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
     _sleep_until(began + count / (_pace * TRANSFORM_RATE))
-    return Transformed(rows, chunk), TransformStats(count, count / TRANSFORM_RATE)
+    return Transformed(rows, chunk), PrepareStats(count, count / TRANSFORM_RATE)
 
 
 def gpu(*_: Any) -> threading.Lock:
@@ -241,8 +242,8 @@ class SleepingTrainers:
 def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, float]:
     """Return the throughput at the trainers with a number of encoders, and how busy these were."""
     placement = Placement(
-        least=encoders, most=encoders, accelerator="A10G", gpus=1.0, encoder_cpus=1.0, transform_cpus=1.0,
-        start_timeout_s=300.0, labels={"ray.io/node-group": "cpu"}, concurrency=8, output="bench",
+        least=encoders, most=encoders, labels={"ray.io/accelerator-type": "A10G"}, gpus=1.0, wait_s=300.0,
+        prepare_labels={"ray.io/node-group": "cpu"}, prepare_concurrency=8, output="bench",
     )  # fmt: skip
     remote_pool: Any = ray.remote(MeasuredPool)
     board = SimpleNamespace(announce=SimpleNamespace(remote=print))

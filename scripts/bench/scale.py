@@ -390,29 +390,31 @@ def politeness(_: Path, units: int) -> dict[str, float]:
 
 
 class NoWork:
-    """Stages of the encode pipeline that return what they get."""
+    """Stages that return what they get."""
 
-    def transform(self, item: Any) -> tuple[Any, Any]:
+    prepares = True
+
+    def prepare(self, item: Any) -> tuple[Any, Any]:
         """Return the item."""
-        from sdp.encode.chunk import TransformStats
+        from sdp.run.stages import PrepareStats
 
-        return item, TransformStats()
+        return item, PrepareStats()
 
     def load(self) -> None:
         """Load nothing."""
 
-    def encode(self, _: None, value: Any) -> Any:
+    def work(self, _: None, value: Any) -> Any:
         """Return the value."""
         return value
 
 
 def ray_data(_: Path, units: int) -> dict[str, float]:
     """Send pieces through the encode pipeline, as `process` does: one for two units."""
-    from sdp.encode.pipeline import Pipeline
+    from sdp.run.on_ray import OnRay
 
     _start_ray()
     pieces, fed, done, half_mb = round(units * PIECES_A_UNIT), 0, 0, 0.0
-    with Pipeline(NoWork(), _placement(), 1_000_000) as pipeline:
+    with OnRay(NoWork(), _placement(), 1_000_000) as pipeline:
         while done < pieces:
             while fed < pieces and not pipeline.full:
                 pipeline.feed(fed, fed)
@@ -466,9 +468,10 @@ def online(folder: Path, units: int) -> dict[str, float]:
 
 
 def _placement() -> Any:
-    from sdp.encode.placement import Placement
+    from sdp.run.placement import Placement
 
-    return Placement(*sized((2, 2), (1, 1)), None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale")
+    least, most = sized((2, 2), (1, 1))
+    return Placement(least=least, most=most, wait_s=600.0, prepare_concurrency=2, output="scale")
 
 
 TAKEDOWNS_A_UNIT = HOSTS_A_UNIT = 50

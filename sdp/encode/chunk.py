@@ -37,19 +37,6 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class TransformStats:
-    """The number of items that a transform made, and the time it took."""
-
-    items: int = 0
-    seconds: float = 0.0
-    reading_s: float = 0.0
-    """Time spent waiting for the source; not part of `seconds`."""
-
-    def __add__(self, other: "TransformStats") -> "TransformStats":
-        return TransformStats(self.items + other.items, self.seconds + other.seconds, self.reading_s + other.reading_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Encoded:
     """A chunk's items after encoding."""
 

@@ -1,13 +1,12 @@
-"""The work on one piece; `pipeline` and the jobs run it on a cluster."""
+"""The stages that make latents, which a runner takes pieces through."""
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.datasets.parts import Layout
 from sdp.datasets.repeated import REASON, Repeated
 from sdp.encode import table
-from sdp.encode.chunk import Chunk, TransformStats
+from sdp.encode.chunk import Chunk
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
@@ -27,6 +26,7 @@ from sdp.families.classes import know_compiler
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
+from sdp.run.stages import PrepareStats, Stages
 from sdp.sandbox.decoders import once_a_thread
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, SourceRow, read_piece
@@ -35,40 +35,10 @@ from sdp.storage import Storage, StorageOptions
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
 
-TRIES = 2
-"""Worker deaths after which a piece is not retried."""
 PieceRows = tuple[pa.Table, list[Outcome]]
 """A piece's result: rows to store, and the outcomes of the other addresses."""
 WorkItem = tuple[Piece, NDArray[np.int64] | None]
 """A piece, and its rows to encode (None: all)."""
-
-
-class Stages(Protocol):
-    """The work on a piece: pickled once, and run in workers."""
-
-    def transform(self, item: Any) -> tuple[Any, TransformStats]:
-        """Read and transform an item."""
-
-    def load(self) -> Any:
-        """Load an encoder."""
-
-    def encode(self, encoder: Any, value: Any) -> Any:
-        """Encode the value that `transform` returned."""
-
-
-@dataclass(slots=True)
-class Occupancy:
-    """Uses of one thing, which may overlap by their ends."""
-
-    _ended: float | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, began: float, ended: float) -> tuple[float, float]:
-        """Return the seconds in use, and those without a use before it, that a use adds."""
-        with self._lock:
-            last = began if self._ended is None else self._ended
-            self._ended = max(last, ended)
-        return max(0.0, ended - max(began, last)), max(0.0, began - last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +58,9 @@ class SourceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsSpec(SourceSpec, Stages, ABC):
-    """The pipeline's stages for pieces of a dataset, with all settings of their transforms and encoders."""
+    """The stages for pieces of a dataset, with all settings of their transforms and encoders."""
 
+    prepares: ClassVar[bool] = True
     kind: ClassVar[str]
     layout: ClassVar[Layout]
     recipe: Recipe
@@ -100,7 +71,7 @@ class RowsSpec(SourceSpec, Stages, ABC):
     def schema(self) -> pa.Schema:
         """The columns of the rows that they make."""
 
-    def run_transform(self, transform: Transform, item: WorkItem) -> tuple[Chunk, TransformStats]:
+    def run_transform(self, transform: Transform, item: WorkItem) -> tuple[Chunk, PrepareStats]:
         """Read a piece of the source and transform its rows, with the times that both take."""
         piece, only = item
         reading_s = 0.0
@@ -118,7 +89,7 @@ class RowsSpec(SourceSpec, Stages, ABC):
 
         began = time.perf_counter()
         chunk = transform(rows())
-        return chunk, TransformStats(len(chunk), time.perf_counter() - began - reading_s, reading_s)
+        return chunk, PrepareStats(len(chunk), time.perf_counter() - began - reading_s, reading_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +106,7 @@ class EncodeSpec(RowsSpec):
     def schema(self) -> pa.Schema:
         return table.schema(self.shape)
 
-    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
+    def prepare(self, item: WorkItem) -> tuple[Chunk, PrepareStats]:
         """Read a piece and return its crops and tokens."""
         tokenizer = _tokenizer(self.model, self.storage)
         crops = _sandboxed_crops(self.recipe) if self.foreign else None
@@ -165,8 +136,8 @@ class EncodeSpec(RowsSpec):
         model = sources.resolve(self.model, storage=self.storage)
         return encoder.embed(tokenize(load_tokenizer(model.path), [""]))
 
-    def encode(self, encoder: "Encoder", value: Chunk) -> PieceRows:
-        encoded = encoder(value)
+    def work(self, worker: "Encoder", value: Chunk) -> PieceRows:
+        encoded = worker(value)
         return table.rows_of(encoded, self.shape), encoded.outcomes
 
 

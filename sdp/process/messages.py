@@ -10,12 +10,12 @@ from sdp.console import counted, duration, rate, rerun, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
-from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import State
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
 from sdp.process.prepare import Config, Prepared, Spec
+from sdp.run.desk import State
+from sdp.run.stages import PrepareStats
 from sdp.telemetry import Telemetry
 
 STARVED = 0.1
@@ -68,9 +68,9 @@ class ProcessFigures:
         return self.images_encoded / self.elapsed_s
 
     @property
-    def transformed(self) -> TransformStats:
+    def transformed(self) -> PrepareStats:
         """The images of all transforms, and the time they took."""
-        return self.pipeline.transformed_stats
+        return self.pipeline.prepared
 
     @property
     def deaths(self) -> int:
@@ -132,8 +132,8 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.reach("sdp_process_encoder_waiting_seconds_total", figures.idle_s)
     telemetry.reach("sdp_process_written_bytes_total", figures.bytes_written)
     telemetry.reach("sdp_process_deaths_total", figures.deaths)
-    telemetry.show("sdp_process_encoders", figures.pipeline.encoders)
-    telemetry.show("sdp_process_transforms", figures.pipeline.transforms)
+    telemetry.show("sdp_process_encoders", figures.pipeline.workers)
+    telemetry.show("sdp_process_transforms", figures.pipeline.preparing)
     telemetry.show("sdp_process_ready", figures.pipeline.ready)
 
 

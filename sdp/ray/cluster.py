@@ -388,12 +388,15 @@ def _await_start(name: str, actor: Any) -> None:
         return
 
 
-def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
-    """Return the options of an actor that needs this accelerator type and this many GPUs; either may be absent."""
+def accelerator_labels(accelerator: str | None) -> dict[str, str]:
+    """Return the labels of nodes with this type of GPUs; none if any will do."""
+    return {ACCELERATOR_LABEL: accelerator} if accelerator else {}
+
+
+def worker_options(labels: Mapping[str, str], gpus: float) -> dict[str, Any]:
+    """Return the options of an actor that needs a node with these labels and this many GPUs; either may be absent."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
-    if accelerator:
-        options["label_selector"] = {ACCELERATOR_LABEL: accelerator}
-    return options
+    return {**options, "label_selector": dict(labels) or None}
 
 
 def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:

@@ -73,7 +73,7 @@ def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str) ->
     """
     kind, resource = workers.gpu_type, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
-    labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
+    labels = cluster.accelerator_labels(kind)
     count = sum(int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels))
     if workers.least > count and not grows:
         raise UserError(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import Layout
-from sdp.encode.chunk import Chunk, TransformStats
+from sdp.encode.chunk import Chunk
 from sdp.encode.transform import Crops, Transform
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem, reason_to_skip
 from sdp.families.tokenizer import load_clip_tokenizer
@@ -17,6 +17,7 @@ from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
+from sdp.run.stages import PrepareStats
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash
@@ -58,7 +59,7 @@ class ScoreSpec(RowsSpec):
             fields.append(pa.field("similarity", pa.float32()))
         return pa.schema([*fields, pa.field("hash", pa.uint64(), nullable=False)])
 
-    def transform(self, item: WorkItem) -> tuple[Chunk, TransformStats]:
+    def prepare(self, item: WorkItem) -> tuple[Chunk, PrepareStats]:
         """Read a piece and return its hashes, views and tokens."""
         tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None else None
         step = Transform(self.recipe, tokenizer, reason_to_skip(self), partial(_look, self), captioned=False)
@@ -76,14 +77,14 @@ class ScoreSpec(RowsSpec):
         layers = [] if self.aesthetics is None else self.aesthetics.load(self.storage)
         return Scorer(load.load_network(CLIPModel, path), self.view, self.settings, layers)
 
-    def encode(self, encoder: "Scorer | None", value: Chunk) -> PieceRows:
+    def work(self, worker: "Scorer | None", value: Chunk) -> PieceRows:
         """Score a chunk."""
         columns: dict[str, Any] = {"row": value.rows, "key": value.keys}
         hashes = value.crops[HASH][0].values if len(value) else np.zeros((0, 8), np.uint8)
         columns["hash"] = np.ascontiguousarray(hashes).view(">u8").ravel().astype(np.uint64)
         good = np.ones(len(value), np.bool_)
-        if encoder is not None:
-            scores = encoder(value)
+        if worker is not None:
+            scores = worker(value)
             good = scores.good
             columns["aesthetics"] = scores.aesthetics
             columns["similarity"] = pa.array(scores.similarity, pa.float32(), mask=~value.tokens.any(axis=1))

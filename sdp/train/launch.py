@@ -20,13 +20,13 @@ from ray.train import FailureConfig, RunConfig
 
 from sdp.config.train import TrainConfig
 from sdp.console import Progress, counted, duration, say
-from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Generation, Lease
 from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
 from sdp.ray import cluster, internals, lost
 from sdp.ray.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
+from sdp.run.placement import Placement, plan_placement
 from sdp.train import group, online
 from sdp.train.board import RESIZE, Board, WorkerReport
 from sdp.train.data.images import ImagesDataset, open_images
@@ -58,7 +58,7 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
         return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
 
     images = _images(config, plan)
-    encoders = [] if images is None else _placement(config, resources).places
+    encoders = [] if images is None else _placement(config, resources).places(prepares=True)
     workers = room(*encoders)
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)

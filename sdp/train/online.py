@@ -1,6 +1,6 @@
-"""Online mode on Ray: one encode pipeline between the images and the trainers.
+"""Online mode on Ray: one pipeline between the images and the trainers.
 
-    trainers ── slices ──> EncoderPool ── sdp.encode.pipeline ──> references ──> trainers
+    trainers ── slices ──> EncoderPool ── sdp.run.on_ray ──> references ──> trainers
 
 Each trainer requests a bounded number of slices of the epoch's order ahead, and gets references to the results: the
 bytes go straight from the encoder's node to the trainer's. Only requested slices are encoded, which is the back-
@@ -25,12 +25,12 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
-from sdp.encode.blocks import Note, pack, unpack
-from sdp.encode.desk import State
-from sdp.encode.pipeline import Pipeline
-from sdp.encode.placement import Placement
 from sdp.errors import SdpError
 from sdp.ray import cluster, lost
+from sdp.run.blocks import Note, pack, unpack
+from sdp.run.desk import WORK, State
+from sdp.run.on_ray import OnRay
+from sdp.run.placement import Placement
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
@@ -211,7 +211,7 @@ class EncoderPool:
         piece_bytes = self._images.slice_rows * 3 * self._images.resolution**2
         fed: dict[int, _Request] = {}
         try:
-            with Pipeline(self._images, placement, piece_bytes, self._board.announce.remote) as pipeline:
+            with OnRay(self._images, placement, piece_bytes, self._board.announce.remote) as pipeline:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:
@@ -239,17 +239,17 @@ class EncoderPool:
 
     def _count(self, note: Note, encoders: int) -> None:
         self._recent.append((note.busy_s, note.idle_s))
-        self._rows += note.transformed.items
+        self._rows += note.prepared.items
         self._slices += 1
         if self._slices > WARM_UP * encoders:
-            self._warm_rows += note.transformed.items
+            self._warm_rows += note.prepared.items
             self._warm_busy_s += note.busy_s
 
     def _note_deaths(self, before: State, state: State, encoders: int) -> None:
-        if state.deaths["encode"] > before.deaths["encode"]:
-            self._changes.append(f"an encoder died and is being replaced: {state.last['encode']}")
+        if state.deaths[WORK] > before.deaths[WORK]:
+            self._changes.append(f"an encoder died and is being replaced: {state.last[WORK]}")
         if encoders == self._serving:
-            self._encoders = state.encoders
+            self._encoders = state.workers
 
     def _fail(self, error: SdpError, encoders: int) -> None:
         """Keep the present encoders if the failed pipeline was to replace them; otherwise fail all open requests."""

@@ -91,7 +91,7 @@ def damaged_files(folder: Path, count: int, seed: int) -> Iterator[Reading]:
         planner = prepared.pictures.planner(output, 16, prepared.spec.storage)
         for work in output.pending():
             for piece in planner(work):
-                prepared.spec.transform((piece, None))
+                prepared.spec.prepare((piece, None))
 
     readers: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
         ("metadata", "download", download),

@@ -8,11 +8,10 @@ from typing import Any
 
 import ray
 
-from sdp.encode.chunk import TransformStats
-from sdp.encode.pipeline import Pipeline
-from sdp.encode.placement import Placement
-from sdp.encode.work import TRIES
 from sdp.ray.lost import _raylet_of
+from sdp.run.on_ray import OnRay
+from sdp.run.placement import Placement
+from sdp.run.stages import TRIES, PrepareStats
 from tests.local_ray import several_nodes
 
 
@@ -20,15 +19,16 @@ from tests.local_ray import several_nodes
 class Deadly:
     """Stages of which one piece ends the node of its encoder."""
 
+    prepares = True
     piece: int
 
-    def transform(self, item: int) -> tuple[int, TransformStats]:
-        return item, TransformStats(items=1)
+    def prepare(self, item: int) -> tuple[int, PrepareStats]:
+        return item, PrepareStats(items=1)
 
     def load(self) -> None:
         return None
 
-    def encode(self, encoder: None, value: int) -> int:  # noqa: ARG002 (its signature is the pipeline's)
+    def work(self, worker: None, value: int) -> int:  # noqa: ARG002 (its signature is the runner's)
         if value == self.piece:
             raylet = _raylet_of(ray.get_runtime_context().get_node_id())
             assert raylet is not None
@@ -40,9 +40,9 @@ class Deadly:
 def test_a_piece_that_ends_nodes_ends_no_more_of_them_than_it_has_tries() -> None:
     """Each node comes after the piece was sent again: until then there is no room for its next encoder."""
     reasons: dict[Any, str | None] = {}
-    placement = Placement(1, 1, None, 0.0, 1.0, 1.0, 600.0, {}, None, "out")
+    placement = Placement(wait_s=600.0, output="out")
     # The driver connects to the head, which has no room for an encoder.
-    with several_nodes() as cluster, Pipeline(Deadly(3), placement, 1) as pipeline:
+    with several_nodes() as cluster, OnRay(Deadly(3), placement, 1) as pipeline:
         for number in range(6):
             pipeline.feed(number, number)
         deadly, started, deadline = pipeline._sent[3], 0, time.monotonic() + 240

@@ -16,14 +16,14 @@ import ray
 from ray.data.block import BlockStats
 
 from sdp.config import WorkersConfig
-from sdp.encode import desk
-from sdp.encode import pipeline as pipeline_module
-from sdp.encode.blocks import Note, unpack
-from sdp.encode.chunk import TransformStats
-from sdp.encode.pipeline import Pipeline
-from sdp.encode.placement import Placement
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.pool import WorkerPool
+from sdp.run import desk
+from sdp.run import on_ray as pipeline_module
+from sdp.run.blocks import Note, unpack
+from sdp.run.on_ray import OnRay
+from sdp.run.placement import Placement
+from sdp.run.stages import PrepareStats
 from tests.local_ray import one_node
 from tests.waiting import until
 
@@ -42,26 +42,27 @@ def cluster() -> Iterator[None]:
 class Toy:
     """Stages whose results name their worker."""
 
+    prepares = True
     breaks_at: int = -1
 
-    def transform(self, item: int) -> tuple[tuple[int, int], TransformStats]:
+    def prepare(self, item: int) -> tuple[tuple[int, int], PrepareStats]:
         if item == self.breaks_at:
             raise DatasetError(f"item {item} is damaged")
-        return (item, os.getpid()), TransformStats(items=1)
+        return (item, os.getpid()), PrepareStats(items=1)
 
     def load(self) -> Any:
         return threading.get_ident
 
-    def encode(self, encoder: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
-        assert encoder()
+    def work(self, worker: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
+        assert worker()
         return (*value, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def placement(least: int = 1, most: int = 1) -> Placement:
-    return Placement(least, most, None, 0.0, 1.0, 1.0, 600.0, {}, None, "out")
+    return Placement(least=least, most=most, wait_s=600.0, output="out")
 
 
-def collect(pipeline: Pipeline, count: int) -> list[tuple[Any, Note, Any]]:
+def collect(pipeline: OnRay, count: int) -> list[tuple[Any, Note, Any]]:
     results: list[tuple[Any, Note, Any]] = []
     deadline = time.monotonic() + 400
     while len(results) < count and time.monotonic() < deadline:
@@ -78,7 +79,7 @@ def count_statistics() -> int:
 
 def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     before = count_statistics()
-    with Pipeline(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), placement(), 1) as pipeline:
         for number in range(PIECES):
             pipeline.feed(number, 100 + number)
         results = collect(pipeline, PIECES)
@@ -87,8 +88,8 @@ def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     assert statistics < PIECES, "Ray Data keeps those of every block: the driver's memory grows with the pieces"
     assert sorted(key for key, _, _ in results) == list(range(PIECES))
     assert all(value[0] == 100 + key for key, _, value in results)
-    assert all(note.transformed.items == 1 and note.encoded_on for _, note, _ in results)
-    assert (state.transformed_stats.items, state.encoders) == (PIECES, 1)
+    assert all(note.prepared.items == 1 and note.worked_on for _, note, _ in results)
+    assert (state.prepared.items, state.workers) == (PIECES, 1)
     assert set(state.deaths.values()) == {0}
     (encoder,) = {value[2] for _, _, value in results}
     assert encoder not in {value[1] for _, _, value in results}, "transforms and encoders are processes of their own"
@@ -106,7 +107,7 @@ def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.M
                 os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(pipeline_module, "_read_pieces", dying)
-    with Pipeline(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), placement(), 1) as pipeline:
         for number in range(5):
             pipeline.feed(number, number)
             collect(pipeline, 1)
@@ -127,16 +128,16 @@ def test_transforms_that_die_before_they_reach_the_desk_end_the_run(
         (pids / str(os.getpid())).touch()
         if not enough.exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return transform(*arguments)
+        return prepare(*arguments)
 
-    transform = pipeline_module.transform
-    monkeypatch.setattr(pipeline_module, "transform", dying)
+    prepare = pipeline_module.prepare
+    monkeypatch.setattr(pipeline_module, "prepare", dying)
     monkeypatch.setattr(desk, "_SLOWEST_S", 0.0)
-    with Pipeline(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), placement(), 1) as pipeline:
         pipeline.feed("key", 0)
         until(lambda: pipeline.state().started, "the encoder has started")
         until(lambda: len(list(pids.iterdir())) > 1, "Ray has started two transforms")
-        pipeline._placement = replace(placement(), start_timeout_s=0.0)
+        pipeline._placement = replace(placement(), wait_s=0.0)
         with pytest.raises(UserError, match=r"^transform.node_labels: no node offered 1 CPU .* that lives \(see `ray"):
             collect(pipeline, 1)
         enough.touch()
@@ -156,16 +157,16 @@ class Held(Toy):
             until(Path(self.folder, "load").exists, "the test")
         return super().load()
 
-    def encode(self, encoder: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
+    def work(self, worker: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
         until(Path(self.folder, "encode").exists, "the test")
-        return super().encode(encoder, value)
+        return super().work(worker, value)
 
 
 def test_an_encoder_that_died_does_not_count_as_working_until_another_loads(tmp_path: Path) -> None:
-    with Pipeline(Held(folder=str(tmp_path)), placement(), 1) as pipeline:
+    with OnRay(Held(folder=str(tmp_path)), placement(), 1) as pipeline:
         assert not pipeline._anyone_works()
         pipeline.feed("key", 0)
-        until(lambda: pipeline.state().encoding, "the piece is at the encoder")
+        until(lambda: pipeline.state().working, "the piece is at the encoder")
         assert pipeline._anyone_works()
         (pid,) = (tmp_path / "pids").iterdir()
         os.kill(int(pid.name), signal.SIGKILL)
@@ -178,7 +179,7 @@ def test_an_encoder_that_died_does_not_count_as_working_until_another_loads(tmp_
 
 
 def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
-    with Pipeline(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), placement(), 1) as pipeline:
         for number in range(3):
             pipeline.feed(number, number)
         for sent in list(pipeline._sent.values()):  # as where an encoder's node has gone
@@ -193,9 +194,9 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
 
     @ray.remote
     def lifetime_s() -> int:
-        from sdp.encode import pipeline
+        from sdp.run import on_ray
 
-        pipeline._dataset(Toy(), placement(), None)
+        on_ray._dataset(Toy(), placement(), None, prepares=True)
         from ray.data._internal.cluster_autoscaler.default_cluster_autoscaler_v2 import DefaultClusterAutoscalerV2
 
         return DefaultClusterAutoscalerV2.AUTOSCALING_REQUEST_EXPIRE_TIME_S
@@ -204,7 +205,7 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
 
 
 def test_an_error_of_ours_is_raised_as_it_is() -> None:
-    with Pipeline(Toy(breaks_at=2), placement(), 1) as pipeline:
+    with OnRay(Toy(breaks_at=2), placement(), 1) as pipeline:
         for number in range(3):
             pipeline.feed(number, number)
         with pytest.raises(DatasetError, match=r"^item 2 is damaged$"):

@@ -18,9 +18,9 @@ from ray.cluster_utils import Cluster
 
 from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.config.train import TrainConfig
-from sdp.encode.placement import Placement
 from sdp.errors import LeaseLost, SdpError
 from sdp.ray.cluster import start_beside_driver
+from sdp.run.placement import Placement
 from sdp.storage import open_storage
 from sdp.train.board import Board
 from sdp.train.data.images import Slice
@@ -147,7 +147,7 @@ def encoder_pids(traces: Path) -> list[int]:
 
 @pytest.mark.usefixtures("nodes")
 def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(tmp_path: Path) -> None:
-    nowhere = Placement(1, 1, "H100", 1.0, 0.0, 1.0, DEADLINE_S, {}, 1, "out")
+    nowhere = Placement(labels={"ray.io/accelerator-type": "H100"}, gpus=1.0, cpus=0.0, wait_s=DEADLINE_S, output="out")
     one = Slice.of("gone.parquet", 0, 1, 0, 0, np.ones(1, np.bool_))
     pool = start_pool(images_without_parts(str(tmp_path), "token_ids"), nowhere, start_beside_driver(Board), 1200)
     try:

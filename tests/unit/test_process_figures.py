@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from sdp.config import parse
 from sdp.config.process import ProcessConfig
 from sdp.datasets.outcomes import Counts
-from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import State
 from sdp.process.messages import ProcessFigures, emit, progress_line, suggestion, summary
+from sdp.run.desk import State
+from sdp.run.stages import PrepareStats
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
 from tests.registry import RegistryBackend
@@ -24,7 +24,7 @@ def running(**changed: object) -> ProcessFigures:
         images_total=3000,
         rows_done=100,
         counts=Counts(90, 0, 10),
-        pipeline=State(transformed_stats=TransformStats(800)),
+        pipeline=State(prepared=PrepareStats(800)),
         images_encoded=750,
         bytes_written=810_000,
         busy_s=59.0,
@@ -37,7 +37,7 @@ def running(**changed: object) -> ProcessFigures:
 
 
 def transformed(seconds: float, reading_s: float = 0.0) -> State:
-    return State(transformed_stats=TransformStats(800, seconds, reading_s))
+    return State(prepared=PrepareStats(800, seconds, reading_s))
 
 
 # --- progress --------------------------------------------------------------------------------------------------------
@@ -101,9 +101,9 @@ def test_the_same_figures_are_metrics() -> None:
     registry = CollectorRegistry()
     telemetry = Telemetry(RegistryBackend(registry), "latents")
     state = transformed(seconds=70.0, reading_s=30.0)
-    state.encoders, state.transforms, state.ready, state.deaths["encode"] = 3, 12, 5, 1
+    state.workers, state.preparing, state.ready, state.deaths["work"] = 3, 12, 5, 1
     emit(telemetry, running(pipeline=state))
-    later = replace(state, encoders=2)
+    later = replace(state, workers=2)
     emit(telemetry, running(counts=Counts(190, 0, 10), pipeline=later, busy_s=118.0))
 
     def value(name: str, **labels: str) -> float | None:

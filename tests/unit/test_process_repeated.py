@@ -28,7 +28,7 @@ def test_a_repeated_row_and_one_that_is_taken_down_are_filtered_with_their_reaso
     planner = Planner(output.index, prepared.pictures.dataset, prepared.piece_rows, prepared.spec.storage)
     spec = with_tombstones(prepared)
     (work,) = output.pending()
-    chunks = [spec.transform((piece, None))[0] for piece in planner(work)]
+    chunks = [spec.prepare((piece, None))[0] for piece in planner(work)]
     outcomes = [outcome for chunk in chunks for outcome in chunk.outcomes]
     assert [(o.row, o.outcome, o.reason) for o in outcomes] == [
         (3, FILTERED, "duplicate_content"),

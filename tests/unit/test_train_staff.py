@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdp.encode.placement import Placement, plan_placement
+from sdp.run.placement import Placement, plan_placement
 from sdp.train.online import EncoderPool, submitter
 from tests.training import config
 
@@ -67,7 +67,7 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
 def pool_of(*, asked_before: bool) -> EncoderPool:
     """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
-    pool = EncoderPool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"), None)
+    pool = EncoderPool(images, Placement(least=1, most=4, wait_s=60.0, output="out"), None)
     pool._target = pool._serving = int(asked_before)
     return pool
 

@@ -50,7 +50,7 @@ class Collocated:
             if isinstance(result, SdpError):
                 raise result
             with self.stopwatch.measure("encode"):
-                encoded = self.images.encode(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
+                encoded = self.images.work(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
             self.stopwatch.encoded += len(result.chunk)
             yield encoded
 
@@ -64,7 +64,7 @@ class _Slices(Dataset[Any]):
     def __getitem__(self, data_slice: Slice) -> Transformed | SdpError:
         try:
             # Tensors cross to the trainer in shared memory, arrays through a pipe.
-            return _with_values(self._images.transform(data_slice)[0], torch.from_numpy)
+            return _with_values(self._images.prepare(data_slice)[0], torch.from_numpy)
         except SdpError as error:
             return error
 

@@ -6,7 +6,7 @@ The result is what `sdp process` stores with `encode.latents: moments`. The trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,14 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.scores import scores_of
 from sdp.datasets.units import Unit, Work
 from sdp.encode import table
-from sdp.encode.chunk import Chunk, TransformStats
+from sdp.encode.chunk import Chunk
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
-from sdp.encode.work import TRIES, EncodeSpec
+from sdp.encode.work import EncodeSpec
 from sdp.errors import DatasetError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model.sources import LocalModel
+from sdp.run.stages import TRIES, PrepareStats
 from sdp.sources.groups import RowGroup
 from sdp.sources.pictures import Selection, open_pictures
 from sdp.sources.pieces import Piece
@@ -54,6 +55,8 @@ class ImagesDataset:
     weights: RowWeights
     """The weights that are known in advance; rows of weight 0 are not encoded."""
 
+    prepares: ClassVar[bool] = True
+
     @property
     def rows(self) -> int:
         return int(self.row_groups.rows.sum())
@@ -75,10 +78,10 @@ class ImagesDataset:
         """Rows of a slice."""
         return max(16, min(_SLICE_ROWS, _SLICE_BYTES // (3 * self.resolution**2)))
 
-    def transform(self, item: "Slice | None") -> tuple[Any, TransformStats]:
+    def prepare(self, item: "Slice | None") -> tuple[Any, PrepareStats]:
         """Read a slice and transform its needed rows to crops and tokens; None is the empty caption."""
         if item is None:
-            return None, TransformStats()
+            return None, PrepareStats()
         spec = self.spec
         rows = addresses(item.piece, spec.storage)
         if len(rows) != len(item):
@@ -87,24 +90,24 @@ class ImagesDataset:
         wanted = item.needed & (self.weights(rows) > 0)
         if not wanted.any():
             none = Chunk(np.zeros(0, np.int64), [], np.zeros((0, 0), np.uint32), {}, np.zeros(0, np.int16))
-            return Transformed(rows, none), TransformStats()
+            return Transformed(rows, none), PrepareStats()
         # The epoch goes into the seed, since crops and captions are drawn from seed and row alone.
         drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (item.epoch << 40)))
-        chunk, stats = drawn.transform((item.piece, None if wanted.all() else rows[wanted]))
+        chunk, stats = drawn.prepare((item.piece, None if wanted.all() else rows[wanted]))
         return Transformed(rows, chunk), stats
 
     def load(self, device: str | None = None) -> "Encoder":
         """Load the process stage's encoder onto a device."""
         return self.spec.load_encoder(device)
 
-    def encode(self, encoder: "Encoder", value: "Transformed | None") -> Any:
+    def work(self, worker: "Encoder", value: "Transformed | None") -> Any:
         """Return the EncodedSlice of a transformed slice, or the embedding of the empty caption."""
         if value is None:
-            return self.spec.embed_empty(encoder)
+            return self.spec.embed_empty(worker)
         chunk = value.chunk
         if not len(chunk):
             return self.zeros(value.rows, chunk.outcomes)
-        encoded = encoder(chunk)
+        encoded = worker(chunk)
         result, good = self.zeros(value.rows, encoded.outcomes), encoded.good
         at = _places(result.rows, chunk.rows[good])
         (group,) = encoded.latents[self.resolution]

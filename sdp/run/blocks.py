@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sdp.encode.chunk import TransformStats
+from sdp.run.stages import PrepareStats
 
 _LARGE = 65_536
 """Bytes from which an array is not copied into the pickle."""
@@ -17,17 +17,17 @@ _NOTE = b"sdp.note"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The report on one piece that has passed through the pipeline."""
+    """The report on one piece that has passed through the stages."""
 
-    number: int
-    transformed: TransformStats = field(default_factory=TransformStats)
-    transformed_on: str = ""
+    number: int = 0
+    prepared: PrepareStats = field(default_factory=PrepareStats)
+    prepared_on: str = ""
     """Node id."""
-    encoded_on: str = ""
+    worked_on: str = ""
     """Node id."""
     busy_s: float = 0.0
     idle_s: float = 0.0
-    """Time that the encoder waited for this piece after its previous one."""
+    """Time that the worker waited for this piece after its previous one."""
     batch_limits: Mapping[int, int] = field(default_factory=dict)
     died: str | None = None
     """Reason for a missing result: the piece killed or failed its workers."""

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sdp.encode.blocks import pack, unpack
-from sdp.encode.chunk import TransformStats
-from sdp.encode.desk import Desk, State, WorkerId, check_state
-from sdp.encode.pipeline import room
-from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
 from sdp.ray import cluster
+from sdp.run.blocks import pack, unpack
+from sdp.run.desk import Desk, State, WorkerId, check_state
+from sdp.run.on_ray import room
+from sdp.run.placement import Placement
+from sdp.run.stages import PrepareStats
 
-PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out")
-ENCODER, OTHER = WorkerId("encode", "node", "one"), WorkerId("encode", "other node", "other")
+PLACEMENT = Placement(wait_s=60.0, output="out")
+ENCODER, OTHER = WorkerId("work", "node", "one"), WorkerId("work", "other node", "other")
 DIED = "its worker died each time"
 
 
@@ -39,11 +39,11 @@ def test_only_the_oldest_piece_of_a_dead_encoder_is_blamed() -> None:
         for encoder in (ENCODER, OTHER):
             assert await desk.begin(encoder, 1) is None
             assert await desk.begin(encoder, 2) is None
-        third = WorkerId("encode", "node", "third")
+        third = WorkerId("work", "node", "third")
         assert await desk.begin(third, 2) is None, "it was behind the piece that kills, twice"
         assert await desk.begin(third, 1) == DIED
 
-    assert at_desk(script).deaths == {"transform": 0, "encode": 2}
+    assert at_desk(script).deaths == {"prepare": 0, "work": 2}
 
 
 def test_a_piece_that_is_sent_again_has_killed_the_workers_that_it_killed_before() -> None:
@@ -55,9 +55,9 @@ def test_a_piece_that_is_sent_again_has_killed_the_workers_that_it_killed_before
         assert await desk.begin(OTHER, 7) is None
         assert await desk.stranded(set(), {1, 7}) == [7]
         await desk.feed(9, pack(9, "a"), 1)
-        assert await desk.begin(WorkerId("transform", "third node", "third"), 9) == "its node is gone"
+        assert await desk.begin(WorkerId("prepare", "third node", "third"), 9) == "its node is gone"
 
-    assert at_desk(script).deaths["encode"] == 2
+    assert at_desk(script).deaths["work"] == 2
 
 
 def test_a_piece_that_succeeds_under_another_number_is_blamed_no_more() -> None:
@@ -79,25 +79,25 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
 
     async def script(desk: Desk) -> None:
         for _ in range(5):
-            assert await desk.begin(WorkerId("transform", "node", "a"), 1) is None
-            await desk.end(WorkerId("transform", "node", "a"), 1, TransformStats(items=3, seconds=2.0, reading_s=0.5))
+            assert await desk.begin(WorkerId("prepare", "node", "a"), 1) is None
+            await desk.end(WorkerId("prepare", "node", "a"), 1, PrepareStats(items=3, seconds=2.0, reading_s=0.5))
 
     state = at_desk(script)
-    assert (state.deaths["transform"], state.transforms, state.ready, state.transformed_stats) == (
-        0, 0, 1, TransformStats(15, 10.0, 2.5),
+    assert (state.deaths["prepare"], state.preparing, state.ready, state.prepared) == (
+        0, 0, 1, PrepareStats(15, 10.0, 2.5),
     )  # fmt: skip
 
 
 def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> None:
     async def script(desk: Desk) -> None:
-        worker = WorkerId("transform", "node", "a")
+        worker = WorkerId("prepare", "node", "a")
         for _ in range(2):
             assert await desk.begin(worker, 1) is None
             await desk.fail(worker, 1, "ValueError: a tokenizer's own")
         assert await desk.begin(worker, 1) == "ValueError: a tokenizer's own"
         assert await desk.begin(worker, 2) is None
 
-    assert at_desk(script).deaths["transform"] == 2
+    assert at_desk(script).deaths["prepare"] == 2
 
 
 def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_blame() -> None:
@@ -110,7 +110,7 @@ def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_bl
         assert await desk.begin(OTHER, 2) is None
 
     state = at_desk(script)
-    assert (state.deaths["encode"], state.encoders, state.last["encode"]) == (1, 0, "RuntimeError: CUDA error")
+    assert (state.deaths["work"], state.workers, state.last["work"]) == (1, 0, "RuntimeError: CUDA error")
 
 
 def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -> None:
@@ -121,8 +121,8 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
             await desk.begin(encoder, number)
             await desk.end(encoder, number)
         for number in (1, 2, 3):
-            await desk.begin(WorkerId("transform", "node", "a"), number)
-            await desk.end(WorkerId("transform", "node", "a"), number)
+            await desk.begin(WorkerId("prepare", "node", "a"), number)
+            await desk.end(WorkerId("prepare", "node", "a"), number)
         await desk.begin(ENCODER, 1)
         await desk.begin(OTHER, 2)
         assert await desk.stranded({"node", "other node"}, {1, 2, 3, 14, 20}) == []
@@ -131,7 +131,7 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
         assert await desk.stranded({"node"}, {1, 2, 3, 14, 20}) == [], "once"
 
     state = at_desk(script)
-    assert (state.deaths["encode"], state.encoders) == (1, 1)
+    assert (state.deaths["work"], state.workers) == (1, 1)
 
 
 def test_pieces_are_handed_out_until_their_transform_begins() -> None:
@@ -146,7 +146,7 @@ def test_pieces_are_handed_out_until_their_transform_begins() -> None:
             await desk.feed(number, piece)
         assert await waiting == await contents() == [(0, "a"), (1, "b")]
         assert await desk.piece(2) is None
-        await desk.begin(WorkerId("transform", "node", "a"), 0)
+        await desk.begin(WorkerId("prepare", "node", "a"), 0)
         assert await contents() == [(0, None), (1, "b")]
 
     at_desk(script)
@@ -160,7 +160,7 @@ def test_an_encoder_that_died_without_a_piece_is_noticed_when_its_actor_restarts
         await desk.start(OTHER, "actor")
 
     state = at_desk(script)
-    assert (state.encoders, state.deaths["encode"], state.last["encode"]) == (1, 1, "its process ended")
+    assert (state.workers, state.deaths["work"], state.last["work"]) == (1, 1, "its process ended")
 
 
 # --- how much is under way --------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_encoders_that_never_start_are_retried_a_few_times_and_reported_in_one_l
     async def script(desk: Desk) -> None:
         for number in range(10):
             check_state(await desk.state(), PLACEMENT, 1, 1.0)
-            await desk.load(WorkerId("encode", "node", str(number)), "actor")
-            await desk.fail(WorkerId("encode", "node", str(number)), None, "RuntimeError: no kernel image")
+            await desk.load(WorkerId("work", "node", str(number)), "actor")
+            await desk.fail(WorkerId("work", "node", str(number)), None, "RuntimeError: no kernel image")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died in a row .* RuntimeError: no kernel"):
         check_state(at_desk(script), PLACEMENT, 1, 1.0)
@@ -206,8 +206,8 @@ def test_if_no_transform_succeeds_the_run_ends_rather_than_failing_every_row() -
     async def script(desk: Desk) -> None:
         for number in range(100):
             check_state(await desk.state(), PLACEMENT, 4, 1.0)
-            await desk.begin(WorkerId("transform", "node", "a"), number)
-            await desk.fail(WorkerId("transform", "node", "a"), number, "WorkerCrashedError: gone")
+            await desk.begin(WorkerId("prepare", "node", "a"), number)
+            await desk.fail(WorkerId("prepare", "node", "a"), number, "WorkerCrashedError: gone")
 
     with pytest.raises(SdpError, match=r"^transform: 100 transforms failed in a row, the last with WorkerCrashedError"):
         check_state(at_desk(script), PLACEMENT, 4, 1.0)
@@ -223,7 +223,7 @@ def test_one_success_between_deaths_is_enough() -> None:
 
     state = at_desk(script)
     check_state(state, PLACEMENT, 1, 1.0)
-    assert state.deaths["encode"] == 30
+    assert state.deaths["work"] == 30
 
 
 def test_an_error_of_ours_ends_the_run_in_its_own_words() -> None:
@@ -255,7 +255,7 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
 
 def test_an_encoder_that_loads_for_long_and_a_first_transform_that_takes_long_are_waited_for() -> None:
     check_state(State(loading=1), PLACEMENT, 0, 1e6, fed=False)
-    check_state(State(started=True, transforms=3), PLACEMENT, 3, 1e6)
+    check_state(State(started=True, preparing=3), PLACEMENT, 3, 1e6)
     check_state(State(started=True), PLACEMENT, 0, 1e6, fed=False)  # nobody has fed it yet
 
 
@@ -265,18 +265,18 @@ def test_the_desk_counts_what_happens_and_who_works() -> None:
         await desk.load(OTHER, "other actor")
         await desk.start(OTHER, "other actor")
         state = await desk.state()
-        assert (state.loading, state.encoders) == (1, 1), "the first still loads"
+        assert (state.loading, state.workers) == (1, 1), "the first still loads"
         await desk.start(ENCODER, "actor")
         await desk.begin(ENCODER, 1)
         before, state = state, await desk.state()
-        assert (state.loading, state.encoding, state.encoders) == (0, 1, 2)
+        assert (state.loading, state.working, state.workers) == (0, 1, 2)
         assert state.events > before.events
         assert (await desk.state()).events == state.events
-        await desk.load(WorkerId("encode", "node", "two"), "actor")
+        await desk.load(WorkerId("work", "node", "two"), "actor")
         await desk.stranded({"other node"}, set())
 
     state = at_desk(script)
-    assert (state.loading, state.encoding, state.encoders, state.deaths["encode"]) == (0, 0, 1, 2)
+    assert (state.loading, state.working, state.workers, state.deaths["work"]) == (0, 0, 1, 2)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.datasets.units import Unit, Work
-from sdp.process.job import OpenUnits
-from sdp.process.prepare import Retry
+from sdp.run.units import OpenUnits
 from sdp.sources.groups import RowGroup
 from sdp.sources.pieces import Piece
 
@@ -32,10 +31,10 @@ def pieces_of(unit: Work, sizes: list[int]) -> list[Piece]:
     return pieces
 
 
-def units_of(sizes: list[list[int]]) -> OpenUnits:
-    def planned() -> Iterator[tuple[Work, list[Piece], Retry | None]]:
+def units_of(sizes: list[list[int]]) -> OpenUnits[Piece]:
+    def planned() -> Iterator[tuple[Work, list[Piece]]]:
         for number, size in enumerate(sizes):
-            yield work(number), pieces_of(work(number), size), None
+            yield work(number), pieces_of(work(number), size)
 
     return OpenUnits(planned())
 
@@ -44,7 +43,7 @@ def rows_in(piece: Piece) -> list[Row]:
     return [(piece.work.unit.number, row) for row in range(piece.skip, piece.skip + piece.take)]
 
 
-def gather(units: OpenUnits, piece: Piece | None, rows: Any) -> None:
+def gather(units: OpenUnits[Piece], piece: Piece | None, rows: Any) -> None:
     assert piece is not None
     units.gather(piece, rows)
 
