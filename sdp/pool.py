@@ -8,7 +8,6 @@ Each actor makes its worker once, and the worker returns one result per task. A 
 needs no cluster, and none is started for it.
 """
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,6 @@ Task = TypeVar("Task")
 Made = TypeVar("Made")
 _Task = TypeVar("_Task", contravariant=True)
 _Made = TypeVar("_Made", covariant=True)
-
-_MORE = "join a larger cluster (RAY_ADDRESS)"
 
 
 class PoolWorker(Protocol[_Task, _Made]):
@@ -124,12 +121,12 @@ class WorkerPool:
 
         cluster.connect()
         fewest = replace(self._place(), most=self.scaling.least)
-        wait_for(self.job, [fewest], self.scaling.wait_s, grows="RAY_ADDRESS" in os.environ)
+        wait_for(self.job, [fewest], self.scaling.wait_s)
 
     def _place(self) -> "Place":
         from sdp.ray.waiting import place_of
 
-        return place_of("scaling", self.scaling, grows="RAY_ADDRESS" in os.environ, more=_MORE)
+        return place_of("scaling", self.scaling)
 
     def run(
         self,

@@ -179,7 +179,8 @@ class ScalingConfig(WorkersConfig):
     """Train in the driver's process, without Ray: one trainer, which starts at once. After a failure, run the job
     again."""
     can_grow: bool = key(False)
-    """The cluster adds nodes on demand: wait for places that it does not have yet instead of refusing."""
+    """The cluster adds nodes on demand: after a loss, wait up to a minute for another node before going on with fewer
+    trainers, and let encoders and transforms always reserve CPUs."""
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

@@ -4,7 +4,7 @@ A unit stays whole from reading its rows to writing its part, so the account of 
 the output shows the whole state.
 """
 
-import os
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from sdp.errors import DatasetError
 from sdp.hardware import usable_cores
 from sdp.lease import Lease
 from sdp.ray import cluster
+from sdp.ray.waiting import Place, announce, wait_for
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
 
@@ -103,8 +104,11 @@ def _write_pending(
     alone = cluster.is_absent() and not config.workers.node_labels and (config.concurrency or cores // cpus) <= 1
     if not alone:
         cluster.connect()
-        can_grow = "RAY_ADDRESS" in os.environ
-        cluster.require_labels("workers.node_labels", config.workers.node_labels, can_grow=can_grow)
+        cluster.require_labels("workers.node_labels", config.workers.node_labels)
+        place = Place("workers", {"CPU": 1.0}, 1, 1, config.workers.node_labels)
+        announce("download", [place])
+        if not (config.concurrency or place.capacity):  # the number of workers follows from the nodes
+            wait_for("download", [place], math.inf, check=lease.check)
     if config.dedup.urls:
         repeated_urls = repeats.find_urls(config, output, rules, repeats.placement(config), lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)

@@ -1,6 +1,5 @@
 """`sdp process`: writes the units of a source through the stages of a runner, each as one part."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,10 +181,12 @@ def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner
         if not isolate:
             return Here(stages)
         say("the run before ended without a word, so Ray runs this one, and isolates a row that kills its worker")
-    resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
-    cluster.require_accelerator("encode.accelerator", config.encode.gpu_type, can_grow=can_grow)
-    cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
+    resources = cluster.connect()
+    cluster.require_accelerator("encode.accelerator", config.encode.gpu_type)
+    cluster.require_labels("transform.node_labels", config.transform.node_labels)
     placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
+    from sdp.ray.waiting import announce
     from sdp.run.on_ray import OnRay
 
+    announce("encode", placement.places(prepares=stages.prepares))
     return OnRay(stages, placement, prepared.piece_rows * sum(3 * side * side for side in stages.recipe.resolutions))

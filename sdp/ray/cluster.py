@@ -399,17 +399,21 @@ def worker_options(labels: Mapping[str, str], gpus: float) -> dict[str, Any]:
     return {**options, "label_selector": dict(labels) or None}
 
 
-def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:
-    """Refuse labels that no node has, since work would wait for them for ever."""
-    if can_grow or nodes_with(labels):
+def require_labels(key: str, labels: Mapping[str, str]) -> None:
+    """Refuse labels that no node of a local Ray has; on a cluster, a node that has them may still join."""
+    if joined() or nodes_with(labels):
         return
-    actual = ", ".join(f"{name} is {' or '.join(_values_of(name)) or 'nowhere'}" for name in labels)
-    raise UserError(f"{key}: no node has {format_labels(labels)} ({actual}); use those of a node, or {{}}")
+    raise UserError(
+        f"{key}: no node has {format_labels(labels)} ({format_values(labels)}); use those of a node, or {{}}"
+    )
 
 
-def require_accelerator(key: str, accelerator: str | None, *, can_grow: bool = False) -> None:
-    """Refuse an accelerator type that no node offers, since work would wait for it for ever."""
-    if accelerator is None or can_grow or accelerator in (offered := _values_of(ACCELERATOR_LABEL)):
+def require_accelerator(key: str, accelerator: str | None) -> None:
+    """Refuse an accelerator type that no node of a local Ray offers; on a cluster, a node that has it may still join.
+
+    The head that replaces a lost one has no other nodes at first.
+    """
+    if accelerator is None or joined() or accelerator in (offered := values_of(ACCELERATOR_LABEL)):
         return
     have = ", ".join(offered) or "no accelerators"
     raise UserError(
@@ -417,6 +421,11 @@ def require_accelerator(key: str, accelerator: str | None, *, can_grow: bool = F
     )
 
 
-def _values_of(label: str) -> list[str]:
+def format_values(labels: Iterable[str]) -> str:
+    """Return the values that the cluster's nodes have of some labels: `zone is a or b`."""
+    return ", ".join(f"{name} is {' or '.join(values_of(name)) or 'nowhere'}" for name in labels)
+
+
+def values_of(label: str) -> list[str]:
     """Return the values of a label on the cluster's nodes."""
     return sorted({node["Labels"][label] for node in nodes_with({}) if label in node.get("Labels", {})})

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdp.config import WorkersConfig
-from sdp.console import duration, say
+from sdp.console import duration, either, nearest, say
 from sdp.errors import SdpError, UserError
 from sdp.ray import cluster, internals
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _POLL_S = 0.2
-_FIRST_LINE_S = 5.0
+_FIRST_LINE_S = 4.0
 _LINES_S = 30.0
 _STALLED_S, _SLOW_S = 60.0, 600.0
 """Time without progress after which lines say so: while nobody works or a place is missing, and otherwise."""
@@ -66,21 +66,24 @@ class Place:
         return f"{name} ({', '.join(filter(None, (state, clock)))})"
 
 
-def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str) -> Place:
-    """Return the place of a job's workers; refuse more workers than a cluster that cannot grow could ever hold.
-
-    `more` is the error's advice on how to get more.
-    """
+def place_of(section: str, workers: WorkersConfig) -> Place:
+    """Return the place of a job's workers; refuse what a local Ray, which no node joins, could never hold."""
     kind, resource = workers.gpu_type, "GPU" if cluster.on_gpus(section, workers) else "CPU"
-    cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
-    labels = cluster.accelerator_labels(kind)
-    count = sum(int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels))
-    if workers.least > count and not grows:
+    cluster.require_accelerator(f"{section}.accelerator", kind)
+    place = Place(section, {resource: 1.0}, workers.least, workers.most, cluster.accelerator_labels(kind))
+    if workers.least > (count := place.capacity) and not cluster.joined():
         raise UserError(
-            f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
-            f"{_amount(count, resource, kind)}; lower it, or {more}"
+            f"{section}.num_workers: expected at most {count}, got {workers.least}: this machine has "
+            f"{_amount(count, resource, kind)}; lower it, or join a cluster (RAY_ADDRESS)"
         )
-    return Place(section, {resource: 1.0}, workers.least, workers.most, labels)
+    return place
+
+
+def announce(job: str, places: Sequence[Place]) -> None:
+    """Say which places no node can hold yet; the job's workers then wait for them."""
+    for place in places:
+        if not place.capacity:
+            _say_missing(job, place, place.least)
 
 
 class PlaceRequest:
@@ -130,13 +133,13 @@ def release_places() -> None:
 
 
 def wait_for(
-    job: str, places: Sequence[Place], wait_s: float, *, grows: bool, check: Callable[[], None] = lambda: None
+    job: str, places: Sequence[Place], wait_s: float, *, grows: bool = True, check: Callable[[], None] = lambda: None
 ) -> list[int]:
     """Wait until all places have room for their workers; return the number of workers at each.
 
-    The maximum is requested first, and fewer if that does not come and the cluster has not changed for a while. Missing
-    places are logged every half minute, and are an error after `wait_s`, not counting the time in which other jobs hold
-    them. `check` is called meanwhile and may raise.
+    The maximum is requested first, and fewer if that does not come and the cluster has not changed for a while, or for
+    a moment unless it `grows`. Missing places are logged every half minute, and are an error after `wait_s`, not
+    counting the time in which other jobs hold them. `check` is called meanwhile and may raise.
     """
     began = changed = looked = time.monotonic()
     others, held_s = list[str](), 0.0
@@ -157,13 +160,13 @@ def wait_for(
             looked = now
             if now - began - held_s > wait_s:
                 needed = " and ".join(places[number].progress(places[number].least) for number in missing)
-                raise no_place(places[missing[-1]].section, needed, wait_s)
+                raise no_place([places[number] for number in missing], needed, wait_s)
             if now > line_at:
                 others = _other_holders(
                     [places[number] for number in missing if state[number][1] >= places[number].least]
                 )
                 for number in missing:
-                    say(f"{job}: waiting for {places[number].progress(counts[number], duration(now - began))}")
+                    _say_missing(job, places[number], counts[number], duration(now - began))
                 if others:
                     say(f"{job}: {', '.join(others)}; wait, sdp stop one, or run this job with --own-cluster")
                 line_at = now + _LINES_S
@@ -179,6 +182,11 @@ def wait_for(
     finally:
         for request in requests:
             request.__exit__()
+
+
+def _say_missing(job: str, place: Place, count: int, clock: str = "") -> None:
+    offer = f"; the cluster has {_offer([place])}" if place.capacity < count else ""
+    say(f"{job}: waiting for {place.progress(count, clock)}{offer}")
 
 
 def _other_holders(places: Sequence[Place]) -> list[str]:
@@ -228,7 +236,7 @@ class Stall:
         if not works and waited_s > self.wait_s:
             # Not the user's fault: there was room before. So the supervisor may run the job again.
             if missing:
-                raise SdpError(str(no_place(missing[0].section, needed, self.wait_s)))
+                raise SdpError(str(no_place(missing, needed, self.wait_s)))
             raise SdpError(f"{line}; needs {needed}; run the job again")
         if missing:
             self.notify(f"{line}; waiting for {needed}")
@@ -272,23 +280,34 @@ def repeating(call: Callable[[], None], every_s: float, *ignored: type[Exception
         thread.join(timeout=_JOIN_S)  # it may wait for a head that does not answer
 
 
-def no_place(section: str, needed: str, wait_s: float, key: str | None = None) -> UserError:
+def no_place(places: Sequence[Place], needed: str, wait_s: float, key: str | None = None) -> UserError:
     """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
+    section = places[-1].section
     return UserError(
         f"{key or f'{section}.wait_s'}: no node offered {needed} within {duration(wait_s)}; the cluster has "
-        f"{_offer()}; let the cluster grow, request fewer, or raise {section}.wait_s"
+        f"{_offer(places)}; request what it has, let it grow, or raise {section}.wait_s"
     )
 
 
-def _offer() -> str:
-    """Return the resources of the existing nodes, free or in use."""
+def _offer(places: Sequence[Place]) -> str:
+    """Return the resources of the existing nodes, free or in use, and what may explain that they hold no such place."""
+    from ray.util.accelerators import accelerators
+
     amounts: Counter[tuple[str, str]] = Counter()
     for node in cluster.nodes_with({}):
         kind = node.get("Labels", {}).get(cluster.ACCELERATOR_LABEL, "")
         amounts["GPU", kind] += node["Resources"].get("GPU", 0)
         amounts["CPU", ""] += node["Resources"].get("CPU", 0)
     words = [_amount(amount, resource, kind) for (resource, kind), amount in sorted(amounts.items()) if amount]
-    return ", ".join(words) or "nothing"
+    offer = ", ".join(words) or "nothing"
+    selectors = {selector for place in places for selector in place.labels.items()}
+    kinds = {value for name, value in selectors if name == cluster.ACCELERATOR_LABEL}
+    if labels := sorted({name for name, _ in selectors} - {cluster.ACCELERATOR_LABEL}):
+        offer += f" ({cluster.format_values(labels)})"
+    types = (value for name, value in vars(accelerators).items() if name.isupper())
+    known = {*cluster.values_of(cluster.ACCELERATOR_LABEL), *types}
+    guesses = [near for kind in sorted(kinds - known) if (near := nearest(kind, sorted(known)))]
+    return f"{offer} (did you mean {either(guesses)}?)" if guesses else offer
 
 
 def _amount(amount: float, resource: str, kind: str | None = None) -> str:

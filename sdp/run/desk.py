@@ -242,7 +242,7 @@ def check_state(state: State, placement: Placement, preparing: int, waited_s: fl
         )
     wait_s = placement.wait_s
     if not (state.started or state.loading or state.deaths[WORK]) and waited_s > wait_s:
-        raise no_place(placement.section, placement.workers.progress(placement.least), wait_s)
+        raise no_place([placement.workers], placement.workers.progress(placement.least), wait_s)
     if fed and not (state.any_prepared or preparing) and waited_s > max(_SLOWEST_S, wait_s):
         place = f"{placement.preparation.progress(1)} for a transform that lives (see `ray logs`)"
-        raise no_place(placement.section, place, max(_SLOWEST_S, wait_s), key="transform.node_labels")
+        raise no_place([placement.preparation], place, max(_SLOWEST_S, wait_s), key="transform.node_labels")

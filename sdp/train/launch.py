@@ -43,23 +43,21 @@ _BEGIN_S = 300.0
 _AGAIN = "run the same command again, it continues from the newest checkpoint"
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
-_MORE = "set scaling.can_grow if nodes are added on demand"
 
 
 def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
-    trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE)
+    trainers = place_of("scaling", scaling)
 
-    def room(*beside: Place) -> int:
+    def room(*beside: Place, grows: bool) -> int:
         """Wait for places for trainers, and for any others; return how many trainers have places."""
-        places = [*beside, trainers]
-        return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
+        return wait_for("train", [*beside, trainers], scaling.wait_s, grows=grows, check=lease.check)[-1]
 
     images = _images(config, plan)
     encoders = [] if images is None else _placement(config, resources).places(prepares=True)
-    workers = room(*encoders)
+    workers = room(*encoders, grows=cluster.joined())  # the nodes of a new head join one after another
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # On this driver's node, so that the loss of another node does not end the job.
@@ -88,7 +86,7 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
                 ray.kill(pool)
                 pool = None
             try:
-                workers = room(*(encoders if lost_encoders else ()))
+                workers = room(*(encoders if lost_encoders else ()), grows=scaling.can_grow)
             except UserError as missing:
                 raise SdpError(str(missing)) from missing  # not the user's fault: there was room before
     finally:
@@ -171,8 +169,8 @@ def _images(config: TrainConfig, plan: TrainPlan) -> ImagesDataset | None:
 def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
     """Return where images are encoded, beside the trainers."""
     scaling, encode, transform = config.scaling, config.encode, config.transform
-    cluster.require_accelerator("encode.accelerator", encode.gpu_type, can_grow=scaling.can_grow)
-    cluster.require_labels("transform.node_labels", transform.node_labels, can_grow=scaling.can_grow)
+    cluster.require_accelerator("encode.accelerator", encode.gpu_type)
+    cluster.require_labels("transform.node_labels", transform.node_labels)
     return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
 
 

@@ -98,7 +98,7 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
             {"concurrency": 105, "workers": {"cpus": 3, "node_labels": {"ray.io/node-group": "in(cpu,small)"}}},
         ),
         ("download", "groups.cpu.cpu=700m", {"concurrency": 10, "workers.cpus": 1}),  # KubeRay rounds up for Ray
-        ("download", STATIC, {"concurrency": None, "workers": {"cpus": 4, "node_labels": ON_CPU}}),
+        ("download", STATIC, {"concurrency": 7, "workers": {"cpus": 4, "node_labels": ON_CPU}}),
         ("download", "groups.cpu=null", {"concurrency": None, "workers": None}),
         (
             "download",

@@ -23,6 +23,23 @@ LAST = ("test_uninstall", "test_releases")
 """The files whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
 ENCODER = "MapBatches(Encode))"
+QUEUE = """
+- {apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: NAME}}
+- {apiVersion: kueue.x-k8s.io/v1beta2, kind: LocalQueue, metadata: {name: gpus}, spec: {clusterQueue: NAME}}
+- apiVersion: kueue.x-k8s.io/v1beta2
+  kind: ClusterQueue
+  metadata: {name: NAME}
+  spec:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
+    resourceGroups:
+      - coveredResources: [nvidia.com/gpu, cpu, memory]
+        flavors:
+          - name: NAME
+            resources:
+              - {name: nvidia.com/gpu, nominalQuota: 8}
+              - {name: cpu, nominalQuota: 99}
+              - {name: memory, nominalQuota: 99Gi}
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -130,6 +147,18 @@ def cluster(notes: str, kube: Kube) -> Kube:  # noqa: ARG001 (it is there once t
 def ready(kube: Kube, workers: int) -> bool:
     status = kube.get("raycluster", "sdp").get("status", {})
     return bool(status.get("state") == "ready" and status.get("readyWorkerReplicas", 0) >= workers)
+
+
+@pytest.fixture
+def queue(cluster: Kube, helm: Callable[..., str]) -> Iterator[None]:
+    """Put jobs with own clusters into a queue of Kueue."""
+    if not cluster.run("get", "crd", "clusterqueues.kueue.x-k8s.io", "--ignore-not-found"):
+        pytest.skip("Kueue is not installed")
+    cluster.apply(yaml.safe_load(QUEUE.replace("NAME", cluster.namespace)))
+    helm("upgrade", "--force-conflicts", "--set-json", 'ownCluster.labels={"kueue.x-k8s.io/queue-name": "gpus"}')
+    yield
+    helm("upgrade", "--force-conflicts")
+    cluster.run("delete", "localqueue/gpus", f"clusterqueue/{cluster.namespace}", f"resourceflavor/{cluster.namespace}")
 
 
 @pytest.fixture(scope="session")

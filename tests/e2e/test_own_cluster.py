@@ -1,31 +1,10 @@
 """`sdp submit train --own-cluster`: a cluster comes with the job, and goes when it is done."""
 
-from collections.abc import Callable
-
 import pytest
-import yaml
 
 from tests.e2e import jobs, site
 from tests.e2e.conftest import READY_S
 from tests.e2e.kube import Kube
-
-QUEUE = """
-- {apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: NAME}}
-- {apiVersion: kueue.x-k8s.io/v1beta2, kind: LocalQueue, metadata: {name: gpus}, spec: {clusterQueue: NAME}}
-- apiVersion: kueue.x-k8s.io/v1beta2
-  kind: ClusterQueue
-  metadata: {name: NAME}
-  spec:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
-    resourceGroups:
-      - coveredResources: [nvidia.com/gpu, cpu, memory]
-        flavors:
-          - name: NAME
-            resources:
-              - {name: nvidia.com/gpu, nominalQuota: 8}
-              - {name: cpu, nominalQuota: 99}
-              - {name: memory, nominalQuota: 99Gi}
-"""
 
 
 def test_a_job_brings_its_own_cluster_and_takes_it_along(cluster: Kube, latents: str) -> None:
@@ -52,12 +31,8 @@ def test_a_job_brings_its_own_cluster_and_takes_it_along(cluster: Kube, latents:
     assert "train: step 40" in logs.stdout, "its log is in storage"
 
 
-@pytest.mark.usefixtures("latents")
-def test_jobs_with_own_clusters_take_turns_in_a_queue_of_kueue(cluster: Kube, helm: Callable[..., str]) -> None:
-    if not cluster.run("get", "crd", "clusterqueues.kueue.x-k8s.io", "--ignore-not-found"):
-        pytest.skip("Kueue is not installed")
-    cluster.apply(yaml.safe_load(QUEUE.replace("NAME", cluster.namespace)))
-    helm("upgrade", "--force-conflicts", "--set-json", 'ownCluster.labels={"kueue.x-k8s.io/queue-name": "gpus"}')
+@pytest.mark.usefixtures("latents", "queue")
+def test_jobs_with_own_clusters_take_turns_in_a_queue_of_kueue(cluster: Kube) -> None:
     cluster.until(lambda: not cluster.find("pods", "sdp/group=a100"), READY_S, "the idle a100 group has shrunk")
     first, second = (
         jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-{name}", own_cluster=True)
@@ -67,4 +42,3 @@ def test_jobs_with_own_clusters_take_turns_in_a_queue_of_kueue(cluster: Kube, he
     assert cluster.get("rayjob", second)["spec"].get("suspend")
     done, waited = (jobs.succeeded(cluster, name)["status"] for name in (first, second))
     assert waited["startTime"] >= done["endTime"]
-    cluster.run("delete", "localqueue/gpus", f"clusterqueue/{cluster.namespace}", f"resourceflavor/{cluster.namespace}")

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.e2e import jobs, site
-from tests.e2e.conftest import fake_gpus
+from tests.e2e.conftest import READY_S, fake_gpus, ready
 from tests.e2e.kube import Kube
 from tests.e2e.settings import Settings
 
@@ -126,17 +126,43 @@ def test_a_changed_value_or_rayjob_reaches_a_job_only_when_it_is_submitted_again
     upgrade(40)
 
 
-def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(cluster: Kube, latents: str) -> None:
-    settings = (f"output.uri={jobs.OUTPUT}/run-head", *LONG)
-    job = jobs.submit(cluster, "train", *settings)
-    at_work(cluster, "run-head")
-    gone = jobs.head(cluster)
+@pytest.fixture
+def static(cluster: Kube, helm: Callable[..., str]) -> Iterator[None]:
+    """Take the autoscaler, which runs in the head's pod, away; a pod with A100s is always there instead."""
+
+    def renew(workers: int, *words: str) -> None:
+        helm("upgrade", "--force-conflicts", *words)
+        gone = jobs.head(cluster)
+        kill(cluster, gone)
+        cluster.until(lambda: jobs.head(cluster) != gone, 120, "another head is made")
+        cluster.until(lambda: ready(cluster, workers), READY_S, f"it is ready with {workers} pods")
+
+    renew(2, "--set", "autoscaling.enabled=false", "--set", "groups.a100.replicas=1")
+    yield
+    renew(1)
+
+
+@pytest.mark.parametrize("kind", ["shared", "static", "own", "queue"])
+def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(
+    cluster: Kube, latents: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Even if it is submitted again before a worker has joined the new head of a cluster that does not grow."""
+    own, run = kind in ("own", "queue"), f"run-head-{kind}"
+    if kind in ("static", "queue"):
+        request.getfixturevalue(kind)
+    if own:
+        idle = "the idle a100 group has shrunk to nothing"
+        cluster.until(lambda: not cluster.find("pods", "sdp/group=a100"), READY_S, idle)
+    settings = [f"output.uri={jobs.OUTPUT}/{run}", *LONG, *["scaling.can_grow=false"] * (kind == "static")]
+    job = jobs.submit(cluster, "train", *settings, own_cluster=own)
+    at_work(cluster, run)
+    name = cluster.get("rayjob", job)["status"]["rayClusterName"]
+    gone = jobs.head(cluster, name)
     kill(cluster, gone)
-    cluster.until(lambda: jobs.head(cluster) != gone, 120, "another head is made")
-    ended = cluster.until(lambda: jobs.ended(cluster, job), LONGER_S, "the job ends, or is submitted anew")
-    if ended["status"].get("jobStatus") != "SUCCEEDED":
-        jobs.succeeded(cluster, jobs.submit(cluster, "train", *settings), LONGER_S)
-    exact(cluster, "run-head", latents)
+    cluster.until(lambda: jobs.head(cluster, name) != gone, 120, "another head is made")
+    ended = jobs.succeeded(cluster, job, LONGER_S, name)
+    assert (ended["status"]["rayClusterName"], ended["status"].get("failed", 0)) == (name, 0), "it took one try"
+    exact(cluster, run, latents)
 
 
 def test_an_evicted_head_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:

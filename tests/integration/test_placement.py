@@ -59,14 +59,10 @@ def test_trainers_ask_for_a_gpu_each_though_no_node_has_one_yet(
 @pytest.mark.usefixtures("idle")
 def test_what_does_not_come_is_named_and_nothing_stays_asked_for(root: Path) -> None:
     with pytest.raises(UserError) as refused:
-        run(
-            config(
-                root, scaling__accelerator="A100", scaling__num_workers=4, scaling__can_grow=True, scaling__wait_s=1.0
-            )
-        )
+        run(config(root, scaling__accelerator="A1000", scaling__num_workers=4, scaling__wait_s=1.0))
     assert str(refused.value) == (
-        "scaling.wait_s: no node offered 4 A100 GPUs (0 of 4 ready) within 1.0 s; the cluster has 2 CPUs; let the "
-        "cluster grow, request fewer, or raise scaling.wait_s"
+        "scaling.wait_s: no node offered 4 A1000 GPUs (0 of 4 ready) within 1.0 s; the cluster has 2 CPUs (did you "
+        "mean A100?); request what it has, let it grow, or raise scaling.wait_s"
     )
     assert bundles() == []
 
@@ -93,6 +89,7 @@ def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(
 ) -> None:
     """On a cluster with GPUs of another type, too, which Ray's own elasticity would count."""
     monkeypatch.setattr("sdp.lease._BEAT_S", 0.5)
+    monkeypatch.setattr(waiting, "_SETTLE_S", 1.0)
     how = config(
         root, max_steps=None, max_epochs=10_000, scaling__accelerator="A100", scaling__num_workers={"min": 1, "max": 3}
     )

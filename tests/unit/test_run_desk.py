@@ -250,7 +250,7 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     with pytest.raises(UserError) as refused:
         check_state(state, placement, 0, patience_s + 1)
     assert str(refused.value).startswith(says)
-    assert "the cluster has nothing; let the cluster grow" in str(refused.value)
+    assert "the cluster has nothing; request what it has, let it grow, or raise" in str(refused.value)
 
 
 def test_an_encoder_that_loads_for_long_and_a_first_transform_that_takes_long_are_waited_for() -> None:

@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray._raylet import JobID, PlacementGroupID
 
+from sdp.config import WorkersConfig
 from sdp.download import local, pipeline
 from sdp.download.figures import DownloadFigures
 from sdp.errors import SdpError, UserError
@@ -70,6 +71,42 @@ def test_time_in_which_another_job_holds_the_places_does_not_count(
         waiting.wait_for("train", [Place("scaling", {"GPU": 1.0}, 1, 1, {"kind": "gpu"})], 0.3, grows=True)
     assert time.monotonic() > ends
     assert f"train: {others[0]}; wait, sdp stop one, or run this job with --own-cluster" in capsys.readouterr().err
+
+
+NODES = [
+    {"Alive": True, "Resources": {"GPU": 8, "CPU": 96}, "Labels": {"ray.io/accelerator-type": "A100", "zone": "a"}}
+]
+
+
+def test_a_cluster_s_later_nodes_are_waited_for_and_a_local_ray_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "nodes", lambda: NODES)
+    many, other = (WorkersConfig(accelerator=kind, num_workers=9) for kind in ("A100", "A10G"))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert [waiting.place_of("scaling", workers).least for workers in (many, other)] == [9, 9]
+    cluster.require_labels("transform.node_labels", {"zone": "b"})
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(UserError, match=r"^scaling\.num_workers: expected at most 8, got 9: .* has 8 A100 GPUs; lower"):
+        waiting.place_of("scaling", many)
+    with pytest.raises(UserError, match=r"^scaling\.accelerator: .* that a node offers, got 'A10G'; .* has A100$"):
+        waiting.place_of("scaling", other)
+    with pytest.raises(UserError, match=r"^transform\.node_labels: no node has \{zone: b\} \(zone is a\); use"):
+        cluster.require_labels("transform.node_labels", {"zone": "b"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({"ray.io/accelerator-type": "A1000"}, "1 A1000 GPU (0 of 1 ready); the cluster has {} (did you mean A100?)"),
+        ({"ray.io/accelerator-type": "A10G"}, "1 A10G GPU (0 of 1 ready); the cluster has {}"),
+        ({"zone": "b"}, "1 GPU with {{zone: b}} (0 of 1 ready); the cluster has {} (zone is a)"),
+    ],
+)  # fmt: skip
+def test_a_place_that_no_node_has_yet_is_named_with_what_the_cluster_has(
+    labels: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(internals, "nodes", lambda: NODES)
+    waiting.announce("encode", [Place("encode", {"GPU": 1.0}, 1, 1, labels), Place("encode", {"GPU": 1.0}, 1, 1)])
+    assert capsys.readouterr().err == f"encode: waiting for {says.format('96 CPUs, 8 A100 GPUs')}\n"
 
 
 def test_a_missing_place_is_named_each_half_minute_and_ends_the_job_after_the_limit(kinds: set[str]) -> None:
