@@ -50,7 +50,7 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
     return parse(
         "train",
         {
-            "source": {"uri": "unused"},
+            "source": {"uri": str(Path(case["folder"]) / "unused")},
             "output": {"uri": str(Path(case["folder"]) / "run")},
             "model": {
                 "source": source,

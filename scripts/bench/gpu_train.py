@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -52,17 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         f"gpu_train: {workers} x {gpus[0] if gpus else 'CPU'}, {options.steps} steps after {options.warm}", flush=True
     )
     rows, measured = [], False
-    for resolution, kind, compiled, without in product(
-        options.resolutions, options.strategies, options.compile, options.without
-    ):
-        case = {
-            "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
-            "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
-            "channels_last": options.channels_last and kind == "ddp", "without": without, "lora": options.lora,
-            "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
-            "checkpoint": options.checkpoint, "room": options.room,
-        }  # fmt: skip
-        name = f"{resolution} px, {kind}" + ", compiled" * (compiled == "on")
+    for case in cases(options, workers):
+        resolution, kind, without = case["resolution"], case["kind"], case["without"]
+        name = f"{resolution} px, {kind}" + ", compiled" * case["compile"]
         name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
         name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
         try:
@@ -72,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         except SdpError as error:
             hand_over(name, reason=one_line(error, 300))
             cells = ("out of memory" if isinstance(error, OutOfMemory) else "failed", *("-",) * 6)
-        rows.append((str(resolution), kind, compiled, without or "-", *cells))
+        rows.append((str(resolution), kind, "on" if case["compile"] else "off", without or "-", *cells))
         print(f"  {' '.join(rows[-1])}", flush=True)
     header = (
         "px", "strategy", "compile", "without", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory",
@@ -80,6 +72,20 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     print(table(rows, header))
     return 0 if measured else 1
+
+
+def cases(options: argparse.Namespace, workers: int) -> Iterator[dict[str, Any]]:
+    """Yield the cases that the command line asks for."""
+    for resolution, kind, compiled, without in product(
+        options.resolutions, options.strategies, options.compile, options.without
+    ):
+        yield {
+            "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
+            "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
+            "channels_last": options.channels_last and kind == "ddp", "without": without, "lora": options.lora,
+            "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
+            "checkpoint": options.checkpoint, "room": options.room,
+        }  # fmt: skip
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -126,20 +132,21 @@ def _measure(case: dict[str, Any], batch: int | None, gpus: Sequence[str]) -> di
         try:
             return run({**case, "batch": size})
         except OutOfMemory:
-            if batch or size == 1:
+            if batch or size <= case["micro_batches"]:
                 raise
             size //= 2
 
 
 def _first_batch(case: dict[str, Any], gpus: Sequence[str]) -> int:
-    """Return the largest power of two that fits into all of the memory, if `sdp plan` is right."""
+    """Return the batch whose micro-batches are the largest power of two that fits into all of the memory, as `sdp plan` expects."""
     from sdp.hardware import gpu_by_product
 
     gpu = gpu_by_product(gpus[0])
     if gpu is None:
         return LARGEST.get(case["resolution"], 32)
-    config = make_config({**case, "batch": 1, "folder": "unused"}, case["workers"])
-    return 1 << max(1, int(predicted(config, case["workers"], gpu).largest(1.0))).bit_length() - 1
+    parts = case["micro_batches"]
+    config = make_config({**case, "batch": parts, "folder": "unused"}, case["workers"])
+    return parts << max(1, predicted(config, case["workers"], gpu).largest(1.0)).bit_length() - 1
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:

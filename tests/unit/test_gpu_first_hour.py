@@ -1,0 +1,135 @@
+"""The rows of the first hour up to their first CUDA call, by their own arguments, for every GPU of the catalogue."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from scripts.bench import _gpu_checks, gpu_encode, gpu_first_hour, gpu_train, tables
+from scripts.bench._training import environment, make_config, make_model, predicted
+from scripts.demo import __main__ as demo
+from sdp import config
+from sdp.hardware import GPUS, TERA, Gpu
+
+VAE_FLOPS = gpu_encode._vae_flops
+
+
+class Reached(Exception):
+    """Raised where a row would use a GPU, or start another program."""
+
+
+def reached(*call: Any, **_: Any) -> Any:
+    raise Reached(*call)
+
+
+def train(arguments: list[str], gpu: Gpu, folder: Path, _: pytest.MonkeyPatch) -> None:
+    options = gpu_train._arguments(arguments)
+    source = str(make_model(folder / "model", tiny=False).source)
+    for workers in (1, 8):
+        for case in gpu_train.cases(options, workers):
+            for product in gpu.products:
+                first = gpu_train._first_batch(case, [product])
+                parts = case["micro_batches"]
+                memory = predicted(make_config({**case, "batch": first, "folder": str(folder)}, workers), workers, gpu)
+                assert memory.total <= gpu.memory_bytes < memory.total + first // parts * memory.per_sample
+                assert (first // parts).bit_count() == 1
+                final = make_config({**case, "batch": options.batch or first, "folder": str(folder)}, workers, source)
+                assert final.data.batch_size * parts * workers == final.data.global_batch_size
+                assert predicted(final, workers, gpu).total > 0
+            allocator = environment(case).get("PYTORCH_CUDA_ALLOC_CONF")
+            assert (allocator is None) == (case["without"] == "segments")
+
+
+@cache
+def vae_flops(side: int) -> float:
+    """Count the full network's operations, on tensors without memory."""
+    vae, text = gpu_encode._real()
+
+    def on_meta() -> Any:
+        with torch.device("meta"):
+            return vae()
+
+    return VAE_FLOPS(gpu_encode.Networks(on_meta, text, torch.device("meta"), 0.0), side)
+
+
+def encode(arguments: list[str], gpu: Gpu, _: Path, patch: pytest.MonkeyPatch) -> None:
+    sides: list[int] = []
+
+    def row(networks: gpu_encode.Networks, case: gpu_encode.Case, flops: float) -> list[str]:
+        sides.append(case.side)
+        assert flops > 0
+        assert gpu_encode._share(networks, gpu.peak_flops / 2) == "50.0%"
+        return ["", f"{case.batch}", "1.0", "", "", "", "-"]
+
+    patch.setattr(gpu_encode, "_check", lambda _: True)  # on the CPU, in full size
+    patch.setattr(gpu_encode, "_vae_flops", lambda _, side: vae_flops(side))
+    patch.setattr(gpu_encode, "_images_row", row)
+    patch.setattr(gpu_encode, "_reference_row", lambda networks, *how: row(networks, gpu_encode.Case(*how[:2]), how[2]))
+    patch.setattr(gpu_encode, "_captions", lambda _: None)
+    patch.setattr(gpu_encode, "_batch_differences", lambda _: None)
+    for product in gpu.products:
+        patch.setattr(torch.cuda, "get_device_name", lambda product=product: product)
+        assert gpu_encode.main(arguments) == 0
+    expected = {int(arguments[1])} if arguments[0] == "--sides" else set()
+    assert set(sides) == expected
+
+
+def check(arguments: list[str], _: Gpu, __: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("subprocess.Popen", reached)
+    patch.setattr("sdp.train.assemble.make_reader", reached)
+    if arguments[0] == "latents":
+        patch.setattr(torch.cuda, "set_device", lambda _: None)
+    with pytest.raises(Reached) as error:
+        _gpu_checks.main(arguments)
+    if arguments[0] == "checkpoint":
+        (command,) = error.value.args
+        settings = [word for word in command if "=" in word]
+        assert config.load("train", None, settings).scaling.num_workers == 2
+
+
+def run_demo(arguments: list[str], _: Gpu, __: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(demo, "_SIGNALS", ())
+    patch.setattr(demo, "run", reached)
+    with pytest.raises(Reached) as error:
+        demo.main(arguments)
+    assert error.value.args == (gpu_first_hour.WORK, 400)
+
+
+def compare(arguments: list[str], _: Gpu, folder: Path, __: pytest.MonkeyPatch) -> None:
+    options = tables._arguments(arguments)
+    for resolution in options.resolutions:
+        for case in tables.cases_of(options.only, resolution, efa=options.efa).values():
+            config.load("train", None, tables.settings_of(options, case, str(folder / "run")))
+
+
+BEFORE_CUDA: dict[str, Callable[[list[str], Gpu, Path, pytest.MonkeyPatch], None]] = {
+    "scripts.bench.gpu_train": train,
+    "scripts.bench.gpu_encode": encode,
+    "scripts.bench._gpu_checks": check,
+    "scripts.bench.tables": compare,
+    "scripts.demo": run_demo,
+}
+
+
+@pytest.mark.parametrize("row", gpu_first_hour.ROWS, ids=lambda row: row.name)
+def test_a_row_reaches_its_first_cuda_call_on_every_gpu_of_the_catalogue(
+    row: gpu_first_hour.Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *arguments = row.command.split()
+    for gpu in GPUS.values():
+        with monkeypatch.context() as patch:
+            for name, value in {
+                "is_available": lambda: True,
+                "device_count": lambda: 2,
+                "set_device": reached,
+                "get_device_name": lambda gpu=gpu: gpu.products[0],
+                "get_device_properties": lambda _, gpu=gpu: SimpleNamespace(total_memory=gpu.memory_bytes),
+            }.items():
+                patch.setattr(torch.cuda, name, value)
+            BEFORE_CUDA[module](arguments, gpu, tmp_path, patch)
+        if module == "scripts.bench.gpu_encode":
+            assert f"{gpu.peak_flops / TERA:g} TFLOP/s dense bf16" in capsys.readouterr().out
