@@ -223,6 +223,7 @@ def worker(case: dict[str, Any]) -> int:
         store=dist.FileStore(str(Path(case["folder"]) / "store"), case["workers"]),
         rank=case["rank"],
         world_size=case["workers"],
+        device_id=device if cuda else None,
     )
     world = World(case["rank"], case["workers"], device)
     try:

@@ -8,6 +8,7 @@ import socket
 from datetime import timedelta
 
 import ray
+import ray.train
 
 _AFTER_WATCHDOG_S = 120
 """Time that collectives wait longer than the watchdog, which saves the stacks: NCCL's timeout would only abort."""
@@ -33,14 +34,18 @@ def join(rank: int, size: int, meet_at: str, cuda: bool) -> None:
     """Join the group, whose worker 0 is at the address."""
     import torch.distributed as dist
 
+    from sdp.device import choose_device
     from sdp.train.callbacks.watchdog import WATCHDOG_S
 
+    # NCCL's own choice, the rank modulo this node's GPUs, is another worker's GPU where nodes have different numbers.
+    device = choose_device(ray.train.get_context().get_local_rank()) if cuda else None
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         init_method=meet_at,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=WATCHDOG_S + _AFTER_WATCHDOG_S),
+        device_id=device,
     )
 
 

@@ -133,3 +133,22 @@ def test_a_row_reaches_its_first_cuda_call_on_every_gpu_of_the_catalogue(
             BEFORE_CUDA[module](arguments, gpu, tmp_path, patch)
         if module == "scripts.bench.gpu_encode":
             assert f"{gpu.peak_flops / TERA:g} TFLOP/s dense bf16" in capsys.readouterr().out
+
+
+def test_nccl_uses_the_gpu_of_a_worker_s_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def init_process_group(backend: str, **how: Any) -> None:
+        made.append({**how, "backend": backend})
+        raise Reached
+
+    monkeypatch.setattr(gpu_train, "take_stdout", lambda: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", init_process_group)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for available in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        with pytest.raises(Reached):
+            gpu_train.worker({"rank": 3, "workers": 8, "folder": str(tmp_path)})
+    assert [how["backend"] for how in made] == ["cpu:gloo,cuda:nccl", "gloo"]
+    assert [how["device_id"] for how in made] == [torch.device("cuda", 3), None]

@@ -1,13 +1,23 @@
 """The start of an attempt, and the wait for its first trainer."""
 
+import os
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
+import ray
+import torch
 import torch.distributed as dist
 from ray.train import ControllerError, WorkerGroupError
+from ray.train.v2._internal.callbacks.accelerators import _share_cuda_visible_devices
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution import context, train_fn_utils
+from ray.train.v2._internal.execution.context import DistributedContext, TrainContext
+from ray.train.v2._internal.execution.worker_group import ActorMetadata, Worker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 
-from sdp.ray import cluster
+from sdp.ray import cluster, internals
 from sdp.ray.waiting import Stall
 from sdp.train import group, launch
 
@@ -42,10 +52,67 @@ def test_trainers_that_have_places_but_never_run_end_the_job(
 def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.update(how, backend=backend))
-    for cuda, backend in ((True, "cpu:gloo,cuda:nccl"), (False, "gloo")):
-        group.join(1, 2, "tcp://a:1", cuda)
-        assert (made["backend"], made["init_method"], made["rank"], made["world_size"]) == (backend, "tcp://a:1", 1, 2)
-        assert made["timeout"].total_seconds() == 1920
+    group.join(1, 2, "tcp://a:1", cuda=False)
+    assert (made["backend"], made["init_method"], made["rank"], made["world_size"]) == ("gloo", "tcp://a:1", 1, 2)
+    assert made["timeout"].total_seconds() == 1920
+    assert made["device_id"] is None
+
+
+class Process:
+    """A worker's process, as Ray Train's worker group calls it: each call has its environment and its context."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch, self.execute = patch, self
+        self.visible = ""
+        self.context: DistributedContext | None = None
+
+    def options(self, **_: Any) -> "Process":
+        return self
+
+    def remote(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        self.patch.setenv("CUDA_VISIBLE_DEVICES", self.visible)
+        self.patch.setattr(context, "_train_context", TrainContext(None, self.context, *[None] * 5))
+        result = work(*args, **options)
+        self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
+        return result
+
+
+@pytest.mark.parametrize("gpus", [(5, 8), (8, 5), (3, 2), (1, 8), (8, 8)])
+def test_nccl_uses_the_gpu_that_ray_has_granted_to_the_worker(
+    gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[int, dict[str, Any]] = {}
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **how: made.update({how["rank"]: how | {"backend": backend}})
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(group, "address", lambda: "tcp://a:1")
+    monkeypatch.setattr(ray, "get", lambda results: results)
+    monkeypatch.setattr(train_fn_utils, "_train_fn_utils", train_fn_utils.DistributedTrainFnUtils())
+    places = [(f"10.0.0.{node}", gpu) for node, count in enumerate(gpus) for gpu in range(count)]
+    Random(1).shuffle(places)  # Ray starts them in any order
+    workers = WorkerGroup._assign_worker_ranks(
+        [
+            Worker(Process(monkeypatch), ActorMetadata(ip, ip, ip, 1, {"GPU": [str(gpu)]}), {"GPU": 1})
+            for ip, gpu in places
+        ]
+    )
+    for worker in workers:
+        worker.actor.context = worker.distributed_context
+    _share_cuda_visible_devices(workers)
+    config = internals.process_group(group, gpu=True)
+    config.backend_cls().on_start(ReplicaGroup(workers, {"GPU": 1}), config)
+    assert sorted(made) == list(range(sum(gpus)))
+    for rank, worker in enumerate(workers):
+        device = made[rank]["device_id"]
+        assert (made[rank]["backend"], device.type) == ("cpu:gloo,cuda:nccl", "cuda")
+        assert worker.actor.visible.split(",")[device.index] == worker.metadata.gpu_ids[0]
+        assert chosen[rank] == device
+    indexes = [made[rank]["device_id"].index for rank in range(sum(gpus))]
+    assert indexes in ([*range(gpus[0]), *range(gpus[1])], [*range(gpus[1]), *range(gpus[0])])
 
 
 def test_the_cause_of_an_attempt_that_failed_is_ray_s_own_words_without_its_tables() -> None:
