@@ -37,11 +37,13 @@ _NO_MEMORY = (
 def configure_torch(*, fixed_shapes: bool = False) -> None:
     """Set torch's global settings, the same for jobs and benchmarks.
 
-    With fixed shapes, cuDNN searches for the fastest convolutions. A search takes longer than many batches, so it does
-    not suit batches of ever new sizes, such as an encoder's.
+    With fixed shapes, cuDNN searches for the fastest convolutions, among all that it has; torch's default is the first
+    ten. A search takes longer than many batches, so it does not suit batches of ever new sizes, such as an encoder's.
     """
     torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark |= fixed_shapes
+    if fixed_shapes:
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark_limit = 0
 
 
 def choose_device(

@@ -203,10 +203,12 @@ def test_a_large_network_on_cpus_gets_its_processs_share_of_the_cores(
 def test_an_encoder_in_a_trainers_process_does_not_end_the_search_for_convolutions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", False)
+    monkeypatch.setattr(cudnn, "benchmark_limit", 10)
     configure_torch()
-    assert not torch.backends.cudnn.benchmark
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 10)
     configure_torch(fixed_shapes=True)
     configure_torch()
-    assert torch.backends.cudnn.benchmark
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == (True, 0), "0 is all algorithms"
     assert torch.get_float32_matmul_precision() == "high"
