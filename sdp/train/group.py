@@ -10,6 +10,8 @@ from datetime import timedelta
 import ray
 import ray.train
 
+from sdp.train.interfaces import choose_interface
+
 _AFTER_WATCHDOG_S = 120
 """Time that collectives wait longer than the watchdog, which saves the stacks: NCCL's timeout would only abort."""
 
@@ -23,11 +25,16 @@ def sees_gpu(granted: bool) -> bool:
 
 def address() -> str:
     """Return an address of this worker's node that is free."""
-    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    host = _host()
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _host() -> str:
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return host
 
 
 def join(rank: int, size: int, meet_at: str, cuda: bool) -> None:
@@ -37,6 +44,7 @@ def join(rank: int, size: int, meet_at: str, cuda: bool) -> None:
     from sdp.device import choose_device
     from sdp.train.callbacks.watchdog import WATCHDOG_S
 
+    choose_interface(_host())
     # NCCL's own choice, the rank modulo this node's GPUs, is another worker's GPU where nodes have different numbers.
     device = choose_device(ray.train.get_context().get_local_rank()) if cuda else None
     dist.init_process_group(

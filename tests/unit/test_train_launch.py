@@ -52,7 +52,11 @@ def test_trainers_that_have_places_but_never_run_end_the_job(
 def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.update(how, backend=backend))
+    chosen: list[str] = []
+    monkeypatch.setattr(group, "choose_interface", chosen.append)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
     group.join(1, 2, "tcp://a:1", cuda=False)
+    assert chosen == ["10.0.0.1"]
     assert (made["backend"], made["init_method"], made["rank"], made["world_size"]) == ("gloo", "tcp://a:1", 1, 2)
     assert made["timeout"].total_seconds() == 1920
     assert made["device_id"] is None
@@ -90,6 +94,7 @@ def test_nccl_uses_the_gpu_that_ray_has_granted_to_the_worker(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(group, "address", lambda: "tcp://a:1")
+    monkeypatch.setattr(group, "choose_interface", lambda _: None)
     monkeypatch.setattr(ray, "get", lambda results: results)
     monkeypatch.setattr(train_fn_utils, "_train_fn_utils", train_fn_utils.DistributedTrainFnUtils())
     places = [(f"10.0.0.{node}", gpu) for node, count in enumerate(gpus) for gpu in range(count)]
