@@ -223,9 +223,13 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
             "RAY_AUTH_TOKEN_PATH to the cluster's token"
         )
     cause = lost.reason_of(error)
-    if address:
-        return _unreachable(f"cannot join a Ray cluster at {address!r} ({cause})")
-    return SdpError(f"Ray does not start on this machine ({cause}); see {lost.LOGS}")
+    if is_local():
+        return SdpError(f"Ray does not start on this machine ({cause}); see {lost.LOGS}")
+    what = f"cannot join a Ray cluster at {address!r} ({cause})"
+    origin = error.__cause__ or error  # Ray raises a ConnectionError in place of a RuntimeError, too
+    if isinstance(origin, ConnectionError | ValueError) or "Version mismatch" in str(origin):
+        return _unreachable(what)
+    return SdpError(f"{what}; see {lost.LOGS} on its head")  # as when a node or its raylet is lost meanwhile
 
 
 @contextlib.contextmanager

@@ -58,6 +58,47 @@ def test_a_refused_token_is_reported_in_one_line() -> None:
     )
 
 
+def _wrapped(cause: Exception) -> Exception:
+    """Return the error by which Ray reports that it cannot join a cluster."""
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = cause
+    return error
+
+
+LOST_RAYLET = RuntimeError("No node info found matching attributes: '10.0.0.1' when trying to resolve node")
+LATE_NODE = Exception("The current node timed out during startup. This could happen because the raylet failed")
+
+
+@pytest.mark.parametrize("address", ["", "local"])
+@pytest.mark.parametrize("error", [LATE_NODE, LOST_RAYLET, ConnectionError("Could not read 'session_name' from GCS")])
+def test_a_local_ray_that_does_not_start_may_be_tried_again(
+    address: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    failure = cluster._explain_failed_connection(error, "")
+    assert (failure.exit_code, str(failure).partition(" (")[0]) == (1, "Ray does not start on this machine")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionError("Could not find any running Ray instance."), 2),
+        (_wrapped(ConnectionError("Could not read 'session_name' from GCS. Did GCS start successfully?")), 2),
+        (_wrapped(RuntimeError("Version mismatch: The cluster was started with: Ray: 2.9")), 2),
+        (ValueError("Malformed address"), 2),
+        (_wrapped(LOST_RAYLET), 1),
+        (LATE_NODE, 1),
+    ],
+)
+def test_a_cluster_that_loses_a_node_meanwhile_may_be_joined_again(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    failure = cluster._explain_failed_connection(error, "")
+    assert failure.exit_code == code
+    assert str(failure).startswith(("RAY_ADDRESS: cannot join a Ray cluster", "cannot join a Ray cluster")[code == 1])
+
+
 def test_what_is_written_to_stderr_is_held_back() -> None:
     script = (
         "import os, sys\n"
