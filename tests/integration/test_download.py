@@ -67,6 +67,7 @@ def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: I
 def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer, tmp_path: Path) -> None:
     other_host = server.image_url(1).replace("127.0.0.1", "localhost")
     targets = [server.image_url(0), other_host, server.image_url(2), server.image_url(3)]
+    targets.append(other_host.replace("localhost", "ＬＯcal%68ost."))
     for name, entry in (("domains", "localhost"), ("urls", targets[2])):
         (tmp_path / name).write_text(entry)
     urls = [server.image_url(row, "redirect", to=target) for row, target in enumerate(targets)]
@@ -78,8 +79,8 @@ def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer
     summary = job.run(config)
     assert summary is not None
     reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
-    assert reasons == {0: None, 1: "blocked_domain", 2: "blocked_url", 3: "tombstone"}
-    assert server.stats.requests == 5, "four redirects and the one that was followed"
+    assert reasons == {0: None, 1: "blocked_domain", 2: "blocked_url", 3: "tombstone", 4: "blocked_domain"}
+    assert server.stats.requests == 6, "five redirects and the one that was followed"
 
 
 def test_a_caption_that_is_cut_holds_nothing_up_and_its_row_says_so(server: ImageServer, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """URLs, addresses, captions and opt-outs: what crawled tables hold, put in order or refused."""
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdp.config.download import BlocklistsConfig
 from sdp.datasets.columns import LARGEST_CELL
+from sdp.download import blocklists
 from sdp.download.plan import normalised
 from sdp.download.robots import opt_out
 from sdp.download.slot import Networks
@@ -36,6 +39,50 @@ from sdp.urls import BadUrl, key64, parents, parse, redirected
 )
 def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
     assert parse(given_url).text == expected
+
+
+# By hand, after the host parser of WHATWG's URL standard and its examples. Ours leaves out a name's final dot, and
+# makes an address that IPv6 maps from IPv4 the IPv4 one.
+HOSTS = {
+    "EXAMPLE.COM": "example.com", "example%2Ecom": "example.com", "example.com%2e": "example.com",
+    "faß.example": "xn--fa-hia.example", "fass.example": "fass.example", "ΒΌΛΟΣ.example": "xn--nxasmq6b.example",
+    "xn--fa-hia.example": "xn--fa-hia.example", "ＥＸ％41mple。com": None, "ＥＸample。com": "example.com",
+    "exam\u00adple.com": "example.com", "☕.example": "xn--53h.example", "b%C3%BCcher.example": "xn--bcher-kva.example",
+    "xn--bücher.example": None, "a\u200cb.example": None, "\u0301a.example": None, "אa.example": None,
+    "example^example": None, "a%2fb.example": None, "%00.example": None, "%ff.example": None, "a%2541.example": None,
+    "example..com": None, "example.com..": None,
+    "0": "0.0.0.0", "%30": "0.0.0.0", "0x": "0.0.0.0", "0xffffffff": "255.255.255.255", "4294967296": None,
+    "127.0.0.1": "127.0.0.1", "127.0.0.1.": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1": "127.0.0.1",
+    "2130706433": "127.0.0.1", "0x7f000001": "127.0.0.1", "0X7F.1": "127.0.0.1", "017700000001": "127.0.0.1",
+    "0177.0.0.01": "127.0.0.1", "0x7f.0.0x0.1": "127.0.0.1", "１２７.0。0.1": "127.0.0.1", "%31%327.1": "127.0.0.1",
+    "1.2.65535": "1.2.255.255", "1.2.65536": None, "1.2.3.256": None, "1.256.1": None, "1.2.3.4.5": None, "09": None,
+    "0x7g": "0x7g", "example.255": None, "example.0x1": None, "1.example": "1.example", "1..2": None, "1e3": "1e3",
+    "[0:0::1]": "[::1]", "[2001:DB8:0:0:1:0:0:1]": "[2001:db8::1:0:0:1]", "[::ffff:127.0.0.1]": "127.0.0.1",
+    "[0:0:0:0:0:FFFF:7F00:1]": "127.0.0.1", "[::127.0.0.1]": "[::7f00:1]", "[1::2::3]": None, "[%3A%3A1]": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spelling", "host"), HOSTS.items())
+def test_a_host_has_one_form_however_it_is_spelt(spelling: str, host: str | None) -> None:
+    if host is None:
+        with pytest.raises(BadUrl):
+            parse(f"http://{spelling}:8080/x")
+    else:
+        url = parse(f"http://{spelling}:8080/x")
+        assert (url.host, url.text) == (host, f"http://{host}:8080/x")
+        assert redirected(parse("http://example.org/"), f"//{spelling}/x").host == host
+
+
+def test_a_listed_domain_is_refused_in_every_spelling(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("0x7f.1\nexample.com\nfaß.example")
+    lists = blocklists.load(BlocklistsConfig(domains=(str(tmp_path / "list"),)))
+    listed = {"127.0.0.1", "example.com", "xn--fa-hia.example"}
+    spellings = [spelling for spelling, host in HOSTS.items() if host in listed]
+    assert len(spellings) > 15
+    for spelling in spellings:
+        assert lists.has_host(parse(f"https://{spelling}/").host), spelling
+        assert lists.has_host(redirected(parse("http://1.example/"), f"//{spelling}").host), spelling
+    assert not lists.has_host(parse("http://fass.example/").host)
 
 
 @pytest.mark.parametrize(
