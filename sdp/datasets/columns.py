@@ -31,6 +31,11 @@ _MOST_ROWS_A_BYTE, _MOST_BYTES_A_BYTE = 1024, 32
 """Rows that a Parquet file may claim for each of its bytes, and bytes that a larger row group may become for each."""
 _BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
 _NUMBER_BYTES = 8
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+"""The end of a Parquet file, and of one whose footer is encrypted."""
+_TAIL, _SIGNATURE = 8, 28
+"""Bytes of the footer's length and the magic, and of the signature of a footer that describes encrypted columns."""
+_UNREADABLE = ("make it again", "not a readable Parquet file")
 
 
 def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
@@ -41,10 +46,31 @@ def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     """Read the footer of a source's file, and check it."""
-    with reading(uri, "make it again", "not a readable Parquet file"):
+    return parse_footer(uri, *read_end(uri, options))
+
+
+def read_end(uri: str, options: StorageOptions | None) -> tuple[bytes, int]:
+    """Read a file's last bytes, from the beginning of its footer, and its size."""
+    with reading(uri, *_UNREADABLE):
         source = open_source(uri, options)
-        footer = pq.read_metadata(source)
-        rows_by_group(footer, uri, source.size())
+        size = source.size()
+        source.seek(max(0, size - _TAIL))
+        tail = source.read(_TAIL)
+        length = _TAIL + int.from_bytes(tail[:4], "little") if tail[4:] in (_MAGIC, _ENCRYPTED) else len(tail)
+        if length > size:
+            raise ValueError(f"its footer claims {length - _TAIL:,} bytes of {size:,}")
+        source.seek(size - length)
+        return source.read(length), size
+
+
+def parse_footer(uri: str, end: bytes, size: int) -> pq.FileMetaData:
+    """Return the footer in a file's last bytes; refuse one of encrypted columns, and one that contradicts itself."""
+    with reading(uri, *_UNREADABLE):
+        footer = pq.read_metadata(pa.BufferReader(end)) if not end.endswith(_ENCRYPTED) else None
+        # Parquet's library ends the process that asks for an encrypted column, even for its length.
+        if footer is None or footer.serialized_size + _SIGNATURE == len(end) - _TAIL:
+            raise DatasetError(f"{uri}: it is encrypted; remove the file or write it again without encryption")
+        rows_by_group(footer, uri, size)
         return footer
 
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 
 from sdp.console import counted
 from sdp.datasets import index as index_files
-from sdp.datasets.columns import common_type, read_footer
+from sdp.datasets.columns import common_type
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.footers import read_new_footer
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
@@ -263,7 +264,7 @@ def _units_of(index: Index, files: pa.Table) -> list[int]:
 
 
 def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> pq.FileMetaData:
-    footer = read_footer(file.uri, options)
+    footer = read_new_footer(file.uri, options)
     names = footer.schema.to_arrow_schema().names
     missing = [column for column in columns if column not in names]
     if missing:

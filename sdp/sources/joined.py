@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from sdp.config.process import JoinedTable
 from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.footers import read_new_footer
 from sdp.datasets.parts import attempt_of
 from sdp.errors import DatasetError
-from sdp.sources.groups import RowGroup, footer_of, read_rows
+from sdp.sources.groups import RowGroup, read_rows
 from sdp.storage import SourceFile, StorageOptions, list_source
 from sdp.storage.moved import with_sample
 
@@ -114,7 +115,8 @@ def _open(
     columns: tuple[str, ...] = ()
     spans: list[tuple[int, int, RowGroup]] = []
     attempts: dict[int, list[tuple[int, int, RowGroup]]] = {}
-    footers = ordered_map(lambda file: footer_of(file.uri, options), files, workers=16)
+    statistics = ROW if section.by == ROW else ""
+    footers = ordered_map(lambda file: read_new_footer(file.uri, options, statistics), files, workers=16)
     for file, footer in zip(files, footers, strict=True):
         schema = footer.schema.to_arrow_schema()
         if file is files[0]:

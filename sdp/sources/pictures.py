@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from sdp.config.process import JoinedTable
+from sdp.datasets.footers import read_new_footer
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.scores import Score
@@ -179,7 +180,7 @@ def _check_columns(
     key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Refuse a misspelt column before anything is written; return the first file's columns of captions, and others."""
-    footer = footer_of(uri, options)
+    footer = (read_new_footer if plain else footer_of)(uri, options)
     if plain and _PART_MARK in (footer.metadata or {}):
         raise DatasetError(
             f"{key}.uri: {uri} is a part of a dataset of sdp; name the dataset's folder, with its _dataset.json, so "

@@ -1,10 +1,15 @@
-"""Small Parquet files that claim or become much: footers with forged numbers of rows, and long text that repeats."""
+"""Small Parquet files that claim or become much: footers with forged numbers of rows, and long text that repeats.
 
+Others end the process that reads their footer: with encrypted columns, or statistics that are cut.
+"""
+
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 
 
 def repeat_text(path: Path, values: Sequence[str], **columns: Sequence[int | None]) -> Path:
@@ -19,14 +24,53 @@ def repeat_text(path: Path, values: Sequence[str], **columns: Sequence[int | Non
 
 def claim_rows(path: Path, rows: int, claimed: int, *, everywhere: bool = True) -> None:
     """Make a footer claim another number of rows: in all its figures, or in the file's total only."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[-8:-4], "little")
-    footer, body = data[-8 - length : -8], data[: -8 - length]
     # Thrift's compact protocol: 0x16 is the next field, of 64 bits; 0x19 begins the list of row groups.
     end = b"" if everywhere else b"\x19"
-    forged = footer.replace(b"\x16" + _varint(rows) + end, b"\x16" + _varint(claimed) + end)
-    assert forged != footer
-    path.write_bytes(body + forged + len(forged).to_bytes(4, "little") + b"PAR1")
+    footer = _footer(path)
+    _write_footer(path, footer.replace(b"\x16" + _varint(rows) + end, b"\x16" + _varint(claimed) + end))
+
+
+class _NoKms(pe.KmsClient):
+    """A key server that encrypts no key."""
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+
+def encrypt(path: Path, *, plaintext_footer: bool = True) -> Path:
+    """Write a file with an encrypted column of captions."""
+    path.parent.mkdir(exist_ok=True)
+    table = pa.table({"url": ["http://a"], "caption": ["a"]})
+    factory = pe.CryptoFactory(lambda _: _NoKms())
+    settings = pe.EncryptionConfiguration("a", column_keys={"b": ["caption"]}, plaintext_footer=plaintext_footer)
+    keys = factory.file_encryption_properties(pe.KmsConnectionConfig(), settings)
+    with pq.ParquetWriter(path, table.schema, encryption_properties=keys) as writer:
+        writer.write_table(table)
+    return path
+
+
+def write_deadly(path: Path) -> Path:
+    """Write a file with an encrypted column whose footer has no signature: Parquet's library aborts."""
+    _write_footer(encrypt(path), _footer(path)[:-28])
+    return path
+
+
+def cut_statistics(path: Path, most: int) -> None:
+    """Cut a column's largest value in the statistics to two bytes: Parquet's library aborts."""
+    # 0x28 is the field after the next but one, of bytes.
+    value = most.to_bytes(8, "little")
+    _write_footer(path, _footer(path).replace(b"\x28\x08" + value, b"\x28\x02" + value[:2]))
+
+
+def _footer(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+def _write_footer(path: Path, footer: bytes) -> None:
+    old = _footer(path)
+    assert footer != old
+    path.write_bytes(path.read_bytes()[: -8 - len(old)] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
 
 
 def _varint(number: int) -> bytes:

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.datasets.columns import kind_of
+from sdp.datasets.columns import kind_of, read_footer
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.source import freeze_source
 from sdp.download.spans import read_span, spans
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
-from tests.growth.forged import claim_rows
+from tests.growth.forged import claim_rows, encrypt
 
 
 def test_kinds_are_words() -> None:
@@ -30,6 +30,13 @@ def test_a_footer_that_claims_more_rows_than_the_file_can_hold_is_refused_before
     with pytest.raises(DatasetError, match=r"0\.parquet: its footer claims 10,000,000,000 rows, with .* in .* bytes;"):
         frozen(tmp_path)
     assert not list((tmp_path / "out").glob("_index/*"))
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_an_encrypted_file_is_refused_before_a_column_is_read(tmp_path: Path, plaintext_footer: bool) -> None:
+    file = encrypt(tmp_path / "a.parquet", plaintext_footer=plaintext_footer)
+    with pytest.raises(DatasetError, match=r"^\S+/a\.parquet: it is encrypted; remove the file or write it again"):
+        read_footer(str(file), None)
 
 
 # --- one type in all parts -------------------------------------------------------------------------------------------

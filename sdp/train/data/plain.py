@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.columns import rows_by_group
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.footers import read_new_footer
 from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import footer_of
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
@@ -88,7 +89,7 @@ def open_plain(
 
 def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
     def groups(file: SourceFile) -> list[int]:
-        return rows_by_group(footer_of(file.uri, options), file.uri, file.size)
+        return rows_by_group(read_new_footer(file.uri, options), file.uri, file.size)
 
     rows = [
         {"uri": file.uri, "size": file.size, "etag": with_sample(file, options).etag, "row_groups": counts}
