@@ -42,7 +42,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe."},
     {
-        "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
+        "download": "`sdp download`: fetch, check, filter, write.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
         "generate": "`sdp generate`: pictures for prompts.",
         "plan": "`sdp plan`: hours and money of a job before it runs.",
@@ -83,7 +83,6 @@ RAY_ROOMS = frozenset({"cli", "ray"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES - {"process"}),
-        "sdp/download/pipeline.py",
         "sdp/download/repeats.py",
         "sdp/train/group.py",
         "sdp/train/launch.py",

@@ -75,6 +75,6 @@ class IdleDownload:
 
 def download_nothing() -> None:
     """Replace the download workers of a worker process."""
-    from sdp.download import pipeline  # loads Ray Data, which the stand-ins of control.py need not
+    from sdp.download import stages  # loads libcurl, which the stand-ins of control.py need not
 
-    pipeline.DownloadWorker = IdleDownload  # type: ignore[assignment, misc]
+    stages.DownloadWorker = IdleDownload  # type: ignore[assignment, misc]

@@ -164,17 +164,21 @@ def download(folder: Path, units: int) -> dict[str, float]:
     from scripts.bench import _players
     from sdp.config import parse
     from sdp.datasets.output import read_output
-    from sdp.download.pipeline import PoolShape, write_parts
+    from sdp.download.job import plan_workers, write_parts
     from sdp.download.plan import Rules
+    from sdp.download.stages import DownloadStages
     from sdp.download.worker import WorkerSettings
     from sdp.ray import cluster
+    from sdp.run.on_ray import OnRay
 
     _start_ray({**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing})
     columns = {"url_column": "url", "caption_column": "caption"}
     config = parse("download", {"source": {"uri": str(folder), **columns}, "output": {"uri": f"{folder}-output"}})
     output, lease = read_output(_open(folder)), SimpleNamespace(check=lambda: None)
     settings = WorkerSettings(config, output.storage, Rules(config.source, config.filters), 1)
-    infos, _ = write_parts(settings, output, output.pending(), units, PoolShape(1, sized(2, 1)), lease)  # type: ignore[arg-type]
+    placement = replace(plan_workers(config, units), cpus=1.0, least=sized(2, 1), most=sized(2, 1))
+    stages = DownloadStages(settings, placement.most)
+    infos, _ = write_parts(OnRay(stages, placement), stages, output, output.pending(), lease)  # type: ignore[arg-type]
     assert len({info.path for info in infos}) == units
     return {}
 
@@ -391,8 +395,6 @@ def politeness(_: Path, units: int) -> dict[str, float]:
 
 class NoWork:
     """Stages that return what they get."""
-
-    prepares = True
 
     def prepare(self, item: Any) -> tuple[Any, Any]:
         """Return the item."""

@@ -6,14 +6,18 @@ the output shows the whole state.
 
 import math
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow.parquet as pq
 
+from sdp import telemetry
 from sdp.config import identity
 from sdp.config.download import DownloadConfig
-from sdp.console import counted, say
+from sdp.console import Progress, counted, say
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import Dataset, open_dataset
@@ -21,17 +25,27 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, order_retry, publish_plan
 from sdp.datasets.units import Work
-from sdp.download import blocklists, local, messages, repeats
+from sdp.download import blocklists, messages, repeats
 from sdp.download.figures import DownloadFigures
 from sdp.download.plan import Rules
+from sdp.download.spans import spans
+from sdp.download.stages import DownloadStages, Hub, hubs_for
 from sdp.download.unit import KIND
 from sdp.download.worker import WorkerSettings
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, SdpError
 from sdp.hardware import usable_cores
 from sdp.lease import Lease
 from sdp.ray import cluster
 from sdp.ray.waiting import Place, announce, wait_for
+from sdp.run.here import Here
+from sdp.run.placement import Placement
+from sdp.run.runner import Feed, RowsLost, Runner
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
+
+UNITS_AT_ONCE = 2
+"""Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
+_HUB_RESTARTS = 30
+_WAIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ def _write_pending(
     """Write the pending parts, on Ray or in this process; return their footers and the run's figures."""
     if not pending:
         return [], DownloadFigures()
-    cpus, cores, rows = config.workers.cpus, usable_cores(), messages.rows_to_do(output, pending)
+    cpus, cores = config.workers.cpus, usable_cores()
     alone = cluster.is_absent() and not config.workers.node_labels and (config.concurrency or cores // cpus) <= 1
     if not alone:
         cluster.connect()
@@ -113,13 +127,71 @@ def _write_pending(
         repeated_urls = repeats.find_urls(config, output, rules, repeats.placement(config), lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)
     if alone:
-        settings = WorkerSettings(config, output.storage, rules, min(cores, cpus))
-        return local.write_parts(settings, output, pending, rows, lease)
-    from sdp.download.pipeline import PoolShape, write_parts
+        stages = DownloadStages(WorkerSettings(config, output.storage, rules, min(cores, cpus)))
+        return write_parts(
+            Here(stages, "download", "downloader", at_once=UNITS_AT_ONCE), stages, output, pending, lease
+        )
+    from sdp.run.on_ray import OnRay
 
-    shape = PoolShape.of(config, len(pending))
-    settings = WorkerSettings(config, output.storage, rules, shape.cpus)
-    return write_parts(settings, output, pending, rows, shape, lease)
+    placement = plan_workers(config, len(pending))
+    stages = DownloadStages(
+        WorkerSettings(config, output.storage, rules, int(placement.cpus)), placement.most, _hubs(config, placement)
+    )
+    return write_parts(OnRay(stages, placement), stages, output, pending, lease)
+
+
+def plan_workers(config: DownloadConfig, pending: int) -> Placement:
+    """Return the placement of workers for this many pending parts on the nodes that are alive."""
+    labels = config.workers.node_labels
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in cluster.nodes_with(labels)]
+    cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
+    workers = max(1, min(config.concurrency or sum(count // cpus for count in nodes), pending))
+    return Placement(
+        job="download", section="workers", role="downloader", output=config.output.uri, least=workers, most=workers,
+        labels=labels, cpus=float(cpus), at_once=UNITS_AT_ONCE, wait_s=math.inf, tries=cluster.STARTS,
+    )  # fmt: skip
+
+
+def _hubs(config: DownloadConfig, placement: Placement) -> list[Any]:
+    """Start the actors that share the budgets of hosts among several workers."""
+    if placement.most == 1:
+        return []
+    start = partial(cluster.start_beside_driver, Hub, config.hosts, max_restarts=_HUB_RESTARTS, max_task_retries=-1)
+    return [start() for _ in range(hubs_for(int(placement.cpus) * placement.most))]
+
+
+def write_parts(
+    runner: Runner, stages: DownloadStages, output: Output, pending: Sequence[Work], lease: Lease
+) -> tuple[list[PartInfo], DownloadFigures]:
+    """Write all pending parts; return their footers and the run's figures."""
+    rows, infos, began = messages.rows_to_do(output, pending), list[PartInfo](), time.monotonic()
+    left = deque(spans(output.index, pending, stages.workers))
+    emit = telemetry.begin(output.storage.uri)
+
+    def show() -> DownloadFigures:
+        figures: DownloadFigures = sum(runner.state().figures.values(), DownloadFigures())
+        progress.update(messages.progress_line(figures, rows, time.monotonic() - began))
+        messages.emit(emit, figures, rows)
+        return figures
+
+    with Progress("download") as progress, runner:
+        feed = Feed(runner, lambda: ((span := left.popleft()), span) if left else None)
+        while left or feed.under_way:
+            lease.check()
+            for span, note, written in feed.results(_WAIT_S):
+                if note.died is not None:
+                    names = f"{span.works[0].name} to {span.works[-1].name}"
+                    raise SdpError(f"{names}: the downloader died each time ({note.died}); see the workers' logs")
+                try:
+                    infos += runner.value(written)
+                except RowsLost:  # with their node; the parts are there
+                    left.append(span)
+            show()
+        figures = show()
+    figures.workers = stages.workers
+    figures.count_parts(info.counts for info in infos)
+    messages.emit(emit, figures, rows)
+    return infos, figures
 
 
 def _refuse_unfinished(output: Output) -> None:

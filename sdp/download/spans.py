@@ -32,17 +32,20 @@ class Span:
 
 
 def spans(index: Index, pending: Sequence[Work], workers: int) -> list[Span]:
-    """Group pending works into runs, shuffled so that workers do not all fetch neighbours in the source at once."""
-    longest = max(1, min(_MOST_UNITS, len(pending) // (_SPANS_A_WORKER * workers)))
+    """Group pending works into runs, shuffled so that workers do not all fetch neighbours in the source at once.
+
+    The last runs are short, so that workers end together.
+    """
     runs: list[list[Work]] = []
-    for work in sorted(pending, key=lambda w: (w.attempt, w.unit.number)):
+    for done, work in enumerate(sorted(pending, key=lambda w: (w.attempt, w.unit.number))):
         last = runs[-1] if runs else None
         follows = last and last[-1].attempt == work.attempt and last[-1].unit.stop == work.unit.start
-        if last and follows and len(last) < longest:
+        if last and follows and len(last) < min(_MOST_UNITS, (len(pending) - done) // (_SPANS_A_WORKER * workers)):
             last.append(work)
         else:
             runs.append([work])
     random.Random(0).shuffle(runs)
+    runs.sort(key=len, reverse=True)
     return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop)), index.columns) for run in runs]
 
 

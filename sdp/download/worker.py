@@ -6,7 +6,7 @@ Several units may be under way: the next one begins when connections would be id
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -49,14 +49,9 @@ _Token = tuple[UnitRun, RowToFetch]
 class DownloadWorker:
     """A writer of parts; `make` may be called from several threads at once."""
 
-    def __init__(
-        self, settings: WorkerSettings, gates: Sequence[SharedGate] = (), check: Callable[[], None] = lambda: None
-    ) -> None:
-        """Start the threads and decoders; `gates` lead to the budgets of hosts that several workers share.
-
-        `check` is called each second by those who wait in `make`, and before a part is written; it raises to end them.
-        """
-        self._checked = check
+    def __init__(self, settings: WorkerSettings, gates: Sequence[SharedGate] = ()) -> None:
+        """Start the threads and decoders; `gates` lead to the budgets of hosts that several workers share."""
+        self._closed = False
         self._settings, config = settings, settings.config
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
@@ -91,7 +86,8 @@ class DownloadWorker:
         return info
 
     def close(self) -> None:
-        """End the threads and decoders, once nobody waits in `make`."""
+        """End the threads and decoders, and within a second those who wait in `make`."""
+        self._closed = True
         self._fetcher.close()
         self._decoders.close()
 
@@ -134,8 +130,9 @@ class DownloadWorker:
         unit.settle(outcome, image)
 
     def _check(self) -> None:
-        """Raise the error that has stopped the fetcher or the decoders, or that ends the job."""
-        self._checked()
+        """Raise the error that has stopped the fetcher or the decoders, or that this worker is closed."""
+        if self._closed:
+            raise SdpError("download: it has ended")
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
                 raise SdpError(f"a download worker failed ({type(error).__name__}: {error})") from error

@@ -188,5 +188,5 @@ def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner
     from sdp.ray.waiting import announce
     from sdp.run.on_ray import OnRay
 
-    announce("encode", placement.places(prepares=stages.prepares))
+    announce("encode", placement.places(prepares=True))
     return OnRay(stages, placement, prepared.piece_rows * sum(3 * side * side for side in stages.recipe.resolutions))

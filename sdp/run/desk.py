@@ -185,6 +185,7 @@ class Desk:
 
     async def report(self, worker: WorkerId, figures: Any) -> None:
         """Record a worker's figures so far, which outlast its process."""
+        self._state.events += figures != self._figures.get(worker.process)
         self._figures[worker.process] = figures
 
     async def stop(self, error: SdpError) -> None:

@@ -21,7 +21,7 @@ from sdp.hardware import usable_cores
 from sdp.run.blocks import Note
 from sdp.run.desk import State
 from sdp.run.runner import TASKS, Result
-from sdp.run.stages import TRIES, Occupancy, Stages
+from sdp.run.stages import TRIES, Occupancy, Preparing, Stages
 
 _READY = 1
 """Pieces that may wait for the worker while every core prepares."""
@@ -64,7 +64,7 @@ class Here:
 
     def __init__(self, stages: Stages, job: str = "encode", role: str = "encoder", *, at_once: int = 2) -> None:
         """Load the worker; it works on `at_once` pieces at a time."""
-        self._cores = usable_cores() if stages.prepares else 0
+        self._cores = usable_cores() if isinstance(stages, Preparing) else 0
         self._stages, self._job, self._role = stages, job, role
         self._state, self._occupancy = State(workers=1), Occupancy()
         self._most = self._cores + at_once + _READY
@@ -116,7 +116,7 @@ class Here:
         return rows
 
     def _submit(self, key: Any, item: Any, tries: int) -> None:
-        if self._stages.prepares:
+        if self._cores:
             self._preparing.submit(self._attempt, self._prepare, key, item, tries)
         else:
             self._working.submit(self._attempt, self._work, key, item, tries, item, Note())
@@ -149,6 +149,7 @@ class Here:
             self._results.put((key, item, tries, error, None, None))
 
     def _prepare(self, key: Any, item: Any, tries: int) -> None:
+        assert isinstance(self._stages, Preparing)
         value, stats = self._stages.prepare(item)
         self._working.submit(self._attempt, self._work, key, item, tries, value, Note(prepared=stats))
 

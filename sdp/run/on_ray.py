@@ -32,7 +32,7 @@ from sdp.run.blocks import Note, note_of, pack, unpack
 from sdp.run.desk import PREPARE, WORK, Desk, State, WorkerId, check_state
 from sdp.run.placement import Placement
 from sdp.run.runner import Result, RowsLost
-from sdp.run.stages import Occupancy, Stages
+from sdp.run.stages import Occupancy, Preparing, Stages
 
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0
@@ -58,9 +58,9 @@ class OnRay:
         self, stages: Stages, placement: Placement, piece_bytes: int = 1, notify: Callable[[str], None] = say
     ) -> None:
         """Build the dataset; `piece_bytes` is the size of a prepared piece in an object store."""
-        self._placement, self._piece_bytes, self._prepares = placement, piece_bytes, stages.prepares
+        self._placement, self._piece_bytes, self._prepares = placement, piece_bytes, isinstance(stages, Preparing)
         self._stages = ray.put(stages)
-        self._desk = cluster.start_beside_driver(Desk, stages.prepares, placement.tries, max_concurrency=1000)
+        self._desk = cluster.start_beside_driver(Desk, self._prepares, placement.tries, max_concurrency=1000)
         self._results: queue.SimpleQueue[tuple[Note, ObjectRef[pa.Table]] | BaseException | None] = queue.SimpleQueue()
         self._began, self._fed = time.monotonic(), False
         self._checked_nodes = -math.inf
@@ -69,8 +69,8 @@ class OnRay:
         """The pieces without a result, by number; one that was sent again has several."""
         self._room = self._most_preparing = self._worked = 0
         self._busy_s = 0.0
-        self._stall = Stall(placement.job, placement.places(prepares=stages.prepares), notify=notify)
-        dataset = _dataset(self._stages, placement, self._desk, prepares=stages.prepares)
+        self._stall = Stall(placement.job, placement.places(prepares=self._prepares), notify=notify)
+        dataset = _dataset(self._stages, placement, self._desk, prepares=self._prepares)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-on-ray", daemon=True)
 
     def __enter__(self) -> Self:
@@ -271,7 +271,7 @@ def _read_pieces(_: pa.Table, desk: Any) -> Iterator[pa.Table]:
         yield piece
 
 
-def prepare(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Table:
+def prepare(block: pa.Table, stages: "ObjectRef[Preparing]", desk: Any) -> pa.Table:
     """Prepare one piece."""
     number, item = unpack(block)
     worker = _worker_id(PREPARE)

@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 TRIES = 2
 """Deaths of workers after which a piece is not tried again."""
@@ -28,18 +28,19 @@ class Stages(Protocol):
     the end where it runs in the driver's process.
     """
 
-    @property
-    def prepares(self) -> bool:
-        """False if nothing is prepared, so that `work` gets the items themselves."""
-
-    def prepare(self, item: Any) -> tuple[Any, PrepareStats]:
-        """Make an item ready for a worker, on any CPU."""
-
     def load(self) -> Any:
         """Load a worker, once a process."""
 
     def work(self, worker: Any, value: Any) -> Any:
         """Return a piece's rows; called from several threads if several pieces are at a worker at once."""
+
+
+@runtime_checkable
+class Preparing(Stages, Protocol):
+    """Stages of which the first makes an item ready for a worker; without it, `work` gets the items themselves."""
+
+    def prepare(self, item: Any) -> tuple[Any, PrepareStats]:
+        """Make an item ready for a worker, on any CPU."""
 
 
 @dataclass(slots=True)

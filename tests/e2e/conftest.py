@@ -22,7 +22,7 @@ READY_S = 600.0
 LAST = ("test_uninstall", "test_releases")
 """The files whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
-ENCODER = "MapBatches(Encode))"
+ENCODER = "MapBatches(Encoder))"
 QUEUE = """
 - {apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: NAME}}
 - {apiVersion: kueue.x-k8s.io/v1beta2, kind: LocalQueue, metadata: {name: gpus}, spec: {clusterQueue: NAME}}
@@ -170,7 +170,7 @@ def where() -> dict[str, set[str]]:
 @pytest.fixture(scope="session")
 def images(cluster: Kube, where: dict[str, set[str]]) -> str:
     jobs.run(cluster, "download")
-    where["download"] = jobs.groups(cluster, "Map(Download))")
+    where["download"] = jobs.groups(cluster, "MapBatches(Downloader))")
     return f"{jobs.OUTPUT}/images"
 
 

@@ -19,7 +19,6 @@ from tests.local_ray import several_nodes
 class Deadly:
     """Stages of which one piece ends the node of its encoder."""
 
-    prepares = True
     piece: int
 
     def prepare(self, item: int) -> tuple[int, PrepareStats]:

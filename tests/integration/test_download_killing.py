@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 STORE = 100_000_000
 ROWS, UNIT = 240, 20
-WORKER = "MapWorker(Map(Download))"
+WORKER = "MapWorker(MapBatches(Downloader))"
 
 
 @pytest.fixture(scope="module", autouse=True)

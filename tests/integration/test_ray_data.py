@@ -42,7 +42,6 @@ def cluster() -> Iterator[None]:
 class Toy:
     """Stages whose results name their worker."""
 
-    prepares = True
     breaks_at: int = -1
 
     def prepare(self, item: int) -> tuple[tuple[int, int], PrepareStats]:

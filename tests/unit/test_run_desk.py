@@ -304,3 +304,32 @@ def _stream(table: pa.Table) -> pa.Buffer:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
+
+
+def test_what_workers_report_is_progress_and_outlasts_them() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.report(ENCODER, 1)
+        events = (await desk.state()).events
+        await desk.report(ENCODER, 1)
+        assert (await desk.state()).events == events, "nothing new"
+        await desk.report(ENCODER, 2)
+        assert (await desk.state()).events > events
+        await desk.fail(ENCODER, None, DIED)
+        await desk.report(OTHER, 3)
+
+    assert at_desk(script).figures == {"one": 2, "other": 3}
+
+
+def test_pieces_without_preparation_are_sent_again_when_the_worker_that_waits_for_them_is_lost() -> None:
+    async def script(desk: Desk) -> None:
+        unprepared = Desk(prepares=False)
+        await unprepared.start(ENCODER, "actor")
+        for number in (0, 1, 2):
+            await unprepared.feed(number, pack(number, "a"))
+        for number in (0, 1):
+            await unprepared.piece(number)
+        assert (await unprepared.state()).ready == 2
+        await unprepared.begin(ENCODER, 0)
+        assert sorted(await unprepared.stranded(set(), {0, 1, 2})) == [0, 1], "not what nobody has asked for"
+
+    at_desk(script)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +9,9 @@ import ray
 from ray._raylet import JobID, PlacementGroupID
 
 from sdp.config import WorkersConfig
-from sdp.download import local, pipeline
-from sdp.download.figures import DownloadFigures
 from sdp.errors import SdpError, UserError
 from sdp.ray import cluster, internals, waiting
 from sdp.ray.waiting import Place, Stall, watched
-from sdp.telemetry import Telemetry
 
 GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
 
@@ -170,16 +166,3 @@ def test_a_watched_block_without_its_place_is_ended_after_the_limit(
         assert not ended.wait(1), "it is only slow"
         kinds.clear()
         assert ended.wait(20)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.usefixtures("kinds")
-def test_a_download_whose_workers_never_report_says_so(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose workers have reported is only slow."""
-    said, hub = threading.Event(), SimpleNamespace(total=SimpleNamespace(remote=lambda: None))
-    monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
-    monkeypatch.setattr(local, "_PROGRESS_S", 0.01)
-    monkeypatch.setattr(ray, "get", lambda *_, **__: DownloadFigures(workers=workers))
-    stall, backend = Stall("download", [CPU], notify=lambda _: said.set()), SimpleNamespace(emit=lambda *_: None)
-    with local.shown(partial(pipeline._total, hub, stall), 10, Telemetry(backend, "run")):
-        assert said.wait(20 if workers == 0 else 1) == (workers == 0)

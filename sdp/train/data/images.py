@@ -6,7 +6,7 @@ The result is what `sdp process` stores with `encode.latents: moments`. The trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,6 @@ class ImagesDataset:
     spec: EncodeSpec
     weights: RowWeights
     """The weights that are known in advance; rows of weight 0 are not encoded."""
-
-    prepares: ClassVar[bool] = True
 
     @property
     def rows(self) -> int:
