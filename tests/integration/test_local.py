@@ -215,7 +215,7 @@ def test_process_that_is_stopped_does_not_wait_for_its_pieces(tmp_path: Path, mo
     program = (
         "import pathlib, sys, time\nfrom sdp.cli import main\nfrom sdp.encode.work import EncodeSpec\n"
         f"begun = pathlib.Path({str(tmp_path / 'begun')!r})\n"
-        "EncodeSpec.transform = lambda *_: (begun.touch(), time.sleep(100))\n"
+        "EncodeSpec.prepare = lambda *_: (begun.touch(), time.sleep(100))\n"
         f"sys.argv = ['sdp', 'process', '--config', {str(tmp_path / 'process.yaml')!r}]\nsys.exit(main())"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:

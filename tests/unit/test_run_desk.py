@@ -321,15 +321,15 @@ def test_what_workers_report_is_progress_and_outlasts_them() -> None:
 
 
 def test_pieces_without_preparation_are_sent_again_when_the_worker_that_waits_for_them_is_lost() -> None:
-    async def script(desk: Desk) -> None:
-        unprepared = Desk(prepares=False)
-        await unprepared.start(ENCODER, "actor")
+    async def script() -> None:
+        desk = Desk(prepares=False)
+        await desk.start(ENCODER, "actor")
         for number in (0, 1, 2):
-            await unprepared.feed(number, pack(number, "a"))
+            await desk.feed(number, pack(number, "a"))
         for number in (0, 1):
-            await unprepared.piece(number)
-        assert (await unprepared.state()).ready == 2
-        await unprepared.begin(ENCODER, 0)
-        assert sorted(await unprepared.stranded(set(), {0, 1, 2})) == [0, 1], "not what nobody has asked for"
+            await desk.piece(number)
+        assert (await desk.state()).ready == 2
+        await desk.begin(ENCODER, 0)
+        assert sorted(await desk.stranded(set(), {0, 1, 2})) == [0, 1], "not what nobody has asked for"
 
-    at_desk(script)
+    asyncio.run(script())
