@@ -50,7 +50,7 @@ def prepare_worker(traces: str) -> None:
     from sdp.train.data import images
 
     stages, folder = images.ImagesDataset, Path(traces)
-    read_header, load_encoder, encode = transform.read_header, stages.load, stages.encode
+    read_header, load_encoder, encode = transform.read_header, stages.load, stages.work
 
     def deadly(data: Any, *rest: Any) -> Any:
         if bytes(data[-len(DEADLY) :]) == DEADLY:
@@ -71,7 +71,7 @@ def prepare_worker(traces: str) -> None:
         time.sleep(0.1)
         return encode(*arguments)
 
-    transform.read_header, stages.load, stages.encode = deadly, noted, slowly  # type: ignore[method-assign]
+    transform.read_header, stages.load, stages.work = deadly, noted, slowly  # type: ignore[method-assign]
     needed = online.encoders_needed
     online._CALIBRATE_S = 0.5
     online.encoders_needed = lambda _, *rest: needed(1e6, *rest)  # trainers that take whatever there is

@@ -72,13 +72,13 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
         """
         from sdp.encode import work
 
-        encode = work.EncodeSpec.encode
+        encode = work.EncodeSpec.work
 
         def slowly(*arguments: Any) -> Any:
             time.sleep(PIECE_S)
             return encode(*arguments)
 
-        work.EncodeSpec.encode = slowly  # type: ignore[method-assign]
+        work.EncodeSpec.work = slowly  # type: ignore[method-assign]
 
     head, *others = [
         {"num_cpus": machine.cpus, "num_gpus": machine.gpus, "labels": {**machine.labels, "sdp/group": machine.group}}
