@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-WHOLE = ("download", "process", "train", "online", "generate")
+WHOLE = ("download", "process", "score", "train", "online", "generate")
 """The stages, in their order."""
 
 
@@ -41,6 +41,7 @@ class Case:
 _AT_WORK = {
     "download": "download: ",
     "process": "process: 0 of",
+    "score": "score: 0 of",
     "train": "train: step",
     "online": "train: step",
     "generate": "parts to write",
@@ -71,6 +72,7 @@ DIRECTED: Mapping[str, Case] = {
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
     # Single actors of a job, and a trainer.
     "download-hub": Case("download", False, (Kill("ray::Hub", logged=_AT_WORK["download"]),)),
+    "download-desk": Case("download", False, (Kill("ray::Desk", logged=_AT_WORK["download"]),)),
     "process-desk": Case("process", False, (Kill("ray::Desk", logged=_AT_WORK["process"]),)),
     "process-reader": Case("process", False, (Kill("ray::MapBatches(_read_pieces)", logged=_AT_WORK["process"]),)),
     "train-board": Case("train", False, (Kill("ray::Board", logged=_AT_WORK["train"]),)),

@@ -86,6 +86,16 @@ def stages(root: str) -> dict[str, Stage]:
             },
             ("download",),
         ),
+        Stage(
+            "score",
+            "score",
+            {
+                "source": {"uri": f"{root}/download"},
+                "output": {"rows_per_file": 20},
+                "encode": {"accelerator": "cpu"},
+            },
+            ("download",),
+        ),
         Stage("train", "train", train, ("download", "process")),
         Stage("online", "train", online, ("download",)),
         Stage(
