@@ -77,24 +77,22 @@ def rooms_table() -> str:
     return "\n".join(["| Level | Room | What it is for |", "|---|---|---|", *rows, ""])
 
 
-STAGES = frozenset({"download", "process", "score", "train", "generate", "evaluate"})
 RAY_ROOMS = frozenset({"cli", "ray"})
-"""Rooms other than stages that may import ray anywhere."""
+"""Rooms that may import ray anywhere."""
 RAY_FILES = frozenset(
     {
-        *(f"sdp/{stage}/job.py" for stage in STAGES - {"process"}),
-        "sdp/download/repeats.py",
         "sdp/train/group.py",
         "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/train/ray_data.py",
         "sdp/train/worker.py",
         "sdp/pool.py",
+        "sdp/run/exchange.py",
         "sdp/run/on_ray.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )
-"""Other files that may import ray: few of each stage, which run its plain functions on a cluster."""
+"""Other files that may import ray: few, which run the plain functions of jobs on a cluster."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),
@@ -283,7 +281,7 @@ def _ray(path: str, imports: list[Import]) -> Iterator[Violation]:
         return
     for one in imports:
         if _top(one) == "ray" and one.when is not When.TYPING:
-            yield Violation(path, one.line, "only a stage's job.py imports ray (RAY_FILES lists the others)")
+            yield Violation(path, one.line, "only RAY_FILES import ray: they run plain functions on a cluster")
 
 
 def _banned_directly(path: str, imports: list[Import]) -> Iterator[Violation]:

@@ -63,7 +63,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._last != self._shown and (self._terminal or _count(self._last) != _count(self._shown)):
             self._show(self._last)
-        if self._terminal and not _quiet:
+        if self._terminal and self._shown and not _quiet:
             self._file.write("\n")
             self._file.flush()
 

@@ -90,7 +90,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         rules = _with_takedowns(rules, storage)
         pending = output.pending()
         infos, figures = _write_pending(config, output, rules, pending, lease)
-        find_repeated = partial(repeats.find_content, storage, repeats.placement(config), lease.confirm)
+        find_repeated = partial(repeats.find_content, storage, config.workers.node_labels, lease.confirm)
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -124,7 +124,7 @@ def _write_pending(
         if not (config.concurrency or place.capacity):  # the number of workers follows from the nodes
             wait_for("download", [place], math.inf, check=lease.check)
     if config.dedup.urls:
-        repeated_urls = repeats.find_urls(config, output, rules, repeats.placement(config), lease.confirm)
+        repeated_urls = repeats.find_urls(config, output, rules, lease.confirm)
         rules = replace(rules, repeated_urls=repeated_urls)
     if alone:
         stages = DownloadStages(WorkerSettings(config, output.storage, rules, min(cores, cpus)))

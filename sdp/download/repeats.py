@@ -7,7 +7,7 @@ that it is found once.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from sdp.datasets.repeated import Keys, Repeated
 from sdp.datasets.units import Addresses
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
-from sdp.ray import cluster
+from sdp.run.exchange import exchange
 from sdp.storage import Storage, StorageOptions
 from sdp.urls import key64
 
@@ -32,14 +32,7 @@ Read = Callable[[Piece, int], list[tuple[Keys, Addresses]]]
 _READ_ROWS = 16_384
 
 
-def placement(config: DownloadConfig) -> dict[str, Any]:
-    """Return Ray's options that place work on the configured nodes."""
-    return {"label_selector": dict(config.workers.node_labels) or None}
-
-
-def find_urls(
-    config: DownloadConfig, output: Output, rules: Rules, ray_options: Mapping[str, Any], check: Callable[[], None]
-) -> Repeated:
+def find_urls(config: DownloadConfig, output: Output, rules: Rules, check: Callable[[], None]) -> Repeated:
     """Find and store the rows whose URL a lower row to fetch has, unless they are known."""
     index, storage = output.index, output.storage
     name = f"urls-{index.rows:011d}"
@@ -47,12 +40,13 @@ def find_urls(
         starts = range(0, index.rows, repeated.PIECE_ROWS)
         pieces = [range(start, min(start + repeated.PIECE_ROWS, index.rows)) for start in starts]
         read = partial(read_urls, index, rules, config.storage.options())
-        repeated.keep(storage, name, _search("URLs", read, pieces, index.rows, ray_options, check), check)
+        repeats = _search("URLs", read, pieces, index.rows, config.workers.node_labels, check)
+        repeated.keep(storage, name, repeats, check)
     return Repeated(storage, repeated.folder(name))
 
 
 def find_content(
-    storage: Storage, ray_options: Mapping[str, Any], check: Callable[[], None], parts: Sequence[PartInfo], digest: str
+    storage: Storage, labels: Mapping[str, str], check: Callable[[], None], parts: Sequence[PartInfo], digest: str
 ) -> int:
     """Find and store the rows that repeat the content of a lower row; return their number."""
     known = repeated.known(storage, digest)
@@ -60,7 +54,7 @@ def find_content(
         return known
     rows = sum(part.counts.written for part in parts)
     read = partial(repeated.read_hashes, storage)
-    repeats = _search("images", read, repeated.pieces(parts), rows, ray_options, check)
+    repeats = _search("images", read, repeated.pieces(parts), rows, labels, check)
     return repeated.keep(storage, digest, repeats, check)
 
 
@@ -83,33 +77,14 @@ def _search(
     read: "Read[Piece]",
     pieces: Sequence[Piece],
     rows: int,
-    ray_options: Mapping[str, Any],
+    labels: Mapping[str, str],
     check: Callable[[], None],
 ) -> Iterator[Addresses]:
-    """Yield the repeated rows of each partition; Ray looks for them if there are several pieces."""
+    """Yield the repeated rows of each partition."""
     partitions = repeated.partitions_for(rows)
-    if len(pieces) <= 1:  # starting a process would take longer
-        yield from (repeated.repeated(share) for piece in pieces for share in read(piece, partitions))
-        return
-    import ray
-
-    cluster.connect()
-    options = {"num_cpus": 0.5, **ray_options}
-    task: Any = ray.remote(_read).options(num_returns=partitions + 1, **options)
-    search: Any = ray.remote(repeated.repeated).options(**options)
-    shared = ray.put(read)
-    shares = [task.remote(shared, piece, partitions) for piece in pieces]
-    searches = [search.remote(*partition) for partition in list(zip(*shares, strict=True))[:-1]]
     with Progress(f"looking for repeated {what}") as progress:
-        for number, share in enumerate(shares, 1):
-            check()
-            ray.get(share[-1])
-            progress.update(f"{rows * number // len(pieces):,} of {counted(rows, 'row')}")
-        for each in searches:
-            check()
-            yield ray.get(each)
 
+        def show(done: int) -> None:
+            progress.update(f"{rows * done // len(pieces):,} of {counted(rows, 'row')}")
 
-def _read(read: Any, piece: Any, partitions: int) -> Any:
-    """Read a piece: return each partition's share, and None, since Ray unpacks several values only."""
-    return (*read(piece, partitions), None)
+        yield from exchange(read, pieces, repeated.repeated, partitions, labels=labels, check=check, show=show)

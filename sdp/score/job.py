@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from sdp.config.score import ScoreConfig
-from sdp.console import counted, say, table
+from sdp.console import Progress, counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
@@ -18,7 +18,7 @@ from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
-from sdp.ray import cluster
+from sdp.run.exchange import exchange
 from sdp.score import messages, near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec
@@ -64,7 +64,7 @@ def find_duplicates(
         return int(known[b"sdp.duplicates"])
     rows = sum(part.counts.written for part in parts)
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
-    groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels))
+    groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels, check))
     count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
     sink = pa.BufferOutputStream()
     metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
@@ -91,28 +91,34 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
 
 
 def _search(
-    spec: ScoreSpec, parts: Sequence[PartInfo], rows: int, distance: int, labels: Mapping[str, str]
+    spec: ScoreSpec,
+    parts: Sequence[PartInfo],
+    rows: int,
+    distance: int,
+    labels: Mapping[str, str],
+    check: Callable[[], None],
 ) -> Iterator[near.Pairs]:
-    """Search mask by mask; on Ray if there are several partitions, whose object stores then hold the hashes once."""
-    pieces, masks = repeated.pieces(parts), near.masks(rows, distance)
-    partitions, where = repeated.partitions_for(rows), dict(labels) or None
+    """Search mask by mask; by tasks if there are several partitions, since the hashes are then many."""
+    pieces, masks, partitions = repeated.pieces(parts), near.masks(rows, distance), repeated.partitions_for(rows)
     if partitions == 1:
         shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
         yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
         return
-    import ray
+    with Progress("looking for near-duplicates") as progress:
+        for number, mask in enumerate(masks, 1):
 
-    cluster.connect()
-    options: dict[str, Any] = {"num_cpus": 0.5, "label_selector": where}
-    read: Any = ray.remote(_read_partitions).options(num_returns=partitions, **options)
-    search: Any = ray.remote(_search_shares).options(**options)
-    for mask in masks:
-        split = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
-        for pairs in [search.remote(mask, distance, mask == masks[0], *column) for column in zip(*split, strict=True)]:
-            yield ray.get(pairs)
+            def show(done: int, number: int = number) -> None:
+                searched = f"{rows * done // len(pieces):,} of {counted(rows, 'row')}"
+                progress.update(f"{searched} in search {number} of {len(masks)}")
+
+            read = partial(_read_partitions, spec.output, spec.taken_down, mask)
+            search = partial(_search_shares, mask, distance, mask == masks[0])
+            yield from exchange(read, pieces, search, partitions, labels=labels, check=check, show=show)
 
 
-def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, mask: int, partitions: int) -> Any:
+def _read_partitions(
+    storage: Storage, taken_down: bytes, mask: int, paths: Sequence[str], partitions: int
+) -> list[tuple[near.Hashes, Addresses]]:
     hashes, rows = read_hashes(storage, paths, taken_down)
     partition = near.partition_of(hashes, mask, partitions)
     return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]

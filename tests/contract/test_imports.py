@@ -79,9 +79,9 @@ def test_no_rule_allows_an_import_that_does_not_exist() -> None:
             {"config/base.py": "import sdp.datasets.a", "datasets/__init__.py": "import torch", "datasets/a.py": ""},
             "loads it through sdp/datasets/__init__.py:1",
         ),
-        ({"train/loop.py": "import ray.train"}, "only a stage's job.py imports ray"),
-        ({"train/loop.py": "def f():\n  import ray"}, "only a stage's job.py imports ray"),
-        ({"telemetry/names.py": "from ray.util import metrics"}, "only a stage's job.py imports ray"),
+        ({"train/loop.py": "import ray.train"}, "only RAY_FILES import ray"),
+        ({"train/loop.py": "def f():\n  import ray"}, "only RAY_FILES import ray"),
+        ({"telemetry/names.py": "from ray.util import metrics"}, "only RAY_FILES import ray"),
         ({"train/loop.py": "from .step import step"}, "a relative import"),
         ({"train/loop.py": "from . import step"}, "a relative import"),
         ({"train/a.py": "import sdp.train.b", "train/b.py": "import sdp.train.a"}, "modules import each other"),
@@ -106,7 +106,7 @@ def test_what_breaks_a_rule_is_named(files: dict[str, str], complaint: str) -> N
 @pytest.mark.parametrize(
     "files",
     [
-        {"train/job.py": "import ray.train"},
+        {"train/launch.py": "import ray.train"},
         {"cli.py": "import sdp.train.job\nprint('hello')"},
         {"train/loop.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray"},
         {"train/data.py": "from sdp.encode.encoder import Encoder", "encode/encoder.py": ""},

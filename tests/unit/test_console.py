@@ -50,6 +50,10 @@ def test_the_last_line_is_shown_once() -> None:
     assert shown(io.StringIO(), "1 of 1 · 0.0508/s", "1 of 1 · 0.0507/s") == "job: 1 of 1 · 0.0508/s\n"
 
 
+def test_what_had_no_progress_shows_no_line() -> None:
+    assert shown(Terminal()) == shown(io.StringIO()) == ""
+
+
 def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("sdp.some.part")
     before = logging.getLogger().handlers[:]
