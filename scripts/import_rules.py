@@ -5,7 +5,7 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "storage": "A URI is a folder: listing, atomic publish, conditional put, retries with a deadline.",
         "datasets": "Index, units, parts and their account, manifests, takedowns, audit.",
         "lease": "One writer per output.",
+        "families": "Everything that depends on the kind of a model, one object for each.",
         "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
         "device": "The device that a process computes on; threads, streams and events that stay on it.",
         "ray": "Connecting to Ray, waiting for places, the loss of Ray, and everything that Ray keeps private.",
@@ -37,7 +38,6 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "sources": "What jobs read: datasets of pictures, Parquet files, tars, folders, and tables joined to them.",
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
-        "families": "Everything that depends on the kind of a model, one object for each.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe."},
@@ -65,7 +65,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {"__main__": "`python -m sdp`."},
 )
 """The rooms of sdp/, lowest level first. A room imports from lower levels, and up to level SHARED from its own too,
-never in a circle."""
+never in a circle, not even late."""
 LAYERS = tuple(frozenset(level) for level in ROOMS)
 SHARED = 2
 """The highest level whose rooms may import each other; above it are the jobs, which do so only downwards."""
@@ -177,7 +177,7 @@ def check(sources: Sources) -> list[Violation]:
     violations += _names(trees)
     edges = _edges(imports, modules)
     violations += _banned_indirectly(imports, modules, edges)
-    violations += _circles(edges, modules)
+    violations += _circles(edges, _edges(imports, modules, set(When)), modules)
     return sorted(violations)
 
 
@@ -308,13 +308,15 @@ def _banned_indirectly(
                     yield Violation(path, 1, message)
 
 
-def _edges(imports: Mapping[str, list[Import]], modules: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the modules of sdp that each module loads. A late import is not an edge, because it closes no circle."""
+def _edges(
+    imports: Mapping[str, list[Import]], modules: Mapping[str, str], times: Set[When] = frozenset({When.LOAD})
+) -> dict[str, set[str]]:
+    """Return the modules of sdp that each module imports at these times; by default, those that it loads."""
     edges: dict[str, set[str]] = {}
     for module, path in modules.items():
         targets: set[str] = set()
         for one in imports[path]:
-            if one.when is When.LOAD:
+            if one.when in times:
                 targets |= _modules_of(one, modules)
         edges[module] = targets - {module}
     return edges
@@ -344,12 +346,14 @@ def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
     return seen
 
 
-def _circles(edges: Mapping[str, set[str]], modules: Mapping[str, str]) -> Iterator[Violation]:
-    """Yield circles among modules, and among rooms even if no modules form one."""
-    for circle in _cycles_of(edges):
+def _circles(
+    loaded: Mapping[str, set[str]], imported: Mapping[str, set[str]], modules: Mapping[str, str]
+) -> Iterator[Violation]:
+    """Yield circles among modules that load each other, and among rooms by all their imports, late ones too."""
+    for circle in _cycles_of(loaded):
         yield Violation(modules[circle[0]], 1, f"modules import each other in a circle: {' -> '.join(circle)}")
     rooms: dict[str, set[str]] = {}
-    for module, targets in edges.items():
+    for module, targets in imported.items():
         rooms.setdefault(room_of(module), set()).update({room_of(t) for t in targets} - {room_of(module), ""})
     for circle in _cycles_of(rooms):
         path = min(path for module, path in modules.items() if room_of(module) == circle[0])

@@ -24,6 +24,8 @@ _SIZES = ("block_out_channels", "layers_per_block", "cross_attention_dim", "hidd
 """The keys of a denoiser's configuration that decide its size."""
 DENOISER = "denoiser"
 """The part that is trained; each family has a folder name for it."""
+TICKS = 1 << 24
+"""A flow's times are whole numbers of this many parts: FSDP would round times in fp32 to its own dtype."""
 
 
 @dataclass(frozen=True, slots=True)

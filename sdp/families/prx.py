@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sdp.errors import ModelError
-from sdp.families import Family, KnownModel, TextSpace, text_width
+from sdp.families import TICKS, Family, KnownModel, TextSpace, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -88,8 +88,6 @@ class Prx(Family):
     def predict(
         self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
     ) -> "Tensor":
-        from sdp.model.schedule import TICKS
-
         # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
         part = times / 1000 if times.is_floating_point() else times / TICKS
         if kept is not None:

@@ -7,10 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sdp.families import TICKS
 from sdp.model.layout import Prediction
 
-TICKS = 1 << 24
-"""A flow's times are whole numbers of this many parts: FSDP would round times in fp32 to its own dtype."""
 _PARTS = 1000
 
 Integers = Callable[[int], Tensor]

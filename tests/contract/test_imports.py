@@ -89,6 +89,10 @@ def test_no_rule_allows_an_import_that_does_not_exist() -> None:
             {"imaging/a.py": "import sdp.model.b", "imaging/c.py": "", "model/b.py": "import sdp.imaging.c"},
             "rooms import",
         ),
+        (
+            {"imaging/a.py": "def f(): import sdp.model.b", "imaging/c.py": "", "model/b.py": "import sdp.imaging.c"},
+            "rooms import each other in a circle: imaging -> model -> imaging",
+        ),
         ({"train/loop.py": "import time\ntime.sleep(1)"}, "time.sleep"),
         ({"train/loop.py": "import time as clock\nclock.sleep(1)"}, "time.sleep"),
         ({"train/loop.py": "from time import sleep as nap\nnap(1)"}, "time.sleep"),

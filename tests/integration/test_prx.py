@@ -20,13 +20,14 @@ from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
+from sdp.families import TICKS
 from sdp.families.prx import PRX, lengths
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel, choose
 from sdp.model.export import export
 from sdp.model.latents import to_pixels
 from sdp.model.load import load_text_encoder, load_vae
-from sdp.model.schedule import TICKS, Flow
+from sdp.model.schedule import Flow
 from sdp.model.sources import check, parse, resolve
 from sdp.process.job import run as process
 from sdp.train import step

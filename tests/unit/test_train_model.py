@@ -8,7 +8,8 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
 from torch import nn
 
-from sdp.model.schedule import TICKS, Flow, sample_losses
+from sdp.families import TICKS
+from sdp.model.schedule import Flow, sample_losses
 from sdp.train.optimizer import Ema
 from tests.training import scaled_linear
 
