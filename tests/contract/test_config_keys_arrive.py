@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
-    "score": ("score", "process", "encode"),
-    "process": ("process", "encode"),
+    "score": ("score", "process", "encode", "run"),
+    "process": ("process", "encode", "run"),
     "train": ("train", "encode", "model"),
     "generate": ("generate", "pool"),
     "evaluate": ("evaluate", "pool"),
