@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -21,12 +21,6 @@ DRAFT = "draft"
 """The validation context of an incomplete configuration, which may contradict itself."""
 
 
-def _with_synonyms(schema: dict[str, Any], section: type[Section]) -> None:
-    """Add a section's synonyms to its JSON schema."""
-    for old, name in section.synonyms.items():
-        schema["properties"][old] = schema["properties"][name]
-
-
 class Section(BaseModel):
     """A group of keys, strictly typed: an unknown key, a quoted number and `true` for a number are errors."""
 
@@ -38,10 +32,7 @@ class Section(BaseModel):
         validate_default=False,
         use_attribute_docstrings=True,
         defer_build=True,  # a command needs the models of one job only
-        json_schema_extra=_with_synonyms,
     )
-    synonyms: ClassVar[Mapping[str, str]] = {}
-    """Other names of keys, with the keys that they mean."""
 
     def replaced(self, **values: Any) -> Self:
         """Return a copy with those of the values that are not None."""
@@ -139,8 +130,7 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
 def changed(model: type[Section], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return the JSON values that differ from a model's defaults, by dotted path; unknown keys count as different."""
     different: dict[str, Any] = {}
-    for written, value in values.items():
-        name = model.synonyms.get(written, written)
+    for name, value in values.items():
         field = model.model_fields.get(name)
         inner = section_of(field) if field else Section
         default = field.get_default(call_default_factory=True) if field else None

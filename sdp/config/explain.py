@@ -1,7 +1,8 @@
 """Errors of pydantic in sdp's words: the key, what was expected, what was found, and what to do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
@@ -10,7 +11,6 @@ from pydantic_core import ErrorDetails
 from sdp.config.base import Section, keys
 from sdp.config.jobs import JOBS
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
-from sdp.config.removed import own_key, removed
 from sdp.console import nearest
 from sdp.errors import Problem
 
@@ -49,8 +49,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         for problem in context["problems"]:
             yield replace(problem, path=".".join(filter(None, (path, problem.path))))
     elif kind == "extra_forbidden":
-        hint = removed(path, model) or _nearest_key(path, model, siblings)
-        yield Problem(path, "a known key", "an unknown key", hint)
+        yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
         yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")
@@ -106,7 +105,7 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     parent, _, name = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     everywhere = [key.path for key in keys(model)]
-    if meant := own_key(name, everywhere):
+    if meant := _own_key(name, everywhere):
         return f"did you mean {meant}?"
     if jobs := _jobs_with(path):
         return f"it is a key of {' and '.join(filter(None, (', '.join(jobs[:-1]), jobs[-1])))}"
@@ -117,6 +116,16 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     if near := " or ".join(same[:2]) or (None if parent and siblings else nearest(path, everywhere)):
         return f"did you mean {near}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
+
+
+def _own_key(name: str, known: Collection[str]) -> str | None:
+    """Return the key that another tool's name or option means, whatever its case; None if there is none."""
+    from sdp.config.yaml_text import parse_document
+
+    name = name.lower().replace("-", "_")
+    table: Mapping[str, str] = parse_document(Path(__file__).with_name("names.yaml").read_text(), "names.yaml")
+    keys = next((keys for names, keys in table.items() if name in names.split()), "")
+    return next((key for key in keys.split() if key in known), None)
 
 
 def _jobs_with(path: str) -> list[str]:

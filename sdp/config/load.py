@@ -18,7 +18,6 @@ from sdp.config.jobs import JOBS
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
 from sdp.config.shared import JobConfig
-from sdp.console import say
 from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 20
@@ -26,7 +25,6 @@ _PATHS = ("uri", "checkpoint", "start_from", "source", "model", "clip_model", "a
 """The last names of keys that may hold a local path."""
 _ELSEWHERE = re.compile(r"\s|$|/|~|[A-Za-z][A-Za-z0-9+.-]*:")
 """The beginnings of absolute paths, URIs and names of models."""
-_PATTERN = re.compile(r"[^/]*[*?].*$")
 _UNREADABLE: Mapping[type[Exception], tuple[str, str, str]] = {
     FileNotFoundError: ("a configuration file", "nothing there", "check the path"),
     IsADirectoryError: ("a configuration file", "a directory", "name a file in it"),
@@ -91,7 +89,7 @@ def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the plain data of a file with the overrides applied, unchecked."""
     data = read_file(path) if path is not None else {}
     if path is not None and (folder := Path(path).parent) != Path():
-        data = _beside(data, "", folder, path)
+        data = _beside(data, "", folder)
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -125,20 +123,15 @@ def read_file(path: str) -> dict[str, Any]:
     return data
 
 
-def _beside(value: Any, key: str, folder: Path, file: str) -> Any:
+def _beside(value: Any, key: str, folder: Path) -> Any:
     """Return a file's value with the paths in it below the file's folder."""
     if isinstance(value, dict):
-        return {name: _beside(inner, f"{key}.{name}".lstrip("."), folder, file) for name, inner in value.items()}
+        return {name: _beside(inner, f"{key}.{name}".lstrip("."), folder) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_beside(inner, key, folder, file) for inner in value]
+        return [_beside(inner, key, folder) for inner in value]
     if not isinstance(value, str) or key.rpartition(".")[2] not in _PATHS or _ELSEWHERE.match(value):
         return value
-    beside, present = folder / value, _PATTERN.sub("", value) or "."
-    explicit = value.startswith(("./", "../"))
-    if not explicit and not (folder / present).exists() and Path(present).exists():  # as version 0.2 read it
-        better = os.path.relpath(value, folder)
-        say(f"{file}: {key}: {value} is read from the working directory, as in 0.2; write it from the file: {better}")
-        return value
+    beside = folder / value
     of_hub = "@" in value and not key.endswith("uri") and not beside.exists()
     return value if of_hub else os.path.normpath(beside)
 
@@ -193,24 +186,18 @@ def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
             yield from _unfit_text(value, f"{path}.{number}")
 
 
-def _with_sections(model: type[Section], data: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the data with all sections and without synonyms, so that errors name missing keys by their own path.
+def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data with all sections, so that errors name missing keys by their own path.
 
     A section that is null, such as `fetch:` with all of its keys commented out, means its defaults.
     """
     filled = dict(data)
-    for old, name in model.synonyms.items():
-        if old in filled and name in filled:
-            expected = f"nothing beside {path}{name}, of which it is another name"
-            raise ConfigError([Problem(f"{path}{old}", expected, got(filled[old]), "remove one of them")])
-        if old in filled:
-            filled[name] = filled.pop(old)
     for name, field in model.model_fields.items():
         if inner := section_of(field):
             value = filled.get(name)
             if value is None:
                 value = {}
-            filled[name] = _with_sections(inner, value, f"{path}{name}.") if isinstance(value, dict) else value
+            filled[name] = _with_sections(inner, value) if isinstance(value, dict) else value
     return filled
 
 

@@ -1,7 +1,6 @@
 """The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -298,10 +297,8 @@ class SamplesConfig(Section):
 class TrainModelConfig(ModelConfig):
     source: Name = key(REQUIRED, shapes_output=True, example="builtin:tiny")
     """The model to train: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision."""
-    synonyms = MappingProxyType({"unet": "denoiser"})
     denoiser: Literal["new", "pretrained"] = key("new", shapes_output=True)
-    """Begin with new weights, drawn from the seed as Stable Diffusion's were, or with those of the source. `unet` is
-    another name of this key."""
+    """Begin with new weights, drawn from the seed as Stable Diffusion's were, or with those of the source."""
     train_text_encoder: bool = key(False, shapes_output=True)
     """Train the text encoder as well, from the source's weights; the dataset must hold token ids."""
     start_from: Uri | None = key(None, shapes_output=True, example="s3://bucket/phase-1/checkpoints/step-000550000")

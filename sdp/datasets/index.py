@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from sdp.storage.uri import join, near, resolved
 
 FOLDER = "_index/"
 _KEY = b"sdp.index"
-_NAME = re.compile(r"_index/\d{6}\.(?:pq|parquet)", re.ASCII)
+_NAME = re.compile(r"_index/\d{6}\.pq", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
@@ -104,7 +103,7 @@ class Index:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns that parts copy from the source; empty for a dataset that was begun without a record of these."""
+        """The columns that parts copy from the source."""
         return self.versions[0].columns if self.versions else pa.schema([])
 
     def moved(self, root: str) -> "Index":
@@ -203,7 +202,7 @@ def load(storage: Storage, unit_rows: int) -> Index:
     names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):
-        if PurePosixPath(name).stem != PurePosixPath(version_name(number)).stem:
+        if name != version_name(number):
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
     with _reading(storage, FOLDER):
         index = Index(versions, unit_rows)

@@ -82,7 +82,7 @@ class Manifest:
     parts: Whole
     size: Whole
     """Bytes of all parts."""
-    files: Annotated[str, Field(pattern=r"^_files/[0-9a-f]{16}\.(pq|parquet)$")]
+    files: Annotated[str, Field(pattern=r"^_files/[0-9a-f]{16}\.pq$")]
     """The list of parts, relative to the dataset."""
     files_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     schema: Mapping[str, str]

@@ -24,10 +24,6 @@ SCORE = "score"
 FILTER_REASONS: Mapping[str, str] = {
     "min_size": "an image side is below the minimum",
     "aspect": "too long or too wide",
-    "similarity": "image and caption are not similar enough",
-    "punsafe": "probably unsafe",
-    "pwatermark": "probably watermarked",
-    "aesthetic": "aesthetic score below the minimum",
     "blocked_url": "the URL is on a blocklist",
     "blocked_domain": "the domain is on a blocklist",
     "blocked_content": "the content's hash is on a blocklist",

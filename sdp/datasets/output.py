@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sdp.config.phrases import got
-from sdp.config.removed import fixed_since
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
 from sdp.datasets.records import Identifier, dump, parse, reading
@@ -128,7 +127,6 @@ def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
         {"unit_rows": head.unit_rows, "derived": head.derived, **head.identity}
         for head in (stored, parse(Head, dump(wanted)))
     )
-    now |= {path: value for path, (_, value) in fixed_since(before).items()}
     differing = sorted(path for path in now if before.get(path) != now[path])
     if differing:
         changes = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)

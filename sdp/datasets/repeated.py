@@ -5,7 +5,7 @@ stored beside them; the manifest counts these rows as filtered, and readers leav
 list, or `urls-` and the number of rows whose URLs have been compared.
 
     _repeated/NAME.json            the number of rows; written last
-    _repeated/NAME/000000.roaring  the rows; earlier versions wrote several files
+    _repeated/NAME/000000.roaring  the rows
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +26,7 @@ from sdp.errors import NotFound
 from sdp.storage import Storage
 
 REASON = "duplicate_content"
+_ROWS = "000000.roaring"
 PIECE_ROWS = 4_000_000
 _PARTITION_ROWS = 16_000_000
 
@@ -62,12 +63,9 @@ class Repeated:
 
 @lru_cache(maxsize=2)
 def _load(storage: Storage, folder: str) -> BitMap64:
-    members = BitMap64()
-    for name in storage.names(folder):
-        hint = f"delete {folder}* and run the job that writes the dataset again"
-        with reading(storage.uri_of(name), hint, "not a set of addresses"):
-            members |= BitMap64.deserialize(storage.read(name))
-    return members
+    name, hint = f"{folder}/{_ROWS}", f"delete {folder}* and run the job that writes the dataset again"
+    with reading(storage.uri_of(name), hint, "not a set of addresses"):
+        return BitMap64.deserialize(storage.read(name))
 
 
 def of_manifest(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
@@ -89,7 +87,7 @@ def keep(storage: Storage, name: str, rows: Iterable[Addresses], check: Callable
     for addresses in rows:
         members.update(addresses.astype(np.uint64))
     members.run_optimize()
-    storage.publish_held(f"{folder(name)}/000000.roaring", members.serialize(), check)
+    storage.publish_held(f"{folder(name)}/{_ROWS}", members.serialize(), check)
     storage.publish_held(f"{folder(name)}.json", dump(_Record(len(members))), check)
     return len(members)
 

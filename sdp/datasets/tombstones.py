@@ -37,8 +37,8 @@ from sdp.urls import BadUrl, parse
 FOLDER = "_tombstones/"
 KINDS = ("row", "url", "sha256")
 SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.int64())])
-_LIST = re.compile(r"_tombstones/(\d{6})\.(?:pq|parquet)", re.ASCII)
-_LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.(?:pq|parquet)", re.ASCII)
+_LIST = re.compile(r"_tombstones/(\d{6})\.pq", re.ASCII)
+_LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.pq", re.ASCII)
 _KEY = b"sdp.looked"
 _NORMAL = r"^https?://[a-z0-9-]+(\.[a-z0-9-]+)*/([A-Za-z0-9_~-][A-Za-z0-9._~-]*/)*([A-Za-z0-9_~-][A-Za-z0-9._~-]*)?$"
 """Most URLs in normal form; parsing the others takes ten times as long."""

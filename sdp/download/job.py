@@ -65,7 +65,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     files = list_source(config.source.uri, options)
     storage = open_storage(config.output.uri, options)
     decisive = identity(config)
-    decisive["filters.columns"] = decisive["filters.columns"] or None  # as in an output of an sdp that had none
+    decisive["filters.columns"] = decisive["filters.columns"] or None  # as process records its filters
     head = Head(KIND, config.output.rows_per_file, False, decisive)
     existing = open_output(storage, head, writes=False)
     before = open_dataset(storage, KIND) if only_failed else None  # only a complete dataset can be retried

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from sdp.config.load import parse_into
-from sdp.config.removed import without_removed
 from sdp.config.train import PHASES, TrainConfig
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
@@ -90,8 +89,6 @@ class TrainState:
     """Hours of all trainers."""
     encoder_hours: float = 0.0
     """Hours of all encoders, in online mode."""
-    optimized: Whole = 0
-    """Steps in AdamW's moments, with those of the run that they were taken from."""
     averaged: Whole = 0
     """Steps in the moving average, with those of the run that it was taken from."""
     loss: float | None = None
@@ -236,9 +233,9 @@ def read_config(folder: Storage) -> dict[str, Any]:
 
 
 def training_config(folder: Storage) -> TrainConfig:
-    """Return the configuration of a checkpoint's run as this version's, without the keys that are gone."""
+    """Return the configuration of a checkpoint's run as this version's."""
     try:
-        return parse_into(TrainConfig, without_removed("train", read_config(folder)))
+        return parse_into(TrainConfig, read_config(folder))
     except ConfigError as error:
         raise DatasetError(
             f"{folder.uri}: its {CONFIG} is not one of this version of sdp ({error.problems[0]}); use another "
@@ -263,14 +260,7 @@ def averages(training: TrainConfig, weights: str, folder: Storage) -> bool:
 
 def state_in(marker: Mapping[str, Any]) -> TrainState:
     """Return the run's state, from a checkpoint's marker."""
-    data = marker["state"]
-    # Older checkpoints lack these counts.
-    taken = data.get("taken", 0)
-    hours = data.get("seconds", 0.0) / 3600 * marker.get("workers", 0)
-    older = {
-        "averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0), "trainer_hours": hours,
-    }  # fmt: skip
-    return parse(TrainState, {**older, **data, "start": marker.get("epoch_start", {})})
+    return parse(TrainState, {**marker["state"], "start": marker.get("epoch_start", {})})
 
 
 def read_state(folder: Storage) -> TrainState:

@@ -246,7 +246,7 @@ class _Writer(_Unprepared, StorageWriter):
             ]
             dtype = str(tensor.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
-        self.index = json.dumps({"format": FORMAT, "crc32": True, "tensors": tensors}).encode()
+        self.index = json.dumps({"format": FORMAT, "tensors": tensors}).encode()
 
 
 class _Reader(_Unprepared, StorageReader):
@@ -278,7 +278,7 @@ class _Reader(_Unprepared, StorageReader):
             content = self._read_run(run[0].file, begin, run[-1].end - begin)
             for stretch in run:
                 data = content[stretch.start - begin : stretch.end - begin]
-                if self._index.has_checksums and zlib.crc32(data) != checksums.get((stretch.file, stretch.start)):
+                if zlib.crc32(data) != checksums.get((stretch.file, stretch.start)):
                     where = f"{len(data):,} bytes from {stretch.start:,}"
                     raise DamagedCheckpoint(
                         f"{self._storage.uri_of(stretch.file)}: {where} do not match their checksum"
@@ -289,9 +289,8 @@ class _Reader(_Unprepared, StorageReader):
                     _fill(planner, item, tensor)
 
         with thread_pool(self._device, _THREADS, "sdp-load") as pool:
-            if self._index.has_checksums:
-                for part in pool.map(self._read_checksums, {_checksum_file(stretch.file) for stretch in items}):
-                    checksums |= part
+            for part in pool.map(self._read_checksums, {_checksum_file(stretch.file) for stretch in items}):
+                checksums |= part
             list(pool.map(read, _runs(items)))
         return _completed(None)
 

@@ -84,8 +84,6 @@ class TensorIndex:
     """All tensors of a checkpoint."""
 
     tensors: Mapping[str, StoredTensor]
-    has_checksums: Annotated[bool, Field(alias="crc32")] = False
-    """False for checkpoints of older versions."""
 
     def file_sizes(self) -> dict[str, int]:
         """Return the smallest valid size of each file."""

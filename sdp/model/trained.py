@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sdp.config.removed import without_removed
 from sdp.config.train import LoraConfig
 from sdp.errors import DatasetError, ModelError, one_line
 from sdp.families import Family, of
@@ -155,4 +154,4 @@ def refuse_lora(
 
 def lora_of(folder: Storage) -> LoraConfig:
     """Return the LoRA configuration of a checkpoint's run."""
-    return LoraConfig.model_validate(without_removed("train", read_config(folder)).get("lora", {}), strict=False)
+    return LoraConfig.model_validate(read_config(folder).get("lora", {}), strict=False)

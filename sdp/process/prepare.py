@@ -91,7 +91,6 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
         foreign=pictures.dataset is None,
     )
     unit_rows = config.output.rows_per_file or _unit_rows(shape, pictures.dataset)
-    # Where there are none, null: as in an output of an sdp that did not know them.
     identifying = {"filters": identity(config)["filters"] or None, "model.digest": model.digest}
     head = head_of(config, EncodeSpec.kind, unit_rows, pictures, identifying)
     models = {"encoder": f"{config.model.source} sha256:{model.digest}"}

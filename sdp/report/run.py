@@ -11,7 +11,6 @@ from sdp import charts, lease
 from sdp.charts import Line
 from sdp.config import JOBS
 from sdp.config.base import changed
-from sdp.config.removed import without_removed
 from sdp.config.train import PHASES
 from sdp.console import counted, rate, size, spent
 from sdp.datasets.records import reading
@@ -104,7 +103,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
         started = (config.get("model") or {}).get("start_from")
         files, problems = {file.path: file.size for file in folder.list()}, list[str]()
         consumed = _check(folder, files, state.consumed, problems)
-        cost, settings = state.cost(config.get("prices") or {}), without_removed("train", config)
+        cost = state.cost(config.get("prices") or {})
         done = f", {min(1.0, state.position / rows):.1%} of {rows:,} rows consumed" if rows else ""
         gpu = f" on {marker['gpu']}" if marker.get("gpu") else ""
         verdict = f"Written {marker['created']} by {counted(marker['workers'], 'worker')}{gpu}, sdp {marker['sdp']}."
@@ -124,7 +123,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
             ("trained for", spent(state.seconds, state.gpu_hours, cost)),
             ("size", size(sum(files.values()))),
         ]
-        differing = changed(JOBS["train"], settings)
+        differing = changed(JOBS["train"], config)
         blocks: list[Block] = [
             Table("Made from", ("", "source", "digest"), sources),
             Table("Settings", ("key", "not the default"), [(key, json.dumps(v)) for key, v in differing.items()]),

@@ -56,7 +56,8 @@ class MetricsLog:
             while len(lines := self._lines[:FILE_LINES]) > self._written:
                 content = b"".join(line for _, line in lines)
                 if self._name is None:
-                    name = metrics_file(metrics_files(self._run)[-1][0] + 1, self._after)
+                    number = 1 + max((number for number, *_ in metrics_files(self._run)), default=0)
+                    name = metrics_file(number, self._after)
                     self._check()
                     self._run.create(name, content)
                     self._name = name

@@ -165,7 +165,7 @@ def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
     if trained["objective"]["prediction"] not in family.predictions:
         hint = "begin with a run of the same kind of model"
         raise ConfigError([Problem("model.start_from", f"a run of {family.name}", other.uri, hint)])
-    was = bool(trained["model"].get("train_text_encoder", False))
+    was = trained["model"]["train_text_encoder"]
     if was != config.model.train_text_encoder:
         expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
         hint = "or export that run with sdp export and begin with the result (model.source)"
@@ -177,7 +177,7 @@ def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[
     now, changed = config.model_dump(mode="json"), {}
     for path in TUNABLE:
         section, name = path.split(".")
-        changed[path] = before[section].get(name, now[section][name]), now[section][name]
+        changed[path] = before[section][name], now[section][name]
     if config.optimizer.schedule != "constant":
         changed["max_steps"] = before.get("max_steps"), config.max_steps
     data, workers = before["data"], before["scaling"]["num_workers"]

@@ -12,7 +12,7 @@ and the main worker in between. Reading needs neither torch nor Ray; `sdp inspec
 
 Object stores cannot append, so the newest file of metrics is rewritten until it is full and older files never change.
 A job that resumes from a checkpoint starts a new file after that step. Lines of older files about later steps are then
-void, since those steps are done again. Runs of older versions have one metrics.jsonl, which counts as the oldest file.
+void, since those steps are done again.
 """
 
 import json
@@ -28,8 +28,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from sdp.config import keys
-from sdp.config.removed import fixed_since
-from sdp.config.train import TrainConfig, TrainModelConfig
+from sdp.config.train import TrainConfig
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
@@ -48,14 +47,12 @@ SAMPLES, PROMPTS = "samples/", "prompts.json"
 EVALUATIONS = "evaluations.jsonl"
 """A line for each evaluation of pictures that a checkpoint of this run drew."""
 
-METRICS, _ONE = "metrics/", "metrics.jsonl"
+METRICS = "metrics/"
 FILE_LINES = 1000
 """Lines of a full file of metrics, which has about 800 kB."""
 
 _METRICS_FILE = re.compile(rf"{METRICS}(\d{{6,}})-(\d{{9,}})\.jsonl", re.ASCII)
 
-_RENAMED = {f"model.{old}": f"model.{name}" for old, name in TrainModelConfig.synonyms.items()}
-"""Keys of identities that had another name."""
 _APPENDS = 5
 """Attempts to append a line."""
 
@@ -108,11 +105,9 @@ class RunFolder:
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
-        was_identity = {_RENAMED.get(key, key): value for key, value in was_identity.items()}
         # Keys that may change by now may differ; a key that is newer than the run had its default.
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
-        differing += [(k, *values) for k, values in sorted(fixed_since(was_identity).items())]
         differing += [(k, stored.get(k), now.get(k)) for k in sorted(stored.keys() | now.keys())]
         changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
         if changed:
@@ -259,7 +254,7 @@ def metrics_file(number: int, after: int) -> str:
 def metrics_files(run: Storage) -> list[tuple[int, int, str]]:
     """Return (number, step that it begins after, name) of each file of a run's metrics, from the oldest."""
     matches = (_METRICS_FILE.fullmatch(name) for name in run.names(METRICS))
-    return [(0, 0, _ONE), *sorted((int(match[1]), int(match[2]), match[0]) for match in matches if match)]
+    return sorted((int(match[1]), int(match[2]), match[0]) for match in matches if match)
 
 
 def joined(files: Iterable[tuple[int, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
@@ -283,8 +278,7 @@ def json_line(data: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 def _parsed(text: bytes) -> Any:
     try:
-        # NaN is not JSON, but older versions wrote it where there was no number.
-        return json.loads(text, parse_constant=lambda _: None)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

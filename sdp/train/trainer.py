@@ -183,7 +183,7 @@ class Trainer:
         state = self.checkpointer.restore(self.tensors())
         if state is not None:
             self.state = state
-            self.optimizer.set_steps_taken(state.optimized)
+            self.optimizer.set_steps_taken(state.taken)
         elif self.begin_from is not None:
             self._begin_with(self.begin_from)
 
@@ -317,7 +317,6 @@ class Trainer:
         if verdict == "good":
             self._bad_in_a_row = 0
             state.taken += 1
-            state.optimized += 1
             if self.ema is not None:
                 state.averaged += 1
                 with self.stopwatch.measure("optimizer"):

@@ -85,9 +85,6 @@ def product(name: str) -> str:
             "(NVIDIA-H100-80GB-HBM3, NVIDIA-H100-PCIe, NVIDIA-H100-NVL), got NVIDIA-A100-SXM4-80GB",
         ),
         ("storage.uri=gs://b1/f storage.endpoint=http://minio:9000", "storage.endpoint: expected none with gs://"),
-        # what was renamed
-        ("groups.a10g.tolerations[0].key=x", "groups.a10g.tolerations: moved; set groups.a10g.podSpec.tolerations"),
-        ("monitoring.grafana.url=http://grafana", "monitoring: moved; set RAY_GRAFANA_HOST"),
     ],
 )
 def test_values_that_cannot_work_are_refused_with_their_path(
@@ -121,7 +118,7 @@ def test_all_jobs_that_lost_their_group_are_named_at_once(tool: Callable[[str], 
         "storage.uri=gs://b1/f",
         "podAnnotations=null podLabels=null env=null volumes=null jobs=null networkPolicy.clientNamespaces=null",
         "jobs.process.encode=null jobs.train.data=null jobs.train.optimizer=null jobs.download.workers=null",
-        "groups.a10g.podSpec=null groups.a10g.container=null head.podSpec.affinity=null head.runtimeClassName=",
+        "groups.a10g.podSpec=null groups.a10g.container=null head.podSpec.affinity=null",
         "volumes[0].name=data groups.cpu.container.volumeMounts[0].name=data",
         f"jobs.train-{'n' * 31}.scaling.num_workers=1",
         "jobs.train.encode.num_workers.min=1 jobs.train.encode.num_workers.max=4 jobs.train.samples.prompts={a,b}",

@@ -119,8 +119,8 @@ def helm(
     values = ["-f", str(VALUES), "-f", str(file)]
     values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
 
-    def run(verb: str, *words: str, chart: Path = CHART) -> str:
-        made = [str(chart), *values] if verb in ("install", "upgrade") else []
+    def run(verb: str, *words: str) -> str:
+        made = [str(CHART), *values] if verb in ("install", "upgrade") else []
         command = [str(tool("helm")), verb, "sdp", *made, "-n", kube.namespace, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         if done.returncode:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from sdp.config import JOBS, keys, load, parse
-from sdp.config.removed import fixed_since, table, without_removed
 from sdp.errors import ConfigError
 
 ENDS = ["source.uri=in", "output.uri=out"]
@@ -284,31 +283,3 @@ def test_a_duration_that_no_clock_can_hold_is_refused() -> None:
     assert lines("train", *MODEL, "encode.wait_s=1e300") == [
         "encode.wait_s: expected a number of 604800 or less above 0, got 1e+300"
     ]
-
-
-def test_a_key_of_an_earlier_version_is_named_with_what_happens_now() -> None:
-    data = {"output": {"uri": "o", "rows_per_file": 8}, "loss": {"checkpoint": "run"}, "fid": {"infinity_points": 3}}
-    with pytest.raises(ConfigError) as refused:
-        parse("evaluate", data)
-    hints = {problem.path: problem.hint for problem in refused.value.problems}
-    assert hints["output.rows_per_file"] == "remove it: gone since 0.3: features are not stored"
-    assert hints["loss"].startswith("remove it: gone since 0.3: training measures the loss")
-    assert hints["fid"] == "remove it: gone since 0.3: FID is not extrapolated"
-
-
-def test_removed_keys_are_gone() -> None:
-    for jobs, rows in table("keys").items():
-        present = [key.path for name in (JOBS if jobs == "every job" else jobs.split()) for key in keys(JOBS[name])]
-        for paths in rows:
-            assert not [p for p in paths.split() for key in present if f"{key}.".startswith(f"{p}.")], paths
-
-
-def test_what_an_earlier_version_saved_is_read_without_the_keys_that_are_gone() -> None:
-    saved = {"output": {"uri": "o", "rows_per_file": 8}, "fid": {"infinity_points": 3}, "limit": 3}
-    assert without_removed("evaluate", saved) == {"output": {"uri": "o"}, "limit": 3}
-    assert saved["fid"], "the record itself is unchanged"
-
-
-def test_an_output_of_another_value_of_a_removed_key_is_another_output() -> None:
-    assert fixed_since({"image.least_side": 8, "image.size": 64}) == {}
-    assert fixed_since({"image.least_side": 1, "image.size": 64}) == {"image.least_side": (1, 8)}

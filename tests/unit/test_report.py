@@ -232,14 +232,15 @@ def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_r
 
 INFINITE = b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}'
 STEP = "step-000000010"
+METRICS = "metrics/000001-000000000.jsonl"
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("metrics.jsonl", b"\xff\xfe{{{\n[]\n3\n{}\n" + b"[" * 100_000 + b"\n"),
-        ("metrics.jsonl", json.dumps({"step": "10", "samples": 1, "epoch": 0, "workers": 1}).encode()),
-        ("metrics.jsonl", INFINITE),
+        (METRICS, b"\xff\xfe{{{\n[]\n3\n{}\n" + b"[" * 100_000 + b"\n"),
+        (METRICS, json.dumps({"step": "10", "samples": 1, "epoch": 0, "workers": 1}).encode()),
+        (METRICS, INFINITE),
         ("events.jsonl", b'{"event": "end", "time": "2026"}\n{"event": 3}\n{"time": null}\ntorn of'),
         (f"samples/{STEP}/prompts.json", b'["../../x"]'),
         (f"samples/{STEP}/prompts.json", b'{"000.png": 3}'),

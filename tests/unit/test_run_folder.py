@@ -105,15 +105,6 @@ def test_a_repeated_step_is_listed_once(run: RunFolder) -> None:
     assert [line["samples_per_s"] for line in run.metrics()] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_a_run_of_an_older_version_goes_on_in_files_of_its_own(run: RunFolder) -> None:
-    old = b"".join(json.dumps(line(step)).encode() + b"\n" for step in (10, 20, 30))
-    run.storage.publish("metrics.jsonl", old)
-    assert steps_of(run) == [10, 20, 30]
-    write(run.storage, 20, 40)
-    assert steps_of(run) == [10, 20, 40]
-    assert run.storage.read("metrics.jsonl") == old
-
-
 def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,14 +132,14 @@ def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
 def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     good = [json.dumps(line(step)).encode() for step in (10, 30)]
     torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", good[1], b'{"step": 4'])
-    run.storage.publish("metrics.jsonl", torn)
+    run.storage.publish("metrics/000001-000000000.jsonl", torn)
     run.storage.publish("bad_rows/step-000000001.jsonl", b'{"row": 3, "reason": "undecodable"}\n{"row": "x"}\n{"ro')
     problems: list[str] = []
     assert [line["step"] for line in run.metrics(problems)] == [10, 30]
     assert run.bad_rows(problems) == [{"row": 3, "reason": "undecodable"}]
     what = "lines are damaged and left out, the first at line"
     assert problems == [
-        f"{run.storage.uri}/metrics.jsonl: 4 {what} 2",
+        f"{run.storage.uri}/metrics/000001-000000000.jsonl: 4 {what} 2",
         f"{run.storage.uri}/bad_rows/step-000000001.jsonl: 2 {what} 2",
     ]
     run.storage.publish("events.jsonl", b'{"event": 3}\n')
@@ -161,13 +152,6 @@ def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:
     run.storage.publish("events.jsonl", run.storage.read("events.jsonl") + b'{"time": "20')
     run.record("end", reason="max_steps")
     assert [event["event"] for event in run.events()] == ["start", "end"]
-
-
-def test_a_run_begun_while_the_denoiser_was_called_unet_goes_on(run: RunFolder) -> None:
-    run.storage.publish("_run.json", b'{"format": 1, "kind": "run", "identity": {"model.unet": "pretrained"}}')
-    run.claim({"identity": {"model.denoiser": "pretrained"}})
-    with pytest.raises(DatasetError, match=r"model\.denoiser was 'pretrained' and is 'new' now"):
-        run.claim({"identity": {"model.denoiser": "new"}})
 
 
 def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:

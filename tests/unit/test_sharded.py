@@ -156,14 +156,6 @@ def test_malformed_checksums_are_reported_in_one_line(folder: Storage, content: 
     check_refused(folder, r"worker-00000\.json: not checksums")
 
 
-def test_a_checkpoint_from_a_version_without_checksums_is_loaded(folder: Storage) -> None:
-    folder.delete("worker-00000.json")
-    index = json.loads(folder.read("tensors.json"))
-    del index["crc32"]
-    folder.publish("tensors.json", json.dumps(index).encode())
-    load_both_ways(folder)
-
-
 def test_another_architecture_is_not_reported_as_damage(folder: Storage) -> None:
     with pytest.raises(ModelError, match="another architecture") as caught:
         sharded.load(folder, {"other": torch.empty(1)}, alone=True)

@@ -15,14 +15,6 @@
 {{- if and (not .Values.serviceAccount.create) (or .Values.serviceAccount.annotations .Values.serviceAccount.downloadsAnnotations) -}}
 {{- fail "serviceAccount.annotations: expected none if serviceAccount.create is false; annotate the existing accounts" -}}
 {{- end -}}
-{{- with .Values.monitoring -}}
-{{- fail "monitoring: moved; set RAY_GRAFANA_HOST and RAY_PROMETHEUS_HOST in head.env (docs/monitoring.md)" -}}
-{{- end -}}
-{{- include "sdp-cluster.check-moved" (dict "path" "head" "settings" .Values.head) -}}
-{{- include "sdp-cluster.check-moved" (dict "path" "groupDefaults" "settings" .Values.groupDefaults) -}}
-{{- range $name, $own := .Values.groups -}}
-{{- include "sdp-cluster.check-moved" (dict "path" (printf "groups.%s" $name) "settings" ($own | default dict)) -}}
-{{- end -}}
 {{- $have := list "cpu" "gpu" -}}
 {{- $groups := include "sdp-cluster.groups" . | fromYaml -}}
 {{- if not $groups }}{{ fail "groups: expected one or more, got none: the head runs only drivers" }}{{ end -}}
@@ -43,17 +35,6 @@
 {{- end -}}
 {{- end -}}
 {{- with $wrong }}{{ fail (join "\n" .) }}{{ end -}}
-{{- end -}}
-
-{{/* Refuse settings of a pod that are now fields of podSpec or container. Takes path and settings. */}}
-{{- define "sdp-cluster.check-moved" -}}
-{{- $now := dict "sidecars" "podSpec.containers" "resources" "container.resources.limits" "securityContext" "container.securityContext" "volumeMounts" "container.volumeMounts" -}}
-{{- range list "affinity" "dnsConfig" "initContainers" "nodeSelector" "priorityClassName" "runtimeClassName" "schedulerName" "tolerations" "topologySpreadConstraints" "volumes" -}}
-{{- $_ := set $now . (printf "podSpec.%s" .) -}}
-{{- end -}}
-{{- range $old, $new := $now -}}
-{{- if get $.settings $old }}{{ fail (printf "%s.%s: moved; set %s.%s" $.path $old $.path $new) }}{{ end -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Check one group. Takes root, name, and the group merged over groupDefaults. */}}
