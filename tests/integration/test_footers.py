@@ -12,9 +12,9 @@ from sdp.datasets import footers
 from sdp.datasets.footers import read_new_footer
 from sdp.datasets.output import Head, open_output
 from sdp.datasets.source import freeze_source
-from sdp.encode.joined import open_tables
-from sdp.encode.pictures import open_pictures
 from sdp.errors import DatasetError, SdpError
+from sdp.sources.joined import open_tables
+from sdp.sources.pictures import open_pictures
 from sdp.storage import StorageOptions, list_source, open_storage
 from sdp.train.data import plain
 from tests.growth.forged import cut_statistics, write_deadly
