@@ -169,6 +169,7 @@ class EncoderPool:
 
     async def _encoded(self, data_slice: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]]":
         request = _Request(turn, next(self._numbers), data_slice)
+        request.result.set_running_or_notify_cancel()  # so that a trainer that is gone does not cancel it
         self._open[request.number] = request
         self._waiting.put(request)
         if self._error is not None:
@@ -221,7 +222,8 @@ class EncoderPool:
                         if request.data_slice is not None:
                             self._count(note, encoders)
                         del fed[request.number]
-                        self._open.pop(request.number).result.set_result((note.died, rows))
+                        if self._open.pop(request.number, None) is not None:
+                            request.result.set_result((note.died, rows))
                     before, state = state, pipeline.state()
                     if state.started and encoders == self._target:
                         self._serving = encoders
@@ -258,8 +260,9 @@ class EncoderPool:
             self._changes.append(f"the number of encoders stays {self._serving}: {error}")
             return
         self._error = error
-        for request in list(self._open.values()):
-            request.result.set_exception(error)
+        for number in list(self._open):
+            if (request := self._open.pop(number, None)) is not None:  # a pipeline may have its result meanwhile
+                request.result.set_exception(error)
 
 
 def encoders_needed(trainers: float, encoder: float, least: int, most: int) -> tuple[int, str]:

@@ -1,15 +1,20 @@
 """The actors that online training places beside the trainers, by the cluster's nodes, and the order of encoding."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sdp.errors import SdpError
+from sdp.run.blocks import Note
+from sdp.run.desk import State
 from sdp.run.placement import Placement, plan_placement
 from sdp.train.online import EncoderPool, submitter
 from tests.training import config
+from tests.waiting import until
 
 
 def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -> Placement:
@@ -22,22 +27,22 @@ def test_where_cpus_are_few_they_are_shared_rather_than_reserved(
     tmp_path: Path, cpus: float, encoder: float, transform: float
 ) -> None:
     placed = placement(tmp_path, cpus)
-    assert (placed.encoder_cpus, placed.transform_cpus) == (encoder, transform)
-    assert transform or placed.concurrency, "what reserves nothing needs another bound"
+    assert (placed.cpus, placed.prepare_cpus) == (encoder, transform)
+    assert transform or placed.prepare_concurrency, "what reserves nothing needs another bound"
 
 
 def test_encoders_of_a_cluster_reserve_a_cpu_if_one_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     placed = placement(tmp_path, 4)
-    assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
+    assert (placed.cpus, placed.prepare_cpus) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("cpus", [0, 2])
 def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, cpus: float) -> None:
     """An actor that reserves nothing adds no node, and runs on the head beside the driver."""
     placed = placement(tmp_path, cpus, grows=True)
-    assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
-    assert [place.bundle for place in placed.places] == [{"CPU": 1.0}, {"CPU": 1.0}]
+    assert (placed.cpus, placed.prepare_cpus) == (1.0, 1.0)
+    assert [place.bundle for place in placed.places(prepares=True)] == [{"CPU": 1.0}, {"CPU": 1.0}]
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
@@ -64,12 +69,80 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
     assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
 
 
-def pool_of(*, asked_before: bool) -> EncoderPool:
+def pool_of(*, asked_before: bool, board: Any = None) -> EncoderPool:
     """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
-    pool = EncoderPool(images, Placement(least=1, most=4, wait_s=60.0, output="out"), None)
+    pool = EncoderPool(images, Placement(least=1, most=4, wait_s=60.0, output="out"), board)
     pool._target = pool._serving = int(asked_before)
     return pool
+
+
+class Pipeline:
+    """A pipeline that encodes every slice at once."""
+
+    full = False
+
+    def __init__(self, *_: object) -> None:
+        self._fed: list[Any] = []
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def feed(self, request: Any, _: object) -> None:
+        self._fed.append(request)
+
+    def results(self, _: float) -> list[tuple[Any, Note, str]]:
+        results, self._fed = [(request, Note(), f"rows of {request.data_slice}") for request in self._fed], []
+        return results
+
+    def state(self) -> State:
+        return State()
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("sdp.train.online.OnRay", Pipeline)
+    return SimpleNamespace(announce=SimpleNamespace(remote=None))
+
+
+async def asked(pool: EncoderPool, *slices: Any) -> list[Any]:
+    """Ask for slices, and give the first one up."""
+    tasks = [asyncio.ensure_future(pool.encode(data_slice, turn)) for turn, data_slice in enumerate(slices)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    return tasks[1:]
+
+
+def test_a_request_that_is_given_up_does_not_end_the_pipeline(board: Any) -> None:
+    async def script() -> None:
+        pool = pool_of(asked_before=True, board=board)
+        (kept,) = await asked(pool, "a", "b")
+        pool._start(1)
+        assert await asyncio.wait_for(kept, 10) == ["rows of b"]
+        pool._serving = pool._target = 0
+        assert not await pool.has_failed()
+
+    asyncio.run(script())
+
+
+def test_all_open_requests_get_the_error_that_ends_the_pool_even_if_one_is_over(board: Any) -> None:
+    async def script() -> None:
+        pool = pool_of(asked_before=True, board=board)
+        kept = await asked(pool, "a", "b", "c")
+        for reason in ("a node is lost", "another one, too"):
+            pool._fail(SdpError(reason), 1)
+        assert [str(error) for error in await asyncio.wait_for(asyncio.gather(*kept), 10)] == ["a node is lost"] * 2
+        late = threading.Thread(target=pool._serve, args=(1,))  # with results that nobody waits for any more
+        late.start()
+        until(pool._waiting.empty, "all requests are fed")
+        pool._serving = pool._target = 0
+        late.join()
+        assert str(pool._error) == "another one, too"
+
+    asyncio.run(script())
 
 
 def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
