@@ -147,9 +147,9 @@ def denoiser_config(source: ModelSource | str, *, storage: StorageOptions | None
 def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
-    data = _reader(source, storage)(name)
+    _, read = _files(source, storage)
     try:
-        return layout.json_object(data)
+        return layout.json_object(read(name))
     except ValueError as error:
         raise ModelError(f"model source {source}: {name} is {error}; fetch it again") from error
 
@@ -171,12 +171,10 @@ def local_folder(source: ModelSource) -> Path:
 
 def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
     """Return a test for a source's files, and a reader of small ones."""
-    exists = hub.exists(source) if source.kind == "hub" else _open(source, storage).exists
-    return exists, _reader(source, storage)
-
-
-def _reader(source: ModelSource, storage: StorageOptions | None) -> Callable[[str], bytes]:
-    return partial(hub.read, source) if source.kind == "hub" else _open(source, storage).read
+    if source.kind == "hub":
+        return hub.exists(source), partial(hub.read, source)
+    folder = _open(source, storage)
+    return folder.exists, folder.read
 
 
 def _family(exists: Exists, read: Callable[[str], bytes]) -> Family:

@@ -267,3 +267,16 @@ def test_the_family_of_a_source_follows_from_its_unet(model: Path) -> None:
     (model / "unet/config.json").write_text("[1]")
     with pytest.raises(ModelError):
         sources.known(str(model))
+
+
+def test_the_store_of_a_source_is_opened_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def count(uri: str, options: StorageOptions | None = None) -> Storage:
+        opened.append(uri)
+        return open_storage(uri, options)
+
+    monkeypatch.setattr("sdp.model.sources.open_storage", count)
+    check(str(model))
+    sources.family(str(model))
+    assert opened == [str(model)] * 2, "once for each"
