@@ -17,6 +17,7 @@ from sdp.model.checkpoints import (
     averages,
     base_digest,
     find_checkpoint,
+    is_checkpoint,
     trained_scheduler,
     training_config,
 )
@@ -70,7 +71,7 @@ def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, opti
     if begun in (None, name) or newest.uri == open_storage(config.checkpoint, options).uri:
         return newest
     older = open_storage(f"{checkpoints}/{begun}", options)
-    if not older.exists(COMPLETE):
+    if not is_checkpoint(older):
         raise UserError(
             f"checkpoint: {config.output.uri} was begun with {older.uri}, which no longer exists; choose another "
             f"output.uri for {newest.uri}"

@@ -8,7 +8,7 @@ with ledger.roaring, config.json and the marker complete.json. Without the marke
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,15 +160,25 @@ def checkpoint_name(step: int) -> str:
 
 
 def steps_in(run: Storage) -> dict[int, bool]:
-    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete.
-
-    A marker alone does not count: a job that was suspended has written it after another one had deleted the checkpoint.
-    """
+    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete."""
     files: dict[int, set[str]] = {}
     for name in run.names(FOLDER):
         if match := _STEP.match(name):
             files.setdefault(int(match[1]), set()).add(name[match.end() :])
-    return {step: COMPLETE in files[step] and len(files[step]) > 1 for step in sorted(files)}
+    return {step: _is_complete(files[step]) for step in sorted(files)}
+
+
+def is_checkpoint(folder: Storage) -> bool:
+    """Return whether a folder is a complete checkpoint."""
+    return folder.exists(COMPLETE) and _is_complete(folder.names())
+
+
+def _is_complete(files: Collection[str]) -> bool:
+    """Return whether these are a complete checkpoint's files.
+
+    A marker alone does not count: a job that was suspended has written it after another one had deleted the checkpoint.
+    """
+    return COMPLETE in files and len(files) > 1
 
 
 def run_of(uri: str) -> str:
@@ -182,14 +192,14 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     For a run (or `RUN/checkpoints/latest`) it is the newest one, of the last phase in a two-phase run.
     """
     folder = open_storage(uri, options)
-    if folder.exists(COMPLETE):
+    if is_checkpoint(folder):
         return folder
     run = open_storage(NEWEST.sub("", folder.uri), options)
     for phase in (run, *map(run.child, reversed(PHASES))):
         complete = [step for step, is_complete in steps_in(phase).items() if is_complete]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
-    raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the URI")
+    raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}, or nothing beside it); check the URI")
 
 
 def newer_than(uri: str, options: StorageOptions | None = None) -> str:

@@ -1,6 +1,7 @@
 """The meanings of `checkpoint`, and refusals before anything expensive begins."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
     assert drawer.uri == newer  # and the output refuses it
     (Path(older) / "complete.json").unlink()
     assert f"was begun with {older}, which no longer exists" in refusal(run, begun=Path(older).name)
+
+
+def test_a_marker_alone_is_no_checkpoint(model: Path, tmp_path: Path) -> None:
+    """As where a suspended job goes on after another one has deleted its checkpoint."""
+    run = tmp_path / "run"
+    older, newer = make_checkpoint(run, model, 3), make_checkpoint(run, model, 5)
+    marker = (Path(newer) / "complete.json").read_bytes()
+    for uri in (newer, older):
+        shutil.rmtree(uri)
+        Path(uri).mkdir()
+        (Path(uri) / "complete.json").write_bytes(marker)
+        assert refusal(uri).startswith(f"checkpoint: {uri}: neither a complete checkpoint of sdp train")
+        if uri == newer:
+            assert choose(generate_config(tmp_path / "out", run)).uri == older
+            assert f"was begun with {newer}, which no longer exists" in refusal(run, begun=Path(newer).name)
 
 
 def test_a_model_that_was_moved_can_be_named_and_one_that_changed_is_refused(model: Path, tmp_path: Path) -> None:
