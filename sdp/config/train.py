@@ -174,19 +174,9 @@ class EmaConfig(Section):
 class ScalingConfig(WorkersConfig):
     """The number of trainers, and where they run."""
 
-    in_driver: bool = key(False)
-    """Train in the driver's process, without Ray: one trainer, which starts at once. After a failure, run the job
-    again."""
     can_grow: bool = key(False)
     """The cluster adds nodes on demand: after a loss, wait up to a minute for another node before going on with fewer
     trainers, and let encoders and transforms always reserve CPUs."""
-
-    def contradictions(self) -> Iterable[Problem]:
-        yield from super().contradictions()
-        if self.in_driver and self.num_workers != 1:
-            yield self.problem("num_workers", "1 while in_driver is on", "the driver is one process")
-        if self.in_driver and self.accelerator is not None:
-            yield self.problem("accelerator", "null while in_driver is on", "the driver uses what its machine has")
 
 
 _lower = BeforeValidator(lambda name: str(name).lower())
@@ -501,7 +491,6 @@ class TrainConfig(JobConfig):
             expected = "token_ids or null while model.train_text_encoder is set"
             hint = "embeddings would be those of the frozen text encoder"
             yield self.problem("encode.text", expected, hint)
-        yield from self._scaling_contradictions()
         if self.max_steps is None and self.optimizer.schedule != "constant":
             hint = "set max_steps: the schedule needs a last step"
             yield self.problem("optimizer.schedule", "constant while max_steps is null", hint)
@@ -520,10 +509,3 @@ class TrainConfig(JobConfig):
         if self.lora.rank is not None and self.model.denoiser == "new":
             hint = "LoRA needs trained weights to start from"
             yield self.problem("model.denoiser", "pretrained while lora.rank is set", hint)
-
-    def _scaling_contradictions(self) -> Iterable[Problem]:
-        if self.scaling.in_driver and self.strategy.kind == "fsdp":
-            yield self.problem("strategy.kind", "ddp while scaling.in_driver is true", "one process has no shards")
-        if self.scaling.in_driver and self.data.mode == "online":
-            hint = "encoders run on Ray; or set data.mode to collocated"
-            yield self.problem("scaling.in_driver", "false while data.mode is online", hint)

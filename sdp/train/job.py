@@ -106,9 +106,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
 
 
 def _trains_here(config: TrainConfig) -> bool:
-    """Return whether this process trains: it is told to, or Ray would add nothing."""
-    alone = config.data.mode == "offline" and config.strategy.kind != "fsdp" and cluster.is_needless(config.scaling)
-    return config.scaling.in_driver or alone
+    """Return whether this process trains, since Ray would add nothing."""
+    return config.data.mode == "offline" and config.strategy.kind != "fsdp" and cluster.is_needless(config.scaling)
 
 
 def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:

@@ -27,12 +27,12 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
     here, copied = tmp_path / "here", tmp_path / "there"
     make_tiny_model(here / "model")
     make_latents(here, 40, vocabulary=50)
-    run(config(here, max_steps=5, scaling__in_driver=True))  # an epoch has five steps
+    run(config(here, max_steps=5))  # an epoch has five steps
     drawn = generate.run(generate_config(here / "out", here / "run", model=str(here / "model")))
     shutil.copytree(here, copied, copy_function=shutil.copyfile)
     shutil.rmtree(here)
 
-    goes_on = run(config(copied, max_steps=7, scaling__in_driver=True))
+    goes_on = run(config(copied, max_steps=7))
     assert goes_on.state.step == 7
     redrawn = generate.run(generate_config(copied / "out", copied / "run", model=str(copied / "model")))
     assert drawn is not None
@@ -41,15 +41,15 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
 
     make_latents(tmp_path / "other", 40, unit_rows=20, vocabulary=50)
     with pytest.raises(DatasetError, match=r"other/latents: not the dataset that this run began with"):
-        run(config(copied, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "other/latents")))
+        run(config(copied, max_steps=9, source__uri=str(tmp_path / "other/latents")))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DatasetError, match=r"/nothing: not a dataset of sdp"):
-        run(config(copied, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "nothing")))
+        run(config(copied, max_steps=9, source__uri=str(tmp_path / "nothing")))
     make_tiny_model(tmp_path / "model")
     settings = tmp_path / "model/tokenizer/tokenizer_config.json"
     settings.write_text(settings.read_text() + " ")
     with pytest.raises(UserError, match=r"model.source: .* is another model than the run began with"):
-        run(config(copied, max_steps=9, scaling__in_driver=True, model__source=str(tmp_path / "model")))
+        run(config(copied, max_steps=9, model__source=str(tmp_path / "model")))
 
 
 def begin_download(root: str) -> Output:
@@ -78,7 +78,7 @@ def test_a_folder_goes_on_in_a_bucket_and_then_in_another_bucket(s3_env: Gateway
 
     def train(root: str, steps: int) -> int:
         folders = {"source__uri": f"{root}/latents", "output__uri": f"{root}/run"}
-        return run(config(tmp_path, max_steps=steps, scaling__in_driver=True, **folders)).state.step
+        return run(config(tmp_path, max_steps=steps, **folders)).state.step
 
     assert train(str(here), 2) == 2
     (s3_env.root / "elsewhere").mkdir()

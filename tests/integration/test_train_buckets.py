@@ -30,7 +30,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
-    return config(root, **{"scaling__in_driver": True, "data__batch_size": 4, "data__global_batch_size": 8, **changes})
+    return config(root, **{"data__batch_size": 4, "data__global_batch_size": 8, **changes})
 
 
 def test_crops_of_several_shapes_are_each_trained_on_once_an_epoch_also_after_a_stop(root: Path) -> None:

@@ -148,7 +148,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 def test_trackers_get_each_line_and_the_samples_and_find_the_run_again(root: Path, wandb: Mock, mlflow: Mock) -> None:
     mlflow.log_batch.side_effect = [None, RuntimeError("503"), None]  # which costs only a line
-    changes = {"scaling__in_driver": True, "log__every_steps": 2}
+    changes = {"log__every_steps": 2}
     changes |= {"log__wandb__project": "sd2", "log__mlflow__experiment": "sd2"}
     changes |= {"samples__every_steps": 5, "samples__prompts": ["a: b"], "samples__steps": 1}
     for steps in (2, 6):
@@ -177,13 +177,13 @@ def test_trackers_get_each_line_and_the_samples_and_find_the_run_again(root: Pat
 def test_a_refusal_of_a_tracker_is_one_line(root: Path, wandb: Mock) -> None:
     wandb.init.side_effect = RuntimeError("api_key not configured")
     with pytest.raises(UserError, match=r"log\.wandb\.project: sd2: wandb refused \(api_key not configured\)"):
-        run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
+        run(config(root, log__wandb__project="sd2"))
 
 
 def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.train.job.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"log\.wandb\.project: .* needs wandb, which is not installed") as refusal:
-        run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
+        run(config(root, log__wandb__project="sd2"))
     assert refusal.value.exit_code == 2
     assert not (root / "run").exists()
 

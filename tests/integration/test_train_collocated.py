@@ -175,22 +175,22 @@ def test_captions_scores_and_filters_of_a_table_are_those_of_the_batches(root: P
 
 
 def test_a_run_continues_with_a_moved_table_and_refuses_a_changed_one(
-    root: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sdp.train.job._trains_here", lambda _: True)
     first, changed = curation(root, "a.parquet"), curation(root, "changed.parquet", lowest=1)
     (root / "b.parquet").write_bytes((root / "a.parquet").read_bytes())
     moved = {**first, "source__tables": [{**first["source__tables"][0], "uri": str(root / "b.parquet")}]}
-    job = {"scaling__in_driver": True}
-    run(how(root, "tabled", max_steps=2, **job, **first))
+    run(how(root, "tabled", max_steps=2, **first))
     said = capsys.readouterr().err
     assert "72 rows before filters" in said
-    assert run(how(root, "tabled", max_steps=3, **job, **moved)).state.step == 3
+    assert run(how(root, "tabled", max_steps=3, **moved)).state.step == 3
     with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
-        run(how(root, "tabled", max_steps=4, **job, **changed))
+        run(how(root, "tabled", max_steps=4, **changed))
     with pytest.raises(DatasetError, match=r"another configuration \(source\.tables was \[.*\] and is"):
         make_reader(how(root, "tabled", **changed), resolve("builtin:tiny"), World())  # as a restarted trainer does
     with pytest.raises(DatasetError, match=r"source\.tables\.0\.uri: no column blurb or aesthetic in"):
-        run(how(root, "other", **job, **{**first, "source__caption_column": "blurb"} | {"source__tables": [
+        run(how(root, "other", **{**first, "source__caption_column": "blurb"} | {"source__tables": [
             {"uri": str(root / "metadata.parquet"), "by": "row"}]}), dry_run=True)  # fmt: skip
 
 

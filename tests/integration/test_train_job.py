@@ -155,7 +155,8 @@ def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: P
 
 def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
-    how = config(root, max_steps=5, scaling__in_driver=True)
+    monkeypatch.setattr("sdp.train.job._trains_here", lambda _: True)
+    how = config(root, max_steps=5)
     folder = RunFolder(open_storage(how.output.uri))
     when(folder, "training", lambda _: os.kill(os.getpid(), signal.SIGINT))
     first = run(how)
@@ -171,7 +172,8 @@ def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatc
 
 def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.lease._BEAT_S", 0.5)
-    how = config(root, max_steps=500, scaling__in_driver=True)
+    monkeypatch.setattr("sdp.train.job._trains_here", lambda _: True)
+    how = config(root, max_steps=500)
     run_folder = open_storage(how.output.uri)
     when(RunFolder(run_folder), "training", lambda _: run_folder.publish("_lease/0000000002.json", b"another's"))
     with pytest.raises(LeaseLost, match="lease is lost"):

@@ -27,7 +27,7 @@ from tests.training import Poison, Watch, config, train
 
 def how(root: Path, **changes: Any) -> TrainConfig:
     """Return a configuration that runs in this process."""
-    return config(root, **{"scaling__in_driver": True, "max_steps": 2, **changes})
+    return config(root, **{"max_steps": 2, **changes})
 
 
 def folder(root: Path) -> RunFolder:

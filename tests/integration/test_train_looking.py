@@ -173,7 +173,7 @@ def test_training_continues_if_pictures_cannot_be_written(root: Path, caplog: py
 
 def test_the_job_measures_draws_and_reports_both(root: Path) -> None:
     changes = {**HOLDOUT, **SAMPLES, "max_steps": 6, "log__every_steps": 2, "checkpoint__every_steps": 6}
-    job.run(config(root, scaling__in_driver=True, **changes))
+    job.run(config(root, **changes))
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
@@ -199,7 +199,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, chan
 
 
 def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begins(root: Path) -> None:
-    how = config(root, evaluate__every_steps=2, evaluate__source=str(root / "nowhere"), scaling__in_driver=True)
+    how = config(root, evaluate__every_steps=2, evaluate__source=str(root / "nowhere"))
     with pytest.raises(DatasetError, match=r"nowhere: not a dataset of sdp"):
         job.run(how)
     assert not (root / "run").exists()

@@ -38,7 +38,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def how(root: Path, **changes: Any) -> TrainConfig:
     usual: dict[str, Any] = {
-        "scaling__in_driver": True, "max_steps": 4, "phase_2__max_steps": 3, "phase_2__resolution": 128,
+        "max_steps": 4, "phase_2__max_steps": 3, "phase_2__resolution": 128,
         "phase_2__batch_size": 4, "phase_2__source": str(root / "larger"),
     }  # fmt: skip
     return config(root, **{**usual, **changes})
@@ -128,7 +128,7 @@ def test_a_run_of_one_phase_does_not_become_the_first_of_two_nor_the_other_way_r
         run(how(root))
     assert [file.name for file in (root / "run").iterdir()] == ["_run.json"]
     RunFolder(open_storage(str(root / "two/phase-1"))).claim({})
-    two = config(root, "two", scaling__in_driver=True, **one)
+    two = config(root, "two", **one)
     with pytest.raises(
         ConfigError, match=r"phase_2\.max_steps: expected .*run of two phases\), got null; .*start_from"
     ):

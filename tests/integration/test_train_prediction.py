@@ -26,7 +26,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root / "model", root / "other")
     predicting(root / "other", "epsilon")
     make_latents(root, 16, unit_rows=16, vocabulary=50)
-    run(config(root, "velocity", scaling__in_driver=True, max_steps=1))
+    run(config(root, "velocity", max_steps=1))
     return root
 
 

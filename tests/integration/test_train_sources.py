@@ -33,7 +33,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def how(root: Path, run_name: str = "run", **changes: Any) -> Any:
-    usual = {"scaling__in_driver": True, "max_steps": None, "max_epochs": 1}
+    usual = {"max_steps": None, "max_epochs": 1}
     return config(root, run_name, **{**usual, **changes})
 
 

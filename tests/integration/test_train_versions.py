@@ -55,7 +55,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> "Counter[int]":
 
 
 def how(root: Path, **limits: object) -> TrainConfig:
-    return config(root, **{"scaling__in_driver": True, "max_steps": None, "data__batch_size": BATCH, **limits})
+    return config(root, **{"max_steps": None, "data__batch_size": BATCH, **limits})
 
 
 def grow(root: Path) -> None:

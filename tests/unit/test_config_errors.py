@@ -47,10 +47,6 @@ train data.batch_size={}
 train data.batch_size=
     data.batch_size: expected a whole number of 1 or more, got null; set it in the file or with --set
     data.batch_size=…
-train scaling.in_driver=true & strategy.kind=fsdp
-    strategy.kind: expected ddp while scaling.in_driver is true, got 'fsdp'; one process has no shards
-train scaling.in_driver=true & scaling.accelerator=A100
-    scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine has
 train strategy.compile=yes
     strategy.compile: expected true or false, got 'yes'
 train ema.decay=1
