@@ -237,7 +237,13 @@ def data_settings(**settings: Any) -> Iterator[None]:
     """Apply settings of Ray Data to the datasets built inside the block, and to no others in this process."""
     # Ray Data also raises its errors, which sdp reports in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    settings = {"enable_progress_bars": False, "raise_original_map_exception": True, **settings}
+    settings = {
+        "enable_progress_bars": False,
+        "raise_original_map_exception": True,
+        # It would fail a pipeline that has waited half an hour for trainers or nodes; jobs have rules of their own.
+        "execution_no_progress_timeout_s": -1,
+        **settings,
+    }
     with internals.data_context(settings, on_cluster=joined):
         yield
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.data import DataContext
 from ray.data.block import BlockStats
 
 from sdp.config import WorkersConfig
@@ -201,6 +202,16 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
         return DefaultClusterAutoscalerV2.AUTOSCALING_REQUEST_EXPIRE_TIME_S
 
     assert ray.get(lifetime_s.remote()) == 30
+
+
+def test_a_pipeline_that_is_fed_late_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Data itself would end it after this time without progress, by default half an hour."""
+    monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.5)
+    with OnRay(Toy(), placement(), 1) as pipeline:
+        for number in range(2):
+            pipeline.feed(number, number)
+            assert [key for key, _, _ in collect(pipeline, 1)] == [number]
+            assert list(pipeline.results(3.0)) == [], "nothing is fed meanwhile"
 
 
 def test_an_error_of_ours_is_raised_as_it_is() -> None:
