@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 _quiet = False
 
@@ -48,7 +49,7 @@ class Progress:
         self._shown_at: float | None = None
         self._last = self._shown = ""
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         return self
 
     def update(self, text: str) -> None:

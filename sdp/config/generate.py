@@ -20,7 +20,7 @@ class PromptSource(Section):
 
 class GenerateOutput(OutputConfig):
     rows_per_file: Positive = key(64, shapes_output=True)
-    """Pictures per part file: what one generator draws at a time, and what a restart may have to repeat."""
+    """Pictures per part file; a restart repeats the parts that were not finished."""
     image_files: bool = key(True)
     """Also write each picture as images/<row>.png, beside the part that holds it."""
 

@@ -1,23 +1,32 @@
-"""`sdp evaluate`: computes the features of pictures in a pool of evaluators, then all figures from them."""
+"""`sdp evaluate`: computes the features of pictures through the stages of a runner, then all figures from them."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from sdp.config.evaluate import EvaluateConfig
 from sdp.console import say, table
 from sdp.datasets.audit import RUN
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import Counts
 from sdp.errors import DatasetError, SdpError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT, headlines
-from sdp.evaluate.prepare import EvaluatePlan, pinned, prepare
+from sdp.evaluate.prepare import EvaluatePlan, PictureSet, Task, pinned, prepare
 from sdp.evaluate.result import Features, clip_score, distances, notes, similarity, to_bytes
-from sdp.evaluate.worker import EvaluateWorker
+from sdp.evaluate.worker import EvaluateStages
 from sdp.lease import Lease
 from sdp.model.checkpoints import run_of
-from sdp.pool import PoolFigures, Tracker, WorkerPool
+from sdp.ray import cluster
+from sdp.run.progress import Tracker
+from sdp.run.runner import Feed, RowsLost
+from sdp.run.where import runner_for
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import addresses
 from sdp.storage import StorageOptions, open_storage
 from sdp.train.run_folder import RunFolder
+
+_WAIT_S = 0.5
 
 
 def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
@@ -27,13 +36,14 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> dict[str, Any]:
         say(table(_forecast(plan)))
         return {}
     storage = open_storage(config.output.uri, config.storage.options())
-    _pool(config).require_reachable()
+    cluster.require_gpu_setting("scaling", config.scaling)
+    cluster.require_reachable()
     with Lease.acquire(storage, "sdp evaluate") as lease:
-        sets, counts = _features(plan, lease)
+        sets, summary = _features(plan, lease)
         figures = _figures(plan, sets)
         storage.publish_held(RESULT, to_bytes(figures, config), lease.confirm)
     record_in_run(plan.sets[0].pictures.dataset, storage.uri, config.storage.options())
-    say(table(_closing(figures, counts, storage.uri_of(RESULT))))
+    say(table(_closing(figures, summary, storage.uri_of(RESULT))))
     return figures
 
 
@@ -65,9 +75,9 @@ def _forecast(plan: EvaluatePlan) -> Iterator[tuple[str, str]]:
     yield "output", plan.config.output.uri
 
 
-def _closing(figures: Mapping[str, Any], run: PoolFigures, uri: str) -> Iterator[tuple[str, str]]:
+def _closing(figures: Mapping[str, Any], run: str, uri: str) -> Iterator[tuple[str, str]]:
     """Yield the closing table: the figures, the notes, and the URI of the evaluation."""
-    yield "this run", run.summary
+    yield "this run", run
     for name, value, explanation in headlines(figures):
         yield name, f"{value}, {explanation}" if value else explanation
     yield from (("note", line) for line in notes(figures))
@@ -89,29 +99,48 @@ def _figures(plan: EvaluatePlan, sets: Mapping[str, Features]) -> dict[str, Any]
     return figures
 
 
-def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], PoolFigures]:
-    """Compute the features of all sets in one pool; return every set by name, and this run's figures."""
-    tasks = [task for each in plan.sets for task in each.tasks()]
-    pool = _pool(plan.config)
-    pool.join()
-    make_worker = partial(EvaluateWorker, {each.name: each.spec for each in plan.sets})
-    units: dict[tuple[str, int], Features] = {}
-    with Tracker(pool, lease, sum(piece.take for _, _, pieces in tasks for piece in pieces)) as tracker:
-        for name, number, features in pool.run(make_worker, tasks, tracker.add):
-            units[name, number] = features
-            tracker.add(sum(unit.counts.input for unit in units.values()) - tracker.figures.done)
-    sets = {}
-    for each in plan.sets:
-        numbers = sorted(number for name, number in units if name == each.name)
-        sets[each.name] = joined = Features.join([units[each.name, number] for number in numbers])
-        if (written := joined.counts.written) < 2:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in joined.counts.reasons.items())
-            raise DatasetError(
-                f"{each.pictures.uri}: expected 2 readable pictures or more, got {written} "
-                f"({reasons or 'there are no others'}); add pictures"
-            )
-    return sets, tracker.figures
+def _features(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, Features], str]:
+    """Compute the features of all sets; return every set by name, and a summary of this run."""
+    scaling, uri, isolate = plan.config.scaling, plan.config.output.uri, lease.follows_a_crash
+    sets = {each.name: each for each in plan.sets}
+    tasks = deque(task for each in plan.sets for task in each.tasks())
+    total = sum(piece.take for _, piece in tasks)
+    stages = EvaluateStages({each.name: each.spec for each in plan.sets})
+    runner = runner_for(stages, "evaluate", "evaluator", scaling, uri, len(tasks), isolate=isolate)
+    done: dict[Task, Features] = {}
+    with Tracker("evaluate", uri, total) as tracker, runner:
+        feed = Feed(runner, lambda: (tasks[0], tasks.popleft()) if tasks else None)
+        while tasks or feed.under_way:
+            lease.check()
+            for (name, piece), note, rows in feed.results(_WAIT_S):
+                if note.died is None:
+                    try:
+                        done[name, piece] = runner.value(rows)
+                    except RowsLost:
+                        tasks.append((name, piece))
+                elif piece.take > 1:
+                    tasks.extend((name, smaller) for smaller in piece.narrow())
+                else:
+                    done[name, piece] = _crashed(sets[name], piece, note.died)
+            tracker.show(runner.state(), sum(features.counts.input for features in done.values()))
+    return {name: _joined(each, done) for name, each in sets.items()}, tracker.summary
 
 
-def _pool(config: EvaluateConfig) -> WorkerPool:
-    return WorkerPool("evaluate", "evaluators", config.scaling, config.output.uri)
+def _crashed(pictures: PictureSet, piece: Piece, detail: str) -> Features:
+    """Return the features of a picture that kills its workers, and name it."""
+    rows = addresses(piece, pictures.spec.storage).tolist()
+    for row in rows:
+        say(f"evaluate: row {row} of {pictures.pictures.uri} crashes its evaluators ({detail}), and is left out")
+    return replace(Features.join([]), counts=Counts(failed=len(rows), reasons={"crashed": len(rows)} if rows else {}))
+
+
+def _joined(pictures: PictureSet, done: Mapping[Task, Features]) -> Features:
+    """Return the features of a set, by address; refuse a set of fewer than two pictures."""
+    joined = Features.join([done[task] for task in sorted(done) if task[0] == pictures.name])
+    if (written := joined.counts.written) < 2:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in joined.counts.reasons.items())
+        raise DatasetError(
+            f"{pictures.pictures.uri}: expected 2 readable pictures or more, got {written} "
+            f"({reasons or 'there are no others'}); add pictures"
+        )
+    return joined

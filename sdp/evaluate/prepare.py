@@ -1,7 +1,7 @@
 """Checks and decisions before anything costly begins: networks, pictures, checkpoint."""
 
+import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sdp.config.evaluate import EvaluateConfig
@@ -16,12 +16,10 @@ from sdp.sources.pictures import Pictures, Selection, open_pictures
 from sdp.sources.pieces import Piece
 from sdp.storage import open_storage
 
-ReadTask = tuple[str, int, Sequence[Piece]]
-"""The name of a set, the number of a unit of it, and the pieces to read."""
+Task = tuple[str, Piece]
+"""The name of a set, and pictures of it."""
 UNIT_ROWS = 1024
 """Pictures of a unit, which one evaluator does at a time."""
-_PIECE_ROWS = 256
-"""Pictures of a piece, which is read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +40,13 @@ class PictureSet:
     limit: int | None
     spec: EvaluateSpec
 
-    def tasks(self) -> list[ReadTask]:
-        """Assign addresses to the pictures, and cut them into tasks."""
+    def tasks(self) -> list[Task]:
+        """Assign addresses to the pictures, and return the units that have some, each as one piece."""
         with tempfile.TemporaryDirectory(prefix="sdp-evaluate-") as folder:  # for the index alone
             head = Head("features", UNIT_ROWS, self.pictures.dataset is not None, {})
             output = self.pictures.freeze(open_output(open_storage(folder), head), self.limit, self.spec.storage)
-            planner = self.pictures.planner(output, _PIECE_ROWS, self.spec.storage)
-            return [(self.name, work.unit.number, planner(work)) for work in output.index.works()]
+            planner = self.pictures.planner(output, sys.maxsize, self.spec.storage)
+            return [(self.name, piece) for work in output.index.works() for piece in planner(work)]
 
 
 @dataclass(frozen=True)

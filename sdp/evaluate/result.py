@@ -37,7 +37,7 @@ class Features:
         nothing = np.zeros((0, 0), np.float32)
         return Features(
             np.concatenate([part.features for part in parts if len(part.features)] or [nothing]),
-            np.concatenate([part.scores for part in parts] or [nothing[0:0, 0]]),
+            np.concatenate([part.scores for part in parts] or [nothing.ravel()]),
             sum((part.counts for part in parts), Counts()),
         )
 

@@ -1,6 +1,6 @@
-"""An evaluator's work on a unit: compute the features of its pictures."""
+"""The stages that compute the features of pictures."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,10 +10,11 @@ import numpy as np
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts
 from sdp.encode.work import reason_to_skip
-from sdp.evaluate.prepare import EvaluateSpec, ReadTask
+from sdp.evaluate.prepare import EvaluateSpec, Task
 from sdp.evaluate.result import Features
 from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
+from sdp.run.stages import Stages
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 from sdp.sources.pieces import Piece
@@ -37,37 +38,53 @@ class _Prepared:
     caption: str
 
 
-class EvaluateWorker:
-    """An evaluator for units of several sets; it loads a network with the first unit that needs it."""
+@dataclass(frozen=True)
+class EvaluateStages(Stages):
+    """The stages that compute features."""
 
-    def __init__(self, spec: Mapping[str, EvaluateSpec]) -> None:
-        from sdp.device import BatchLimit  # imports torch, which drivers do not need
+    specs: Mapping[str, EvaluateSpec]
+    """By the names of the sets."""
 
-        self._spec = spec
-        self._loaded: dict[str, LoadedNetwork] = {}
-        self._sandbox: Sandbox | None = None
-        self._limit = BatchLimit(_BATCH)
+    def load(self) -> "Evaluator":
+        return Evaluator(self.specs)
 
-    def make(self, task: ReadTask, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, int, Features]:
-        """Compute a unit's features; call `on_rows` with the number of pictures after each batch."""
-        from sdp.device import choose_device
+    def work(self, worker: "Evaluator", value: Task) -> Features:
+        return worker(*value)
+
+
+class Evaluator:
+    """A worker, with the networks of all sets."""
+
+    def __init__(self, specs: Mapping[str, EvaluateSpec]) -> None:
+        from sdp.device import BatchLimit, choose_device  # import torch, which drivers do not need
         from sdp.evaluate.networks import load_network
 
-        name, unit, pieces = task
-        spec, unusable = self._spec[name], list[Counts]()
-        for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
-            if network is not None and network.digest not in self._loaded:
-                local = networks.find(network.source, key, storage=spec.storage)  # on this machine
-                self._loaded[network.digest] = load_network(local, choose_device())
-        pictures, parts = self._prepared(spec, pieces, unusable), list[Features]()
+        self._specs, self._limit = specs, BatchLimit(_BATCH)
+        self._loaded: dict[str, LoadedNetwork] = {}
+        for spec in specs.values():
+            for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
+                if network is not None and network.digest not in self._loaded:
+                    local = networks.find(network.source, key, storage=spec.storage)  # on this machine
+                    self._loaded[network.digest] = load_network(local, choose_device())
+        self._sandbox = Sandbox(child.pixels, _THREADS) if any(spec.foreign for spec in specs.values()) else None
+        self._done = 0
+
+    def figures(self) -> int:
+        """Return the number of pictures that it has done."""
+        return self._done
+
+    def __call__(self, name: str, piece: Piece) -> Features:
+        """Return the features of pictures of a set."""
+        spec, unusable, parts = self._specs[name], list[Counts](), list[Features]()
+        pictures = self._prepared(spec, piece, unusable)
         single = "evaluate: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
         while batch := list(islice(pictures, self._limit.size)):
             parts += self._limit.run(lambda at: self._embed(spec, batch[at]), len(batch), single)
-            on_rows(len(batch))
+            self._done += len(batch)
         done = Features.join(parts)
-        return name, unit, Features(done.features, done.scores, sum(unusable, done.counts))
+        return Features(done.features, done.scores, sum(unusable, done.counts))
 
-    def _prepared(self, spec: EvaluateSpec, pieces: Sequence[Piece], unusable: list[Counts]) -> Iterator[_Prepared]:
+    def _prepared(self, spec: EvaluateSpec, piece: Piece, unusable: list[Counts]) -> Iterator[_Prepared]:
         """Yield the pictures to embed; add the outcomes of the others to `unusable`."""
         used = {each.digest: self._loaded[each.digest] for each in (spec.features, spec.clip) if each is not None}
         skipped = reason_to_skip(spec)
@@ -84,14 +101,13 @@ class EvaluateWorker:
                 return Counts(failed=1, reasons={error.reason: 1})
             return _Prepared(views, (picture.caption or "").strip())
 
-        if spec.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, _THREADS)
-        rows = (row for piece in pieces for row in read_piece(piece, spec.columns, options=spec.storage))
+        rows = read_piece(piece, spec.columns, options=spec.storage)
         for prepared in ordered_map(prepare, rows, _THREADS):
             if isinstance(prepared, _Prepared):
                 yield prepared
             else:
                 unusable.append(prepared)
+                self._done += 1
 
     def _decode(self, spec: EvaluateSpec, data: bytes | memoryview) -> Pixels:
         if not spec.foreign:

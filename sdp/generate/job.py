@@ -1,7 +1,7 @@
-"""`sdp generate`: units of addresses, each drawn and written by one generator of a pool."""
+"""`sdp generate`: units of addresses, drawn in batches through the stages of a runner, each written as one part."""
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sdp.config import identity
@@ -9,15 +9,23 @@ from sdp.config.generate import GenerateConfig
 from sdp.console import counted, say, size, table
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.datasets.output import HEAD, Head, Output, open_output, parts_in, read_head
 from sdp.datasets.parts import PartInfo
+from sdp.datasets.units import Work
 from sdp.generate.layout import IMAGES, KIND
-from sdp.generate.prompts import FOLDER, Prompts, freeze, frozen_prompts, read_prompts
+from sdp.generate.prompts import FOLDER, Prompt, Prompts, freeze, frozen_prompts, read_prompts
 from sdp.generate.source import GenerateModel, choose
-from sdp.generate.worker import GenerateWorker, tasks_of
+from sdp.generate.worker import Drawn, GenerateStages, Prompted, write_unit
 from sdp.lease import Lease
 from sdp.model.checkpoints import STEP, newer_than, with_step
-from sdp.pool import PoolFigures, Tracker, WorkerPool
+from sdp.ray import cluster
+from sdp.run.blocks import Note
+from sdp.run.desk import State
+from sdp.run.progress import Tracker
+from sdp.run.units import crashed, run_units
+from sdp.run.where import runner_for
+from sdp.sources.pieces import Piece
 from sdp.storage import open_storage
 
 
@@ -34,11 +42,12 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
     if dry_run:
         say(table(_forecast(config, planned, model, prompts)))
         return None
-    _pool(config).require_reachable()
+    cluster.require_gpu_setting("scaling", config.scaling)
+    cluster.require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts.texts, config)
         before = parts_in(output.storage)
-        infos, figures = _generate(config, output, prompts, model, lease)
+        infos, summary = _generate(config, output, prompts, model, lease)
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -51,7 +60,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
             check=lease.confirm,
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
-    say(table(_closing(dataset, figures, config.output.image_files)))
+    say(table(_closing(dataset, summary, config.output.image_files)))
     if newer := newer_than(model.uri, config.storage.options()):
         uri = f"{config.output.uri.rstrip('/')}-{{step}}"
         say(f"generate: {newer} is newer than {model.uri}; draw with it by --set 'output.uri={uri}'")
@@ -76,13 +85,13 @@ def _forecast(config: GenerateConfig, output: Output, model: GenerateModel, prom
     ]
 
 
-def _closing(dataset: Dataset, figures: PoolFigures, image_files: bool) -> Iterator[tuple[str, str]]:
+def _closing(dataset: Dataset, run: str, image_files: bool) -> Iterator[tuple[str, str]]:
     """Yield the closing table: the dataset's counts, this run's figures, where to look."""
     counts = dataset.manifest.counts
     yield "drawn with", dataset.manifest.models["checkpoint"].rpartition(" sha256:")[0]
     yield "written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"
     yield from ((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items())
-    yield "this run", figures.summary if figures.total else "nothing to do: all parts existed"
+    yield "this run", run
     if image_files:
         yield "pictures", dataset.storage.uri_of(IMAGES.rstrip("/"))
     yield "dataset", dataset.storage.uri
@@ -108,25 +117,63 @@ def _take_down(output: Output, before: set[tuple[int, int]], taken_down: frozens
 
 def _generate(
     config: GenerateConfig, output: Output, prompts: Prompts, model: GenerateModel, lease: Lease
-) -> tuple[list[PartInfo], PoolFigures]:
-    """Write all missing parts."""
+) -> tuple[list[PartInfo], str]:
+    """Write all missing parts; return them, and a summary of this run."""
     pending = output.pending()
     if not pending:
-        return [], PoolFigures()
+        return [], "nothing to do: all parts existed"
     say(f"generate: {len(pending)} of {counted(len(output.index.works()), 'part')} to write, with {model.uri}")
+    stages, uri = GenerateStages(config, model, output.storage), config.output.uri
     frozen = frozen_prompts(output.storage, output.index)  # also those that a lower limit leaves out now
-    tasks = tasks_of(pending, frozen, config.images_per_prompt, prompts.taken_down)
-    make_worker = partial(GenerateWorker, config, model, output.storage)
-    pool = _pool(config)
-    pool.join()
+    run = _Run(config, frozen, prompts.taken_down)
+    planned = [(work, run.pieces(work)) for work in pending]
+    batches, isolate = sum(len(pieces) for _, pieces in planned), lease.follows_a_crash
+    runner = runner_for(stages, "generate", "generator", config.scaling, uri, batches, isolate=isolate)
     total = sum(len(work.unit) for work in pending)
-    infos: list[PartInfo] = []
-    with Tracker(pool, lease, total, "sdp_generate_images_total") as tracker:
-        for info in pool.run(make_worker, tasks, tracker.add):
-            infos.append(info)
-            tracker.add(sum(len(info.unit) for info in infos) - tracker.figures.done)
-    return infos, tracker.figures
+    with Tracker("generate", uri, total, "sdp_generate_images_total") as run.tracker:
+        return run_units(runner, iter(planned), run, lease.check), run.tracker.summary
 
 
-def _pool(config: GenerateConfig) -> WorkerPool:
-    return WorkerPool("generate", "generators", config.scaling, config.output.uri)
+class _Run:
+    """The `run.units.Job` of one run: its pieces, which are batches, and its progress."""
+
+    write = staticmethod(write_unit)
+    tracker: Tracker
+
+    def __init__(self, config: GenerateConfig, prompts: Sequence[Prompt], taken_down: frozenset[int]) -> None:
+        self._per_prompt, self._batch = config.images_per_prompt, config.scaling.batch_size
+        self._prompts, self._taken_down = prompts, taken_down
+        self._done = 0
+
+    def pieces(self, work: Work) -> list[Piece]:
+        """Cut a unit into batches by itself alone, so that the same pictures share a batch in every run."""
+        rows = range(work.unit.start, work.unit.stop)
+        drawn = [number for number, row in enumerate(rows) if isinstance(self._prompt(row), str)]
+        edges = [0, *drawn[self._batch :: self._batch], len(rows)]
+        return [Piece(work, 0, (), first, stop - first) for first, stop in pairwise(edges)]
+
+    def item(self, piece: Piece) -> Prompted:
+        first = piece.work.unit.start + piece.skip
+        return [(row, self._prompt(row)) for row in range(first, first + piece.take)]
+
+    def crashed(self, piece: Piece, detail: str) -> Drawn:
+        self._done += piece.take
+        return [], crashed([row for row, _ in self.item(piece)], detail)
+
+    def retried(self, _: Work) -> Mapping[str, int]:
+        return {}
+
+    def receive(self, piece: Piece, _: Note) -> None:
+        self._done += piece.take
+
+    def finish(self, *_: object) -> None:
+        """Count nothing more."""
+
+    def show(self, state: State) -> None:
+        self.tracker.show(state, self._done)
+
+    def _prompt(self, row: int) -> str | Outcome:
+        number = row // self._per_prompt
+        if number in self._taken_down:
+            return Outcome(row, FILTERED, "tombstone", attempts=0)
+        return self._prompts[number] or Outcome(row, FAILED, "no_caption", attempts=0)

@@ -1,22 +1,21 @@
-"""A generator's work on a unit: draw its pictures and publish their part."""
+"""The stages that draw pictures, and the task that writes a unit of them."""
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sdp.config.generate import GenerateConfig
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
-from sdp.datasets.parts import Layout, PartInfo, write_part
+from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.parts import Layout, PartInfo, patiently, write_part
 from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
-from sdp.generate.prompts import Prompt
 from sdp.generate.sample import image_seed
 from sdp.generate.source import GenerateModel
+from sdp.run.stages import Stages
 from sdp.storage import Storage
 
 if TYPE_CHECKING:
@@ -42,77 +41,68 @@ _SAME = ("checkpoint", "scheduler", "steps", "guidance_scale", "negative_prompt"
 LAYOUT = Layout(row_group_rows=64, dictionary=("prompt", *_SAME))
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A unit, and the prompt of each of its addresses."""
-
-    work: Work
-    prompts: tuple[str | Outcome, ...]
-    """An outcome where nothing is drawn."""
+Prompted = Sequence[tuple[int, str | Outcome]]
+"""Addresses with their prompts; an outcome where nothing is drawn."""
+Drawn = tuple[list[dict[str, Any]], list[Outcome]]
+"""Rows to store, and the outcomes of the other addresses."""
 
 
-def tasks_of(
-    pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int]
-) -> list[Task]:
-    """Return the units with their prompts; `taken_down` are numbers of prompts."""
+@dataclass(frozen=True)
+class GenerateStages(Stages):
+    """The stages that draw."""
 
-    def prompt_of(row: int) -> str | Outcome:
-        prompt = prompts[row // per_prompt]
-        if row // per_prompt in taken_down:
-            return Outcome(row, FILTERED, "tombstone", attempts=0)
-        return Outcome(row, FAILED, "no_caption", attempts=0) if prompt is None else prompt
+    config: GenerateConfig
+    model: GenerateModel
+    output: Storage
 
-    return [Task(work, tuple(map(prompt_of, range(work.unit.start, work.unit.stop)))) for work in pending]
+    def load(self) -> "Painter":
+        """Load the networks."""
+        from sdp.generate.painter import load_painter  # imports torch, which drivers do not need
 
+        return load_painter(self.model, self.config)
 
-class GenerateWorker:
-    """A generator; it loads its networks with its first unit."""
+    def work(self, worker: "Painter", value: Prompted) -> Drawn:
+        """Draw the pictures of a batch."""
+        to_draw = [(row, prompt) for row, prompt in value if isinstance(prompt, str)]
+        rows, outcomes = list[dict[str, Any]](), [prompt for _, prompt in value if isinstance(prompt, Outcome)]
+        seeds = [image_seed(self.config.seed, row) for row, _ in to_draw]
+        pictures = worker.paint([prompt for _, prompt in to_draw], seeds)
+        for (row, prompt), seed, picture in zip(to_draw, seeds, pictures, strict=True):
+            if picture is None:
+                outcomes.append(Outcome(row, FAILED, "not_finite"))
+            else:
+                rows.append(self._row(row, prompt, seed, picture))
+        return rows, outcomes
 
-    def __init__(self, config: GenerateConfig, model: GenerateModel, output: Storage) -> None:
-        self._config, self._model, self._output = config, model, output
-
-    def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> PartInfo:
-        """Draw a unit and publish it; call `on_rows` with the number of pictures after each batch."""
-        config, unit = self._config, task.work.unit
-        rows: list[dict[str, object]] = []
-        outcomes = [prompt for prompt in task.prompts if isinstance(prompt, Outcome)]
-        to_draw = [(row, prompt) for row, prompt in enumerate(task.prompts, unit.start) if isinstance(prompt, str)]
-        # Batches depend on the unit alone, so that the same pictures share a batch in every run.
-        for start in range(0, len(to_draw), config.scaling.batch_size):
-            batch = to_draw[start : start + config.scaling.batch_size]
-            seeds = [image_seed(config.seed, row) for row, _ in batch]
-            pictures = self._painter.paint([prompt for _, prompt in batch], seeds)
-            for (row, prompt), seed, picture in zip(batch, seeds, pictures, strict=True):
-                if picture is None:
-                    outcomes.append(Outcome(row, FAILED, "not_finite"))
-                else:
-                    rows.append(self._row(row, prompt, seed, picture))
-                    outcomes.append(Outcome(row, WRITTEN))
-            on_rows(len(batch))
-        table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        return write_part(self._output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
-
-    def _row(self, row: int, prompt: str, seed: int, picture: "Picture") -> dict[str, object]:
+    def _row(self, row: int, prompt: str, seed: int, picture: "Picture") -> dict[str, Any]:
         data = encode_png(picture)
-        if self._config.output.image_files:  # before the part, so that an existing part implies its files
-            self._output.publish(image_name(row), data)
         return {
             "row": row,
             "prompt": prompt,
             "image": data,
             "seed": seed,
-            "checkpoint": self._model.uri,
-            **self._config.sampler.model_dump(),
+            "checkpoint": self.model.uri,
+            **self.config.sampler.model_dump(),
             "width": picture.shape[1],
             "height": picture.shape[0],
             "sha256": hashlib.sha256(data).hexdigest(),
         }
 
-    @cached_property
-    def _painter(self) -> "Painter":
-        from sdp.generate.painter import load_painter  # imports torch, which drivers do not need
 
-        return load_painter(self._model, self._config)
+def write_unit(stages: GenerateStages, pieces: Sequence[Drawn], work: Work, retried: Mapping[str, int]) -> PartInfo:
+    """Publish the part of a unit, and its pictures as files."""
+    rows = [row for drawn, _ in pieces for row in drawn]
+    outcomes = [outcome for _, others in pieces for outcome in others]
+    account = account_table([*outcomes, *(Outcome(row["row"], WRITTEN) for row in rows)])
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def write() -> PartInfo:
+        if stages.config.output.image_files:  # before the part, so that an existing part implies its files
+            for row in rows:
+                stages.output.publish(image_name(row["row"]), row["image"])
+        return write_part(stages.output, KIND, work, table, account, layout=LAYOUT, retried=retried)
+
+    return patiently(write)
 
 
 def encode_png(picture: "Picture") -> bytes:

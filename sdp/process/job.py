@@ -30,6 +30,7 @@ from sdp.run.here import Here
 from sdp.run.placement import plan_placement
 from sdp.run.runner import Runner
 from sdp.run.units import crashed, run_units
+from sdp.run.where import works_here
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import addresses
 
@@ -131,12 +132,12 @@ class _Run:
     def crashed(self, piece: Piece, detail: str) -> PieceRows:
         rows, retry = addresses(piece, self._prepared.spec.storage), self._retries.get(piece.work)
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
-        return self.stages.schema.empty_table(), crashed(rows, detail)
+        return self.stages.schema.empty_table(), crashed(rows.tolist(), detail)
 
     def retried(self, work: Work) -> Mapping[str, int]:
         return self._retries[work].reasons if work in self._retries else {}
 
-    def receive(self, note: Note) -> None:
+    def receive(self, _: Piece, note: Note) -> None:
         figures, items = self._figures, note.prepared.items
         figures.images_encoded += items
         figures.transformed_on[note.prepared_on] += items
@@ -177,10 +178,8 @@ def write_unit(stages: RowsSpec, pieces: Sequence[PieceRows], work: Work, retrie
 def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner:
     """Return where the stages run; with `isolate` that is Ray, which outlives a row that kills its process."""
     config = prepared.config
-    if cluster.is_needless(config.encode) and not config.transform.node_labels:
-        if not isolate:
-            return Here(stages)
-        say("the run before ended without a word, so Ray runs this one, and isolates a row that kills its worker")
+    if not config.transform.node_labels and works_here(config.encode, isolate=isolate):
+        return Here(stages)
     resources = cluster.connect()
     cluster.require_accelerator("encode.accelerator", config.encode.gpu_type)
     cluster.require_labels("transform.node_labels", config.transform.node_labels)

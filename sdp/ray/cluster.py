@@ -41,7 +41,7 @@ ACCELERATOR_LABEL, NODE_LABEL = "ray.io/accelerator-type", "ray.io/node-id"
 _GPU = re.compile(r"GPU(_group_[0-9a-f]+)?")
 """Ray's name of the resource; the longer one is that of an actor in a placement group."""
 STARTS = 10
-"""Starts in a row of the same work, or of the same worker, after which a job gives up."""
+"""Deaths of downloaders at the same work after which a download gives up."""
 _SETTINGS = {
     # Train allows one minute, which is too short for a cluster that adds nodes.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
@@ -322,39 +322,6 @@ def this_node() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-class Starts:
-    """An actor beside the driver that counts what begins and does not end: Ray Data repeats for ever what dies."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._counts = most, Counter[str]()
-
-    def begin(self, key: str) -> int | None:
-        """Count a start; return the number of those before it if they are too many."""
-        self._counts[key] += 1
-        return self._most if self._counts[key] > self._most else None
-
-    def end(self, key: str) -> None:
-        """Forget the starts of what has ended well."""
-        self._counts.pop(key, None)
-
-
-def count_worker(starts: Any, role: str) -> str:
-    """Count a start of this actor, which Ray restarts; return its name."""
-    import ray
-
-    name = f"{role} {ray.get_runtime_context().get_actor_id()}"
-    count_start(starts, name)
-    return name
-
-
-def count_start(starts: Any, key: str) -> None:
-    """Count a start of what may kill its process; raise the error that ends the job after too many in a row."""
-    import ray
-
-    if deaths := ray.get(starts.begin.remote(key)):
-        raise SdpError(f"{key}: its process died {deaths} times in a row; see the workers' logs with `ray logs`")
 
 
 def start_beside_driver(kind: type, *arguments: Any, watched: bool = True, **options: Any) -> Any:

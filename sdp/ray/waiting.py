@@ -219,10 +219,10 @@ class Stall:
     _since: float = -math.inf
     _line_at: float = -math.inf
 
-    def check(self, progress: object, now: float, detail: str = "", *, busy: Callable[[], bool] | None = None) -> None:
+    def check(self, progress: object, now: float, detail: str, *, busy: Callable[[], bool]) -> None:
         """Name what is missing, each half minute while `progress` stays the same; raise an error after `wait_s`.
 
-        `busy` returns whether anybody works; None means that they do as long as no place is missing.
+        `busy` returns whether anybody works.
         """
         if progress != self._progress:
             self._progress, self._since, self._line_at = progress, now, now + _STALLED_S
@@ -230,7 +230,7 @@ class Stall:
             return
         self._line_at, waited_s = now + _LINES_S, now - self._since
         missing = [place for place in self.places if not place.capacity]
-        works = not missing if busy is None else busy()
+        works = busy()
         needed = " and ".join(place.progress(1) for place in missing or self.places)
         line = f"{self.job}: no progress for {duration(waited_s)}"
         if not works and waited_s > self.wait_s:
@@ -243,22 +243,6 @@ class Stall:
         elif not works or waited_s > _SLOW_S:
             detail = f" ({detail})" if detail else ""
             self.notify(f"{line}{detail}{f'; needs {needed}' if needed and not works else ''}")
-
-
-@contextmanager
-def watched(stall: Stall, progress: Callable[[], object]) -> Iterator[None]:
-    """Check a stall while the block, which waits for Ray, runs; end the process where it raises."""
-
-    from ray.exceptions import RayError
-
-    def check() -> None:
-        try:
-            stall.check(progress(), time.monotonic())
-        except SdpError as error:
-            cluster.give_up(str(error))
-
-    with repeating(check, _STALLED_S / 10, RayError):  # Ray is lost, which the block notices
-        yield
 
 
 @contextmanager

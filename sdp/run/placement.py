@@ -1,12 +1,17 @@
 """The number of workers of a job's stages on a cluster, and the resources that each reserves."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sdp.config import WorkersConfig
 from sdp.config.process import EncoderConfig, TransformWorkersConfig
 from sdp.ray import cluster
-from sdp.ray.waiting import Place
+from sdp.ray.waiting import Place, place_of, wait_for
 from sdp.run.stages import TRIES
+
+_CPU = 0.9
+"""The share of a CPU that a worker without a GPU reserves; the rest is for a task that writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +47,8 @@ class Placement:
 
     @property
     def workers(self) -> Place:
-        """The places of the fewest workers."""
-        bundle = {name: amount for name, amount in (("GPU", self.gpus), ("CPU", self.cpus)) if amount}
+        """The places of the fewest workers, in whole GPUs and CPUs."""
+        bundle = {name: math.ceil(amount) for name, amount in (("GPU", self.gpus), ("CPU", self.cpus)) if amount}
         return Place(self.section, bundle, self.least, self.least, self.labels)
 
     @property
@@ -55,6 +60,23 @@ class Placement:
     def places(self, *, prepares: bool) -> list[Place]:
         """Return the places that must exist before a job begins."""
         return [place for place in (self.workers, *([self.preparation] * prepares)) if place.bundle]
+
+
+def join(job: str, role: str, workers: WorkersConfig, output: str, items: int) -> Placement:
+    """Join the cluster and wait there for the fewest workers of a job; return the placement of all of them.
+
+    Their section is `scaling`, and there are no more of them than items. What could never start on a local Ray is
+    refused.
+    """
+    cluster.connect()
+    place, most = place_of("scaling", workers), max(1, items)
+    placement = Placement(
+        job=job, section="scaling", role=role, output=output,
+        least=min(most, place.least), most=min(most, place.most), at_once=1, wait_s=workers.wait_s,
+        labels=place.labels, gpus=place.bundle.get("GPU", 0.0), cpus=_CPU if "CPU" in place.bundle else 0.0,
+    )  # fmt: skip
+    wait_for(job, [placement.workers], workers.wait_s)
+    return placement
 
 
 def plan_placement(

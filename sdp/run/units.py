@@ -5,14 +5,14 @@ worker is cut until the row at fault is alone; that row's outcome is `crashed`, 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.units import Addresses, Work
+from sdp.datasets.units import Work
 from sdp.errors import SdpError, named
 from sdp.run.blocks import Note
 from sdp.run.desk import State
@@ -63,7 +63,7 @@ class Job(Protocol[_P]):
     def retried(self, work: Work) -> Mapping[str, int]:
         """Return the earlier failures that a part supersedes, by reason."""
 
-    def receive(self, note: Note) -> None:
+    def receive(self, piece: _P, note: Note) -> None:
         """Count a piece that is done."""
 
     def finish(self, work: Work, info: PartInfo) -> None:
@@ -90,7 +90,7 @@ def run_units(
             for piece, note, rows in feed.results(_WAIT_S):
                 if note.died is None:
                     units.gather(piece, rows)
-                    job.receive(note)
+                    job.receive(piece, note)
                 elif piece.take > 1:
                     units.cut(piece)
                 else:
@@ -111,9 +111,9 @@ def run_units(
     return infos
 
 
-def crashed(rows: Addresses, detail: str) -> list[Outcome]:
+def crashed(rows: Iterable[int], detail: str) -> list[Outcome]:
     """Return the outcomes of rows that kill their workers."""
-    return [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
+    return [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows]
 
 
 def _written(part: Future[PartInfo], work: Work) -> PartInfo | None:

@@ -23,14 +23,18 @@ _FEW = 32
 """Largest piece, in rows, that is cut straight into single rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """Rows of a unit that travel together: `take` rows of the row groups, after the first `skip`."""
+    """Rows of a unit that travel together: `take` rows of the row groups, after the first `skip`.
+
+    Pieces of one source sort as their rows do.
+    """
 
     work: Work
     order: int
     """Position in the unit."""
     groups: tuple[RowGroup, ...]
+    """None of rows that are made rather than read."""
     skip: int
     take: int
 

@@ -212,9 +212,9 @@ def test_the_base_install_imports_its_modules_without_the_packages_of_the_cluste
 
 
 def test_workers_that_compute_no_tensors_load_neither_torch_nor_diffusers() -> None:
-    """Transforms, download workers, the pool and the desk: torch costs a process two seconds and 200 MB."""
+    """Transforms, download workers and the desk: torch costs a process two seconds and 200 MB."""
     heavy = "{'torch', 'diffusers', 'transformers'}"
-    modules = "sdp.download.stages, sdp.run.on_ray, sdp.train.online, sdp.pool"
+    modules = "sdp.download.stages, sdp.run.on_ray, sdp.train.online"
     script = f"import sys, {modules}; sys.exit(' '.join({heavy} & sys.modules.keys()) or None)"
     done = ended([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr

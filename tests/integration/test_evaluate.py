@@ -17,13 +17,16 @@ from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError
 from sdp.evaluate import job
 from sdp.evaluate.networks import Transformers
-from sdp.evaluate.prepare import prepare
+from sdp.evaluate.prepare import EvaluateSpec, prepare
+from sdp.evaluate.worker import Evaluator
 from sdp.generate import job as generate
 from sdp.model import networks
 from sdp.report.sections import gather
 from sdp.storage import open_storage
+from tests.deadly import DEADLY, obey
 from tests.evaluate_kit import caption_of, encoded, evaluate_config, picture, tiny_clip, tiny_dino, write_pictures
 from tests.generate_kit import generate_config, tiny_model
+from tests.local_ray import one_node
 from tests.sandbox_kit import write_poison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,6 +130,43 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
 
 
+def test_a_picture_at_which_its_evaluator_fails_is_isolated(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, decode = write_pictures(tmp_path / "pictures", range(5)), Evaluator._decode
+    unlucky = (folder / "000003.png").read_bytes()
+
+    def failing(evaluator: Evaluator, spec: EvaluateSpec, data: bytes | memoryview) -> Any:
+        if bytes(data) == unlucky:
+            raise ValueError("no such luck")
+        return decode(evaluator, spec, data)
+
+    monkeypatch.setattr(Evaluator, "_decode", failing)
+    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder})))
+    check_isolated(figures, inputs)
+    line = f"evaluate: row 3 of {folder} crashes its evaluators (ValueError: no such luck), and is left out"
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_picture_that_kills_its_evaluator_is_isolated(inputs: Path, tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "pictures", range(5))
+    with (folder / "000003.png").open("ab") as file:
+        file.write(DEADLY.encode())
+    with one_node(cpus=3, setup=obey):
+        figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder})))
+    check_isolated(figures, inputs)
+
+
+def check_isolated(figures: dict[str, Any], inputs: Path) -> None:
+    """Check that of five pictures all but the fourth are judged, in their order."""
+    assert (figures["generated"]["written"], figures["generated"]["reasons"]) == (4, {"crashed": 1})
+    assert (figures["fid"]["generated"], figures["clip"]["pictures"]) == (4, 4)
+    clip, numbers = clip_of(inputs), [0, 1, 2, 4]
+    scores = clip.scores(clip.embed([clip.prepare(picture(n)) for n in numbers]), [caption_of(n) for n in numbers])
+    assert figures["clip"]["score"] == pytest.approx(float(scores.mean()), rel=1e-4)
+
+
 def test_samples_are_scored_by_their_prompts_and_reported_without_those_taken_down(
     inputs: Path, tmp_path: Path
 ) -> None:
@@ -198,8 +238,11 @@ def test_errors_are_one_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_set_without_usable_pictures_is_refused(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("usable", [0, 1])
+def test_a_set_without_usable_pictures_is_refused(inputs: Path, tmp_path: Path, usable: int) -> None:
     folder = write_pictures(tmp_path / "pictures", range(2))
-    (folder / "000000.png").write_bytes(b"no picture")
-    with pytest.raises(DatasetError, match=r"expected 2 readable pictures or more, got 1 \(not_an_image 1\)"):
+    for number in range(usable, 2):
+        (folder / f"{number:06d}.png").write_bytes(b"no picture")
+    line = rf"expected 2 readable pictures or more, got {usable} \(not_an_image {2 - usable}\)"
+    with pytest.raises(DatasetError, match=line):
         job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder})))

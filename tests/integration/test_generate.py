@@ -1,7 +1,10 @@
 """The generate stage end to end, in one process and after an interruption."""
 
 import io
+import signal
+import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +13,24 @@ import pytest
 from PIL import Image
 
 from sdp.cli import main
+from sdp.config import dump_yaml
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import describe
-from sdp.datasets.manifest import Dataset, finish
+from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import write_part
+from sdp.errors import SdpError
 from sdp.generate import job
 from sdp.generate.painter import Painter, Picture
 from sdp.generate.sample import image_seed
 from sdp.report.data import dataset_section
 from sdp.report.page import text_of
 from sdp.storage import open_storage
+from tests.deadly import DEADLY
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.kit import LAYOUT, account_of, begin_images, rows_of
+from tests.programs import ended
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,18 +92,19 @@ def test_each_prompt_has_its_pictures_with_all_that_made_them(done: Dataset, che
 def test_what_was_drawn_before_an_interruption_is_kept_and_the_pictures_are_the_same(
     done: Dataset, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, prompts, paint = tmp_path / "out", tmp_path / "prompts.txt", Painter.paint
+    out, prompts, paint, batches = tmp_path / "out", tmp_path / "prompts.txt", Painter.paint, count()
 
     def dying(painter: Painter, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
-        if (out / "parts").exists():
-            raise KeyboardInterrupt
+        if next(batches) == 2:  # the first of the second part
+            until(lambda: list((out / "parts").glob("*.parquet")), "the first part")
+            raise SdpError("no such luck")
         return paint(painter, prompts, seeds)
 
     prompts.write_text("\n".join(PROMPTS))
     config = generate_config(out, checkpoint, (), source={"uri": str(prompts)}, images_per_prompt=2)
     with monkeypatch.context() as patch:
         patch.setattr(Painter, "paint", dying)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SdpError, match=r"^no such luck$"):
             job.run(config)
     assert not (out / "_manifest.json").exists()
     before = parts(out)
@@ -105,6 +114,44 @@ def test_what_was_drawn_before_an_interruption_is_kept_and_the_pictures_are_the_
     assert resumed is not None
     assert parts(out).items() > before.items()
     assert hashes(resumed) == hashes(done)
+
+
+def test_a_picture_at_which_its_generator_fails_is_isolated(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint = Painter.paint
+
+    def failing(painter: Painter, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
+        if "b" in prompts:
+            raise ValueError("no such luck")
+        return paint(painter, prompts, seeds)
+
+    monkeypatch.setattr(Painter, "paint", failing)
+    dataset = draw(tmp_path / "out", checkpoint, ["a", "b", "c"])
+    assert outcomes(dataset) == {0: (WRITTEN, None), 1: (FAILED, "crashed"), 2: (WRITTEN, None)}
+    assert account_of(dataset).to_pylist()[1]["detail"] == "ValueError: no such luck"
+    assert sorted(path.stem for path in (tmp_path / "out/images").iterdir()) == ["000000000", "000000002"]
+
+
+@pytest.mark.slow
+def test_a_picture_that_kills_its_generator_is_isolated_by_the_run_after(checkpoint: str, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "generate.yaml"
+    file.write_text(dump_yaml(generate_config(out, checkpoint, ["a", DEADLY, "c"])))
+    program = (
+        "from sdp.config import load\nfrom sdp.generate import job\nfrom sdp.ray import cluster\n"
+        "from tests.deadly import obey\nobey()\nenvironment = cluster.worker_environment()\n"
+        "cluster.worker_environment = lambda: {**environment, 'worker_process_setup_hook': obey}\n"
+        f"job.run(load('generate', {str(file)!r}, []))"
+    )
+    runs = [ended([sys.executable, "-c", program], timeout=300) for _ in range(2)]
+    assert runs[0].returncode == -signal.SIGKILL
+    assert "the run before ended without a word" not in runs[0].stderr
+    assert runs[1].returncode == 0, runs[1].stderr
+    assert "the run before ended without a word" in runs[1].stderr
+    dataset = open_dataset(open_storage(str(out)))
+    assert outcomes(dataset) == {0: (WRITTEN, None), 1: (FAILED, "crashed"), 2: (WRITTEN, None)}
+    assert account_of(dataset).to_pylist()[1]["attempts"] == 2
+    assert len(list((out / "images").iterdir())) == 2
 
 
 def parts(out: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from ray.cluster_utils import Cluster
 
 from sdp.config import WorkersConfig
 from sdp.download import job as download_job
-from sdp.pool import WorkerPool
 from sdp.process import job as process_job
 from sdp.ray import waiting
+from sdp.run.placement import join
 from sdp.storage import open_storage
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
@@ -97,5 +98,5 @@ def test_a_download_counts_its_workers_once_a_node_is_there(
 
 
 def test_generators_wait_for_their_accelerator(joined: Callable[..., Any]) -> None:
-    pool = WorkerPool("generate", "generators", WorkersConfig(accelerator="A10G"))
-    joined(pool.join, ["generate: waiting for 1 A10G GPU (0 of 1 ready, "], **gpu("A10G"))
+    job = partial(join, "generate", "generator", WorkersConfig(accelerator="A10G"), "out", 5)
+    assert joined(job, ["generate: waiting for 1 A10G GPU (0 of 1 ready, "], **gpu("A10G")).gpus == 1

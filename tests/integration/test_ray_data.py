@@ -1,13 +1,12 @@
-"""Assumptions of the pipeline and the pool about Ray Data: blocks pass unmerged with their notes, stages stay apart."""
+"""Assumptions of the pipeline about Ray Data: blocks pass unmerged with their notes, stages stay apart."""
 
 import gc
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from ray.data.block import BlockStats
 
 from sdp.config import WorkersConfig
 from sdp.errors import DatasetError, SdpError, UserError
-from sdp.pool import WorkerPool
 from sdp.run import desk
 from sdp.run import on_ray as pipeline_module
 from sdp.run.blocks import Note, unpack
 from sdp.run.on_ray import OnRay
-from sdp.run.placement import Placement
+from sdp.run.placement import Placement, join
 from sdp.run.stages import PrepareStats
 from tests.local_ray import one_node
 from tests.waiting import until
@@ -222,63 +220,105 @@ def test_an_error_of_ours_is_raised_as_it_is() -> None:
             collect(pipeline, 3)
 
 
-# --- the pool ---------------------------------------------------------------------------------------------------------
+# --- stages without preparation ---------------------------------------------------------------------------------------
 
 
-class Deadly:
-    """A worker whose process dies: as it starts, or at each task."""
+@dataclass
+class Counting:
+    """A worker that counts its items."""
 
-    def __init__(self, start: bool) -> None:
-        if start:
-            os.kill(os.getpid(), signal.SIGKILL)
+    done: int = 0
 
-    def make(self, task: int, _: Callable[[int], None]) -> int:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return task
+    def figures(self) -> int:
+        return self.done
 
 
+@dataclass(frozen=True)
 class Halves:
-    """A worker that halves even numbers."""
+    """Stages that halve even numbers once there are `workers`, and the file `go` is in the folder.
 
-    def make(self, task: int, _: Callable[[int], None]) -> int:
-        if task == 0:
+    Without workers, each dies as it starts, until the file `enough` is there.
+    """
+
+    folder: Path
+    workers: int = 1
+
+    def load(self) -> Counting:
+        if not self.workers and not (self.folder / "enough").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / f"worker-{os.getpid()}").touch()
+        return Counting()
+
+    def work(self, worker: Counting, value: int) -> tuple[int, int]:
+        if value == -1:
             raise UserError("nothing to halve")
-        if task % 2:
-            raise ArithmeticError(f"{task} is odd\n(the second line)")
-        return task // 2
+        if value == -2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if value % 2:
+            raise ArithmeticError(f"{value} is odd\n(the second line)")
+        worker.done += 1
+        until(lambda: len(list(self.folder.glob("worker-*"))) >= self.workers, "all workers")
+        until((self.folder / "go").exists, "the test")
+        return value // 2, os.getpid()
 
 
-def halves(*tasks: int) -> list[int]:
-    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=2, accelerator="cpu"))
-    pool.join()
-    return sorted(pool.run(Halves, tasks))
+def halving(folder: Path, workers: int = 1, *, go: bool = True) -> OnRay:
+    """Return a runner with workers that fill this Ray if there are three of them."""
+    if go:
+        (folder / "go").touch()
+    count = max(1, workers)
+    scaling = WorkersConfig(num_workers=count, accelerator="cpu")
+    return OnRay(Halves(folder, workers), join("generate", "generator", scaling, "out", 20))
 
 
-def test_workers_share_the_tasks() -> None:
-    assert halves(2, 4, 6, 8) == [1, 2, 3, 4]
+def count_pids(_: Halves, rows: Sequence[tuple[int, int]]) -> int:
+    return len({pid for _, pid in rows})
 
 
-@pytest.mark.parametrize(
-    ("task", "error", "line"),
-    [
-        (0, UserError, r"^nothing to halve$"),
-        (7, SdpError, r"^generate: the generators failed \(ArithmeticError: 7 is odd \(the second line\)\); run the"),
-    ],
-)
-def test_an_error_in_a_worker_ends_the_job_in_one_line(task: int, error: type[SdpError], line: str) -> None:
-    with pytest.raises(error, match=line):
-        halves(2, task)
+def test_workers_share_the_items_and_leave_room_for_a_task_that_writes(tmp_path: Path) -> None:
+    with halving(tmp_path, 3) as runner:
+        for number in range(20):
+            runner.feed(number, 2 * number)
+        results = list[tuple[Any, Note, Any]]()
+        until(lambda: results.extend(runner.results(0.5)) or len(results) == 20, "the results")
+        assert sorted((key, runner.value(rows)[0]) for key, _, rows in results) == [(n, n) for n in range(20)]
+        assert runner.task(count_pids, [rows for _, _, rows in results]).result(timeout=100) == 3
+
+
+def test_an_item_that_kills_its_worker_or_fails_twice_comes_back_without_rows(tmp_path: Path) -> None:
+    with halving(tmp_path) as runner:
+        for number in (2, -2, 7, 8):
+            runner.feed(number, number)
+        reasons = {key: note.died for key, note, _ in collect(runner, 4)}
+        assert runner.state().deaths["work"] == 4
+    assert reasons.pop(-2) in ("its worker died each time", "its process ended")
+    assert reasons == {2: None, 7: "ArithmeticError: 7 is odd (the second line)", 8: None}
+
+
+def test_an_error_of_ours_in_a_worker_ends_the_job_in_its_own_words(tmp_path: Path) -> None:
+    with halving(tmp_path) as runner:
+        for number in (2, -1):
+            runner.feed(number, number)
+        with pytest.raises(UserError, match=r"^nothing to halve$"):
+            collect(runner, 2)
     assert ray.is_initialized()
 
 
-@pytest.mark.parametrize(("start", "what"), [(True, "generator [0-9a-f]+"), (False, "task 0")])
-def test_a_worker_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch, start: bool, what: str) -> None:
+def test_a_worker_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would restart it for ever."""
-    gc.collect()  # the error of the test before holds a pool's actors, and they a place
-    monkeypatch.setattr("sdp.ray.cluster.STARTS", 2)
-    pool = WorkerPool("generate", "generators", WorkersConfig(num_workers=1, accelerator="cpu"))
-    monkeypatch.setattr(WorkerPool, "is_local", False)
-    pool.join()
-    with pytest.raises(SdpError, match=f"{what}: its process died 2 times in a row; see the workers' logs") as error:
-        list(pool.run(partial(Deadly, start), [2]))
-    assert "\n" not in str(error.value)
+    monkeypatch.setattr(desk, "_DEATHS_EACH", 0)
+    with halving(tmp_path, 0) as runner:
+        runner.feed("key", 2)
+        with pytest.raises(SdpError, match=r"^generate: \d+ generators died in a row .* `ray logs`$"):
+            collect(runner, 1)
+        (tmp_path / "enough").touch()
+        monkeypatch.undo()
+        assert [key for key, _, _ in collect(runner, 1)] == ["key"]
+
+
+def test_a_worker_reports_its_figures_while_it_works(tmp_path: Path) -> None:
+    with halving(tmp_path, go=False) as runner:
+        runner.feed("key", 2)
+        until(lambda: [*runner.state().figures.values()] == [1], "the worker's figures")
+        (tmp_path / "go").touch()
+        assert [key for key, _, _ in collect(runner, 1)] == ["key"]

@@ -1,6 +1,5 @@
 """The lines and errors of a job whose workers have no places."""
 
-import threading
 import time
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ from ray._raylet import JobID, PlacementGroupID
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
 from sdp.ray import cluster, internals, waiting
-from sdp.ray.waiting import Place, Stall, watched
+from sdp.ray.waiting import Place, Stall
 
 GPU, CPU = Place("encode", {"GPU": 1.0}, 1, 1, {"kind": "gpu"}), Place("encode", {"CPU": 1.0}, 1, 1, {"kind": "cpu"})
 
@@ -145,24 +144,3 @@ def test_progress_begins_the_time_anew(kinds: set[str]) -> None:
     assert lines_of(stall, range(1000), working=True) == []
     assert lines_of(stall, range(1000, 1060)) == []
     assert len(lines_of(stall, range(1060, 1062))) == 1
-
-
-def test_a_block_that_only_waits_is_watched_from_a_thread(kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
-    kinds.clear()
-    said = threading.Event()
-    with watched(Stall("generate", [GPU], notify=lambda _: said.set()), lambda: 0):
-        assert said.wait(20)
-
-
-def test_a_watched_block_without_its_place_is_ended_after_the_limit(
-    kinds: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "_STALLED_S", 0.1)
-    monkeypatch.setattr(waiting, "_LINES_S", 0.1)
-    ended = threading.Event()
-    monkeypatch.setattr(waiting.cluster, "give_up", lambda _: ended.set())
-    with watched(Stall("generate", [GPU], wait_s=0.2, notify=lambda _: None), lambda: 0):
-        assert not ended.wait(1), "it is only slow"
-        kinds.clear()
-        assert ended.wait(20)

@@ -29,7 +29,7 @@ PRELOADED = (
     "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",
     "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip",
     "cv2", "simplejpeg", "PIL.Image", "obstore.store", "pycurl",
-    "sdp.download.worker", "sdp.encode.work", "sdp.evaluate.job", "sdp.generate.job", "sdp.pool", "sdp.storage.retry",
+    "sdp.download.worker", "sdp.encode.work", "sdp.evaluate.job", "sdp.generate.job", "sdp.storage.retry",
     "sdp.train.assemble", "sdp.train.data.images", "sdp.train.driver", "sdp.train.job",
 )  # fmt: skip
 
