@@ -70,7 +70,6 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
                 "kind": case["kind"],
                 "shard": case["shard"],
                 "compile": case["compile"],
-                "channels_last": case["channels_last"],
                 "activation_checkpointing": case["activation_checkpointing"],
             },
         },

@@ -35,7 +35,6 @@ KERNELS = "kernels"
 """The compiler that generates machine code for an A100 with Inductor and Triton, and then runs the graph unchanged."""
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp"},
-    "ddp channels last": {"kind": "ddp", "channels_last": True},
     "ddp checkpointing": {"kind": "ddp", "activation_checkpointing": True},
     "ddp compiled": {"kind": "ddp", "compile": "aot_eager"},
     "fsdp": {"kind": "fsdp"},
@@ -52,7 +51,6 @@ PLAIN = {
     "steps": 2,
     "shard": "shard_grad_op",
     "compile": None,
-    "channels_last": False,
     "activation_checkpointing": False,
     "train_text_encoder": False,
 }

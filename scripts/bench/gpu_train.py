@@ -82,7 +82,7 @@ def cases(options: argparse.Namespace, workers: int) -> Iterator[dict[str, Any]]
         yield {
             "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
             "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
-            "channels_last": options.channels_last and kind == "ddp", "without": without, "lora": options.lora,
+            "without": without, "lora": options.lora,
             "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
             "checkpoint": options.checkpoint, "room": options.room,
         }  # fmt: skip
@@ -104,7 +104,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=sized(10, 1))
     parser.add_argument("--steps", type=int, default=sized(30, 2))
     parser.add_argument("--shard", default="shard_grad_op")
-    parser.add_argument("--channels-last", action="store_true", help="only for ddp")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--checkpoint", action="store_true", help="write a checkpoint, and resume from it")
     parser.add_argument("--tiny", action="store_true", default=sized(False, True), help="the tiny model, without a GPU")

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace, count: int, *, stand_in: bool) -> dict[str, Any]:
     case = {
         "resolution": 64 if stand_in else 512, "kind": "ddp", "compile": False, "workers": count, "batch": 2, "warm": 3,
-        "steps": options.steps, "shard": "shard_grad_op", "tiny": stand_in, "channels_last": False,
+        "steps": options.steps, "shard": "shard_grad_op", "tiny": stand_in,
         "activation_checkpointing": False, "wait_s": options.wait_ms / 1000 if stand_in else 0.0,
     }  # fmt: skip
     try:

@@ -80,8 +80,6 @@ class FetchConfig(Section):
     """Private, loopback or link-local networks that URLs may lead to, such as 10.1.0.0/16."""
     use_proxy: bool = key(False)
     """Use the environment's proxies, which then decide which addresses are allowed."""
-    verify_tls: bool = key(True)
-    """Refuse a server with an invalid TLS certificate; SSL_CERT_FILE may name those to trust."""
 
     @property
     def agent(self) -> str:

@@ -156,8 +156,6 @@ class OptimizerConfig(Section):
     """The learning-rate schedule after the warm-up; cosine and linear reach 0 at max_steps."""
     warmup_steps: int = key(10_000, ge=0)
     """Steps over which the learning rate rises from zero; it may change between jobs."""
-    beta2: float = key(0.999, shapes_output=True, ge=0, lt=1)
-    """AdamW's decay of the second moment."""
     weight_decay: float = key(0.01, shapes_output=True, ge=0)
     """AdamW's weight decay."""
     clip_norm: float | None = key(None, gt=0)
@@ -197,19 +195,15 @@ class StrategyConfig(Section):
     """Compile the U-Net's blocks; the first steps take longer. The default is true if scaling.accelerator is a GPU."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
-    channels_last: bool = key(False)
-    """Keep images channels-last in memory, and with ddp the convolutions' weights as well."""
 
 
 class CheckpointConfig(Section):
-    """Checkpoints: their frequency, and which are kept."""
+    """Checkpoints: their frequency, and how many are kept."""
 
     every_steps: Positive = key(1000)
     """Steps between checkpoints."""
     keep_last: Positive = key(3)
     """Number of newest checkpoints to keep."""
-    keep_every: Positive | None = key(None)
-    """Also keep each checkpoint whose step is a multiple of this; null keeps no further ones."""
 
 
 class WandbConfig(Section):
@@ -411,7 +405,7 @@ class TrainConfig(JobConfig):
     encode: TrainEncodeConfig = key(TrainEncodeConfig)
     """The encoders, if data.mode is not offline."""
     checkpoint: CheckpointConfig = key(CheckpointConfig)
-    """Checkpoints: their frequency, and which are kept."""
+    """Checkpoints: their frequency, and how many are kept."""
     log: LogConfig = key(LogConfig)
     """The metrics that a run writes."""
     evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig)

@@ -166,9 +166,6 @@ class Slot:
             # With a proxy we connect to the proxy alone; it decides which addresses are allowed.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
         curl.setopt(pycurl.CAINFO, os.fsencode(os.environ.get("SSL_CERT_FILE") or certifi.where()))
-        if not options.verify_tls:
-            curl.setopt(pycurl.SSL_VERIFYPEER, 0)
-            curl.setopt(pycurl.SSL_VERIFYHOST, 0)
         curl.setopt(pycurl.URL, self.request.url.text)
         self.multi.add_handle(curl)
 

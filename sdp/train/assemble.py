@@ -40,7 +40,7 @@ from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective, draw
 from sdp.train.stopwatch import Stopwatch
-from sdp.train.strategies import channels_last, compile_blocks
+from sdp.train.strategies import compile_blocks
 from sdp.train.trainer import Callback, StopRequest, Trainer
 from sdp.train.world import World
 
@@ -179,8 +179,6 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
     if config.lora.rank is not None:
         torch.manual_seed(config.seed)  # loading draws a varying number of random numbers
         networks.add_lora(config.lora)
-    if config.strategy.channels_last:
-        channels_last(denoiser, weights=config.strategy.kind == "ddp")
     if config.strategy.activation_checkpointing:
         networks.recompute_activations()
     if config.strategy.compile:

@@ -232,9 +232,7 @@ class CheckpointManager:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
         complete = [step for step, is_complete in steps.items() if is_complete]
-        kept = set(complete[-self.keep.keep_last :])
-        if self.keep.keep_every:
-            kept |= {step for step in complete if step % self.keep.keep_every == 0}
+        kept = complete[-self.keep.keep_last :]
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)

@@ -44,7 +44,7 @@ class AdamW:
             [self._steps] * len(names),
             lr=rate,
             beta1=0.9,
-            beta2=self._config.beta2,
+            beta2=0.999,
             weight_decay=self._config.weight_decay,
             eps=1e-8,
             amsgrad=False,

@@ -135,14 +135,3 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: Any = "inductor") -> No
     torch._dynamo.config.optimize_ddp = False  # it would split the blocks, which are small enough, at ddp's buckets
     for block in blocks:
         block.compile(backend=backend, dynamic=False)
-
-
-def channels_last(denoiser: nn.Module, *, weights: bool) -> None:
-    """Keep the denoiser's activations channels-last in memory, and with `weights` its weights, which FSDP refuses."""
-    if weights:
-        denoiser.to(memory_format=torch.channels_last)
-
-    def lay_out(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]
-
-    denoiser.register_forward_pre_hook(lay_out)

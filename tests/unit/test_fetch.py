@@ -575,8 +575,6 @@ def test_https_is_checked_against_the_certificates() -> None:
         with mock.patch.dict("os.environ", {"SSL_CERT_FILE": str(server.certificate)}):
             (trusted,) = fetch([url])
         assert body(trusted) == expected(1)
-        (unchecked,) = fetch([url], replace(OPTIONS, verify_tls=False))
-        assert body(unchecked) == expected(1)
 
 
 ODD_HEADS = {

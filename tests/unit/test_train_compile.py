@@ -17,7 +17,7 @@ from sdp.model.schedule import Flow, Process
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import RowRandom
 from sdp.train.step import Objective, draw
-from sdp.train.strategies import channels_last, compile_blocks
+from sdp.train.strategies import compile_blocks
 from tests.tiny_model import UNET
 from tests.training import scaled_linear
 
@@ -88,22 +88,6 @@ def test_inductor_lays_out_the_convolutions_of_every_graph_channels_last(monkeyp
     learn(model)
     assert len(choices) > 4
     assert all(choices)
-
-
-@pytest.mark.parametrize("weights", [True, False], ids=["ddp", "fsdp"])
-def test_convolutions_see_channels_last_images_whether_or_not_their_weights_are(weights: bool) -> None:
-    model: Any = unet()
-    layouts: list[bool] = []
-    channels_last(model, weights=weights)
-    for layer in (model.conv_in, *[model.down_blocks[0].resnets[0].conv1] * weights):
-        layer.register_forward_pre_hook(
-            lambda _, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
-        )
-    (predicted, gradients), (expected, reference) = learn(model), learn(unet())
-    assert layouts == [True] * (1 + weights)
-    assert model.conv_out.weight.is_contiguous(memory_format=torch.channels_last) == weights
-    assert torch.allclose(predicted, expected, atol=1e-5)
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))
 
 
 @pytest.mark.parametrize("process", [scaled_linear(), Flow(logit_normal=True, shift=3.0)])
