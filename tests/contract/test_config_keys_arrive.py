@@ -23,9 +23,9 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "score": ("score", "process", "encode", "run"),
     "process": ("process", "encode", "run"),
     "train": ("train", "encode", "model"),
-    "generate": ("generate", "pool"),
-    "evaluate": ("evaluate", "pool"),
-    "dreambooth": ("dreambooth", "model", "pool", "train"),
+    "generate": ("generate", "run"),
+    "evaluate": ("evaluate", "run"),
+    "dreambooth": ("dreambooth", "model", "run", "train"),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it
