@@ -33,7 +33,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "charts": "Curves as SVG, and jinja2 templates.",
     },
     {
-        "run": "Pieces of work through a job's stages, in this process or on Ray Data; units to parts.",
+        "runners": "Pieces of work through a job's stages, in this process or on Ray Data; units to parts.",
         "sources": "What jobs read: datasets of pictures, Parquet files, tars, folders, and tables joined to them.",
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
@@ -85,8 +85,8 @@ RAY_FILES = frozenset(
         "sdp/train/online.py",
         "sdp/train/ray_data.py",
         "sdp/train/worker.py",
-        "sdp/run/exchange.py",
-        "sdp/run/on_ray.py",
+        "sdp/runners/exchange.py",
+        "sdp/runners/on_ray.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )
@@ -112,10 +112,10 @@ SLEEPS: Mapping[str, str] = {
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""
 
-GPU_ROOMS = frozenset({"run", "train", "process", "score", "encode", "model", "generate", "evaluate"})
+GPU_ROOMS = frozenset({"runners", "train", "process", "score", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
-    "sdp/run/here.py": "a worker makes its device that of each thread that calls it",
+    "sdp/runners/here.py": "a worker makes its device that of each thread that calls it",
     "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
 }
 """Files of these rooms that start threads without sdp.device, and why their threads use no GPU. RAY_FILES are drivers,

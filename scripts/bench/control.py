@@ -46,7 +46,7 @@ def online(folder: Path, trainers: int, encoders: int) -> Figures:
     from scripts.bench import _players
     from scripts.bench.online_pool import make_images
     from sdp.ray import cluster
-    from sdp.run.placement import Placement
+    from sdp.runners.placement import Placement
     from sdp.train import online
 
     environment = cluster.worker_environment()

@@ -74,7 +74,7 @@ KINDS: Mapping[str, Kind] = {
         _ENCODER, limit_s=6.0, never=("torch._dynamo", "transformers", "peft", "accelerate", "sympy", "torchvision")
     ),
     "transform": Kind(_TRANSFORM, limit_s=0.4, never=(*_NETWORKS, "ray")),
-    "desk, without Ray": Kind("import sdp.run.desk", "import ray", limit_s=0.4, never=_NETWORKS),
+    "desk, without Ray": Kind("import sdp.runners.desk", "import ray", limit_s=0.4, never=_NETWORKS),
     "painter": Kind(_PAINTER),
     **{
         f"driver of {job}": Kind(f"import sdp.{job}.job", never=_NETWORKS)

@@ -34,9 +34,9 @@ from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.model.sources import resolve
 from sdp.ray import cluster
 from sdp.ray.cluster import worker_environment
-from sdp.run.blocks import Note
-from sdp.run.placement import Placement
-from sdp.run.stages import PrepareStats
+from sdp.runners.blocks import Note
+from sdp.runners.placement import Placement
+from sdp.runners.stages import PrepareStats
 from sdp.sources.reading import Columns
 from sdp.storage import open_storage
 from sdp.train import online

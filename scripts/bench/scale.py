@@ -169,7 +169,7 @@ def download(folder: Path, units: int) -> dict[str, float]:
     from sdp.download.stages import DownloadStages
     from sdp.download.worker import WorkerSettings
     from sdp.ray import cluster
-    from sdp.run.on_ray import OnRay
+    from sdp.runners.on_ray import OnRay
 
     _start_ray({**cluster.worker_environment(), "worker_process_setup_hook": _players.download_nothing})
     columns = {"url_column": "url", "caption_column": "caption"}
@@ -398,7 +398,7 @@ class NoWork:
 
     def prepare(self, item: Any) -> tuple[Any, Any]:
         """Return the item."""
-        from sdp.run.stages import PrepareStats
+        from sdp.runners.stages import PrepareStats
 
         return item, PrepareStats()
 
@@ -412,7 +412,7 @@ class NoWork:
 
 def ray_data(_: Path, units: int) -> dict[str, float]:
     """Send pieces through the encode pipeline, as `process` does: one for two units."""
-    from sdp.run.on_ray import OnRay
+    from sdp.runners.on_ray import OnRay
 
     _start_ray()
     pieces, fed, done, half_mb = round(units * PIECES_A_UNIT), 0, 0, 0.0
@@ -470,7 +470,7 @@ def online(folder: Path, units: int) -> dict[str, float]:
 
 
 def _placement() -> Any:
-    from sdp.run.placement import Placement
+    from sdp.runners.placement import Placement
 
     least, most = sized((2, 2), (1, 1))
     return Placement(least=least, most=most, wait_s=600.0, prepare_concurrency=2, output="scale")

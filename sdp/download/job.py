@@ -37,9 +37,9 @@ from sdp.hardware import usable_cores
 from sdp.lease import Lease
 from sdp.ray import cluster
 from sdp.ray.waiting import Place, announce, wait_for
-from sdp.run.here import Here
-from sdp.run.placement import Placement
-from sdp.run.runner import Feed, RowsLost, Runner
+from sdp.runners.here import Here
+from sdp.runners.placement import Placement
+from sdp.runners.runner import Feed, RowsLost, Runner
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
 UNITS_AT_ONCE = 2
@@ -131,7 +131,7 @@ def _write_pending(
         return write_parts(
             Here(stages, "download", "downloader", at_once=UNITS_AT_ONCE), stages, output, pending, lease
         )
-    from sdp.run.on_ray import OnRay
+    from sdp.runners.on_ray import OnRay
 
     placement = plan_workers(config, len(pending))
     stages = DownloadStages(

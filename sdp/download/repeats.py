@@ -21,7 +21,7 @@ from sdp.datasets.repeated import Keys, Repeated
 from sdp.datasets.units import Addresses
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
-from sdp.run.exchange import exchange
+from sdp.runners.exchange import exchange
 from sdp.storage import Storage, StorageOptions
 from sdp.urls import key64
 

@@ -26,7 +26,7 @@ from sdp.families.classes import know_compiler
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
-from sdp.run.stages import PrepareStats, Preparing
+from sdp.runners.stages import PrepareStats, Preparing
 from sdp.sandbox.decoders import once_a_thread
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, SourceRow, read_piece

@@ -18,9 +18,9 @@ from sdp.evaluate.worker import EvaluateStages
 from sdp.lease import Lease
 from sdp.model.checkpoints import run_of
 from sdp.ray import cluster
-from sdp.run.progress import Tracker
-from sdp.run.runner import Feed, RowsLost
-from sdp.run.where import runner_for
+from sdp.runners.progress import Tracker
+from sdp.runners.runner import Feed, RowsLost
+from sdp.runners.where import runner_for
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import addresses
 from sdp.storage import StorageOptions, open_storage

@@ -14,7 +14,7 @@ from sdp.evaluate.prepare import EvaluateSpec, Task
 from sdp.evaluate.result import Features
 from sdp.imaging import Pixels, RowError, decode
 from sdp.model import networks
-from sdp.run.stages import Stages
+from sdp.runners.stages import Stages
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
 from sdp.sources.pieces import Piece

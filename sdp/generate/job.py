@@ -20,11 +20,11 @@ from sdp.generate.worker import Drawn, GenerateStages, Prompted, write_unit
 from sdp.lease import Lease
 from sdp.model.checkpoints import STEP, newer_than, with_step
 from sdp.ray import cluster
-from sdp.run.blocks import Note
-from sdp.run.desk import State
-from sdp.run.progress import Tracker
-from sdp.run.units import crashed, run_units
-from sdp.run.where import runner_for
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
+from sdp.runners.progress import Tracker
+from sdp.runners.units import crashed, run_units
+from sdp.runners.where import runner_for
 from sdp.sources.pieces import Piece
 from sdp.storage import open_storage
 
@@ -135,7 +135,7 @@ def _generate(
 
 
 class _Run:
-    """The `run.units.Job` of one run: its pieces, which are batches, and its progress."""
+    """The `runners.units.Job` of one run: its pieces, which are batches, and its progress."""
 
     write = staticmethod(write_unit)
     tracker: Tracker

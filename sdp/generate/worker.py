@@ -15,7 +15,7 @@ from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
 from sdp.generate.sample import image_seed
 from sdp.generate.source import GenerateModel
-from sdp.run.stages import Stages
+from sdp.runners.stages import Stages
 from sdp.storage import Storage
 
 if TYPE_CHECKING:

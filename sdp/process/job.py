@@ -24,13 +24,13 @@ from sdp.lease import Lease
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
 from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.ray import cluster
-from sdp.run.blocks import Note
-from sdp.run.desk import State
-from sdp.run.here import Here
-from sdp.run.placement import plan_placement
-from sdp.run.runner import Runner
-from sdp.run.units import crashed, run_units
-from sdp.run.where import works_here
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
+from sdp.runners.here import Here
+from sdp.runners.placement import plan_placement
+from sdp.runners.runner import Runner
+from sdp.runners.units import crashed, run_units
+from sdp.runners.where import works_here
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import addresses
 
@@ -97,7 +97,7 @@ def write_dataset(
 
 
 class _Run:
-    """The `run.units.Job` of one run: its pieces, its parts and its figures."""
+    """The `runners.units.Job` of one run: its pieces, its parts and its figures."""
 
     def __init__(
         self, prepared: AnyPrepared, output: Output, pending: list[Work], figures: ProcessFigures, progress: Progress
@@ -185,7 +185,7 @@ def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner
     cluster.require_labels("transform.node_labels", config.transform.node_labels)
     placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
     from sdp.ray.waiting import announce
-    from sdp.run.on_ray import OnRay
+    from sdp.runners.on_ray import OnRay
 
     announce("encode", placement.places(prepares=True))
     return OnRay(stages, placement, prepared.piece_rows * sum(3 * side * side for side in stages.recipe.resolutions))

@@ -14,8 +14,8 @@ from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
 from sdp.process.prepare import Config, Prepared, Spec
-from sdp.run.desk import State
-from sdp.run.stages import PrepareStats
+from sdp.runners.desk import State
+from sdp.runners.stages import PrepareStats
 from sdp.telemetry import Telemetry
 
 STARVED = 0.1

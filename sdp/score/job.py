@@ -18,7 +18,7 @@ from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
 from sdp.process.messages import ProcessFigures, forecast
 from sdp.process.prepare import Prepared, begin, with_tombstones
-from sdp.run.exchange import exchange
+from sdp.runners.exchange import exchange
 from sdp.score import messages, near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec

@@ -17,7 +17,7 @@ from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
-from sdp.run.stages import PrepareStats
+from sdp.runners.stages import PrepareStats
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash

@@ -26,7 +26,7 @@ from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
 from sdp.ray import cluster, internals, lost
 from sdp.ray.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
-from sdp.run.placement import Placement, plan_placement
+from sdp.runners.placement import Placement, plan_placement
 from sdp.train import group, online
 from sdp.train.board import RESIZE, Board, WorkerReport
 from sdp.train.data.images import ImagesDataset, open_images

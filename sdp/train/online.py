@@ -1,6 +1,6 @@
 """Online mode on Ray: one pipeline between the images and the trainers.
 
-    trainers ── slices ──> EncoderPool ── sdp.run.on_ray ──> references ──> trainers
+    trainers ── slices ──> EncoderPool ── sdp.runners.on_ray ──> references ──> trainers
 
 Each trainer requests a bounded number of slices of the epoch's order ahead, and gets references to the results: the
 bytes go straight from the encoder's node to the trainer's. Only requested slices are encoded, which is the back-
@@ -27,10 +27,10 @@ from ray.exceptions import ObjectLostError
 
 from sdp.errors import SdpError
 from sdp.ray import cluster, lost
-from sdp.run.blocks import Note, pack, unpack
-from sdp.run.desk import WORK, State
-from sdp.run.on_ray import OnRay
-from sdp.run.placement import Placement
+from sdp.runners.blocks import Note, pack, unpack
+from sdp.runners.desk import WORK, State
+from sdp.runners.on_ray import OnRay
+from sdp.runners.placement import Placement
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups

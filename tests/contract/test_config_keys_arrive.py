@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
-    "score": ("score", "process", "encode", "run"),
-    "process": ("process", "encode", "run"),
+    "score": ("score", "process", "encode", "runners"),
+    "process": ("process", "encode", "runners"),
     "train": ("train", "encode", "model"),
-    "generate": ("generate", "run"),
-    "evaluate": ("evaluate", "run"),
-    "dreambooth": ("dreambooth", "model", "run", "train"),
+    "generate": ("generate", "runners"),
+    "evaluate": ("evaluate", "runners"),
+    "dreambooth": ("dreambooth", "model", "runners", "train"),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it

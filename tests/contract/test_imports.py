@@ -40,6 +40,13 @@ def test_the_architecture_page_has_every_room() -> None:
     assert rooms - {"__init__", "__main__"} <= words
 
 
+def test_no_room_takes_the_name_of_what_the_package_offers() -> None:
+    """Its import would put the room in the function's place."""
+    offered = re.findall(r"^def (\w+)", (ROOT / "sdp/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert "run" in offered
+    assert {room for level in import_rules.ROOMS for room in level}.isdisjoint(offered)
+
+
 def test_the_architecture_page_points_at_code_that_exists() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     cells = [line.split("|")[2] for line in page.split("## Where to look")[1].split("##")[0].splitlines()[4:] if line]
@@ -214,7 +221,7 @@ def test_the_base_install_imports_its_modules_without_the_packages_of_the_cluste
 def test_workers_that_compute_no_tensors_load_neither_torch_nor_diffusers() -> None:
     """Transforms, download workers and the desk: torch costs a process two seconds and 200 MB."""
     heavy = "{'torch', 'diffusers', 'transformers'}"
-    modules = "sdp.download.stages, sdp.run.on_ray, sdp.train.online"
+    modules = "sdp.download.stages, sdp.runners.on_ray, sdp.train.online"
     script = f"import sys, {modules}; sys.exit(' '.join({heavy} & sys.modules.keys()) or None)"
     done = ended([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr

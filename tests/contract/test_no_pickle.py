@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-BETWEEN_PROCESSES = {"sdp/run/blocks.py", "sdp/sandbox/child.py"}
+BETWEEN_PROCESSES = {"sdp/runners/blocks.py", "sdp/sandbox/child.py"}
 """These unpickle what a process of the same job has sent them through Ray, or the parent through a pipe."""
 UNPICKLE = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "pandas.read_pickle"}
 

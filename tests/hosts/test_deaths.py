@@ -9,9 +9,9 @@ from typing import Any
 import ray
 
 from sdp.ray.lost import _raylet_of
-from sdp.run.on_ray import OnRay
-from sdp.run.placement import Placement
-from sdp.run.stages import TRIES, PrepareStats
+from sdp.runners.on_ray import OnRay
+from sdp.runners.placement import Placement
+from sdp.runners.stages import TRIES, PrepareStats
 from tests.local_ray import several_nodes
 
 

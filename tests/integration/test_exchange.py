@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
 
 from sdp.errors import DatasetError, LeaseLost, NotFound
-from sdp.run.exchange import exchange
+from sdp.runners.exchange import exchange
 from tests.local_ray import several_nodes
 from tests.waiting import until
 

@@ -120,7 +120,7 @@ def test_each_core_has_one_decoder(tmp_path: Path, model: Path, monkeypatch: pyt
         start(*arguments)
 
     monkeypatch.setattr(decoders._Child, "__init__", noted)
-    monkeypatch.setattr("sdp.run.here.usable_cores", lambda: 2)
+    monkeypatch.setattr("sdp.runners.here.usable_cores", lambda: 2)
     written(config_of(tmp_path / "source", tmp_path / "out", model, "output.rows_per_file=4"))
     assert 1 <= len(started) <= 2
 

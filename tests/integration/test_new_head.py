@@ -13,7 +13,7 @@ from sdp.config import WorkersConfig
 from sdp.download import job as download_job
 from sdp.process import job as process_job
 from sdp.ray import waiting
-from sdp.run.placement import join
+from sdp.runners.placement import join
 from sdp.storage import open_storage
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder

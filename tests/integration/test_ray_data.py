@@ -17,12 +17,12 @@ from ray.data.block import BlockStats
 
 from sdp.config import WorkersConfig
 from sdp.errors import DatasetError, SdpError, UserError
-from sdp.run import desk
-from sdp.run import on_ray as pipeline_module
-from sdp.run.blocks import Note, unpack
-from sdp.run.on_ray import OnRay
-from sdp.run.placement import Placement, join
-from sdp.run.stages import PrepareStats
+from sdp.runners import desk
+from sdp.runners import on_ray as pipeline_module
+from sdp.runners.blocks import Note, unpack
+from sdp.runners.on_ray import OnRay
+from sdp.runners.placement import Placement, join
+from sdp.runners.stages import PrepareStats
 from tests.local_ray import one_node
 from tests.waiting import until
 
@@ -192,7 +192,7 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
 
     @ray.remote
     def lifetime_s() -> int:
-        from sdp.run import on_ray
+        from sdp.runners import on_ray
 
         on_ray._dataset(Toy(), placement(), None, prepares=True)
         from ray.data._internal.cluster_autoscaler.default_cluster_autoscaler_v2 import DefaultClusterAutoscalerV2

@@ -20,7 +20,7 @@ from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.config.train import TrainConfig
 from sdp.errors import LeaseLost, SdpError
 from sdp.ray.cluster import start_beside_driver
-from sdp.run.placement import Placement
+from sdp.runners.placement import Placement
 from sdp.storage import open_storage
 from sdp.train.board import Board
 from sdp.train.data.images import Slice

@@ -15,7 +15,7 @@ from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.encoder import Encoder, _Feeder
 from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import OutOfMemory
-from sdp.run.stages import Occupancy
+from sdp.runners.stages import Occupancy
 from tests.process_kit import make_text_encoder, make_vae
 
 SCALE = 0.18215

@@ -3,7 +3,7 @@
 import pytest
 
 from sdp.ray import cluster
-from sdp.run.exchange import exchange
+from sdp.runners.exchange import exchange
 
 
 def read(piece: str, partitions: int) -> list[str]:

@@ -11,8 +11,8 @@ from sdp.config import parse
 from sdp.config.process import ProcessConfig
 from sdp.datasets.outcomes import Counts
 from sdp.process.messages import ProcessFigures, emit, progress_line, suggestion, summary
-from sdp.run.desk import State
-from sdp.run.stages import PrepareStats
+from sdp.runners.desk import State
+from sdp.runners.stages import PrepareStats
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
 from tests.registry import RegistryBackend

@@ -12,11 +12,11 @@ import pytest
 
 from sdp.errors import ModelError, SdpError, UserError
 from sdp.ray import cluster
-from sdp.run.blocks import pack, unpack
-from sdp.run.desk import Desk, State, WorkerId, check_state
-from sdp.run.on_ray import room
-from sdp.run.placement import Placement
-from sdp.run.stages import PrepareStats
+from sdp.runners.blocks import pack, unpack
+from sdp.runners.desk import Desk, State, WorkerId, check_state
+from sdp.runners.on_ray import room
+from sdp.runners.placement import Placement
+from sdp.runners.stages import PrepareStats
 
 PLACEMENT = Placement(wait_s=60.0, output="out")
 ENCODER, OTHER = WorkerId("work", "node", "one"), WorkerId("work", "other node", "other")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sdp.errors import ModelError, SdpError
-from sdp.run.blocks import Note
-from sdp.run.here import Here
+from sdp.runners.blocks import Note
+from sdp.runners.here import Here
 from tests.waiting import until
 
 

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from sdp.run.desk import State
-from sdp.run.progress import Tracker
+from sdp.runners.desk import State
+from sdp.runners.progress import Tracker
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.datasets.units import Unit, Work
-from sdp.run.units import OpenUnits
+from sdp.runners.units import OpenUnits
 from sdp.sources.groups import RowGroup
 from sdp.sources.pieces import Piece
 

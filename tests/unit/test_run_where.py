@@ -5,8 +5,8 @@ import pytest
 from sdp.config import WorkersConfig
 from sdp.ray import cluster
 from sdp.ray.waiting import Place
-from sdp.run import placement
-from sdp.run.where import works_here
+from sdp.runners import placement
+from sdp.runners.where import works_here
 
 
 def test_a_run_after_one_that_was_killed_is_on_ray(

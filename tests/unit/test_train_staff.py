@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sdp.errors import SdpError
-from sdp.run.blocks import Note
-from sdp.run.desk import State
-from sdp.run.placement import Placement, plan_placement
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
+from sdp.runners.placement import Placement, plan_placement
 from sdp.train.online import EncoderPool, submitter
 from tests.training import config
 from tests.waiting import until

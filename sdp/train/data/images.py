@@ -25,7 +25,7 @@ from sdp.encode.work import EncodeSpec
 from sdp.errors import DatasetError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model.sources import LocalModel
-from sdp.run.stages import TRIES, PrepareStats
+from sdp.runners.stages import TRIES, PrepareStats
 from sdp.sources.groups import RowGroup
 from sdp.sources.pictures import Selection, open_pictures
 from sdp.sources.pieces import Piece

@@ -14,10 +14,10 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.errors import SdpError, named
-from sdp.run.blocks import Note
-from sdp.run.desk import State
-from sdp.run.runner import TASKS, Feed, RowsLost, Runner
-from sdp.run.stages import TRIES
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
+from sdp.runners.runner import TASKS, Feed, RowsLost, Runner
+from sdp.runners.stages import TRIES
 
 _WAIT_S = 0.5
 

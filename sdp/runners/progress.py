@@ -4,7 +4,7 @@ import time
 
 from sdp import telemetry
 from sdp.console import Progress, counted, duration
-from sdp.run.desk import State
+from sdp.runners.desk import State
 
 
 class Tracker(Progress):

@@ -3,9 +3,9 @@
 from sdp.config import WorkersConfig
 from sdp.console import say
 from sdp.ray import cluster
-from sdp.run.here import Here
-from sdp.run.runner import Runner
-from sdp.run.stages import Stages
+from sdp.runners.here import Here
+from sdp.runners.runner import Runner
+from sdp.runners.stages import Stages
 
 
 def works_here(workers: WorkersConfig, *, isolate: bool) -> bool:
@@ -22,7 +22,7 @@ def runner_for(
     """Return the runner of stages without preparation, for a number of items; on a cluster, wait for its workers."""
     if works_here(workers, isolate=isolate):
         return Here(stages, job, role, at_once=1)
-    from sdp.run.on_ray import OnRay
-    from sdp.run.placement import join
+    from sdp.runners.on_ray import OnRay
+    from sdp.runners.placement import join
 
     return OnRay(stages, join(job, role, workers, output, items))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sdp.run.stages import PrepareStats
+from sdp.runners.stages import PrepareStats
 
 _LARGE = 65_536
 """Bytes from which an array is not copied into the pickle."""

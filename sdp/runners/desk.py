@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from sdp.errors import SdpError
 from sdp.ray.waiting import no_place
-from sdp.run.blocks import pack
-from sdp.run.placement import Placement
-from sdp.run.stages import TRIES, PrepareStats
+from sdp.runners.blocks import pack
+from sdp.runners.placement import Placement
+from sdp.runners.stages import TRIES, PrepareStats
 
 SYSTEMATIC = 100
 """Failed preparations in a row after which the items are not to blame."""

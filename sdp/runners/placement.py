@@ -8,7 +8,7 @@ from sdp.config import WorkersConfig
 from sdp.config.process import EncoderConfig, TransformWorkersConfig
 from sdp.ray import cluster
 from sdp.ray.waiting import Place, place_of, wait_for
-from sdp.run.stages import TRIES
+from sdp.runners.stages import TRIES
 
 _CPU = 0.9
 """The share of a CPU that a worker without a GPU reserves; the rest is for a task that writes."""

@@ -28,11 +28,11 @@ from sdp.console import counted, say
 from sdp.errors import SdpError, Unavailable, named
 from sdp.ray import cluster, internals, lost
 from sdp.ray.waiting import Stall
-from sdp.run.blocks import Note, note_of, pack, unpack
-from sdp.run.desk import PREPARE, WORK, Desk, State, WorkerId, check_state
-from sdp.run.placement import Placement
-from sdp.run.runner import Result, RowsLost
-from sdp.run.stages import Occupancy, Preparing, Stages
+from sdp.runners.blocks import Note, note_of, pack, unpack
+from sdp.runners.desk import PREPARE, WORK, Desk, State, WorkerId, check_state
+from sdp.runners.placement import Placement
+from sdp.runners.runner import Result, RowsLost
+from sdp.runners.stages import Occupancy, Preparing, Stages
 
 _CHECK_NODES_S = 5.0
 _CLOSE_S = 10.0

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, Self
 
-from sdp.run.blocks import Note
-from sdp.run.desk import State
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
 
 TASKS = 4
 """Tasks that run at once."""

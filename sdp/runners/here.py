@@ -18,10 +18,10 @@ from typing import Any, Self
 from sdp.console import say
 from sdp.errors import SdpError, named
 from sdp.hardware import usable_cores
-from sdp.run.blocks import Note
-from sdp.run.desk import State
-from sdp.run.runner import TASKS, Result
-from sdp.run.stages import TRIES, Occupancy, Preparing, Stages
+from sdp.runners.blocks import Note
+from sdp.runners.desk import State
+from sdp.runners.runner import TASKS, Result
+from sdp.runners.stages import TRIES, Occupancy, Preparing, Stages
 
 _READY = 1
 """Pieces that may wait for the worker while every core prepares."""
