@@ -81,8 +81,9 @@ def write_dataset(
         if pending:
             say(f"{job}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
             with Progress(job) as progress:
-                run = _Run(prepared, output, pending, figures, progress)
-                runner = _runner(prepared, run.stages, isolate=lease.follows_a_crash)
+                stages = with_tombstones(prepared)
+                runner = _runner(prepared, stages, isolate=lease.follows_a_crash)  # metrics go by Ray, if it is there
+                run = _Run(prepared, stages, output, pending, figures, progress)
                 infos = run_units(runner, run.plan_units(pending), run, lease.check)
         dataset = manifest.finish(
             output,
@@ -100,11 +101,17 @@ class _Run:
     """The `runners.units.Job` of one run: its pieces, its parts and its figures."""
 
     def __init__(
-        self, prepared: AnyPrepared, output: Output, pending: list[Work], figures: ProcessFigures, progress: Progress
+        self,
+        prepared: AnyPrepared,
+        stages: RowsSpec,
+        output: Output,
+        pending: list[Work],
+        figures: ProcessFigures,
+        progress: Progress,
     ) -> None:
-        self._prepared, self._output = prepared, output
+        self._prepared, self._stages, self._output = prepared, stages, output
         self._figures, self._progress = figures, progress
-        self.stages, self.write = with_tombstones(prepared), write_unit
+        self.write = write_unit
         self._retries: dict[Work, Retry] = {}
         self._batch_sizes = {TEXT: TEXT_BATCH, **prepared.spec.settings.batch_sizes}
         figures.rows_total = sum(len(work.unit) for work in pending)
@@ -132,7 +139,7 @@ class _Run:
     def crashed(self, piece: Piece, detail: str) -> PieceRows:
         rows, retry = addresses(piece, self._prepared.spec.storage), self._retries.get(piece.work)
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
-        return self.stages.schema.empty_table(), crashed(rows.tolist(), detail)
+        return self._stages.schema.empty_table(), crashed(rows.tolist(), detail)
 
     def retried(self, work: Work) -> Mapping[str, int]:
         return self._retries[work].reasons if work in self._retries else {}
