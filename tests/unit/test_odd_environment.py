@@ -66,7 +66,7 @@ def test_a_file_that_may_not_be_written_is_one_line(capsys: pytest.CaptureFixtur
 
 def test_ray_starts_without_a_home_and_without_a_user(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOBODY)
-    code = "from sdp import cli, cluster; cli.prepare_process(); print(cluster.connect(num_cpus=1))"
+    code = "from sdp import cli; from sdp.ray import cluster; cli.prepare_process(); print(cluster.connect(num_cpus=1))"
     environment = {"PATH": os.defpath, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=500, check=False)

@@ -146,7 +146,7 @@ def test_rows_that_are_not_needed_are_not_decoded(images: ImagesDataset, monkeyp
     monkeypatch.setattr(transform, "crop_image", lambda *args: decoded.append(args[2]) or inner(*args))  # type: ignore[func-returns-value]
     uri = images.storage.uri_of(images.paths[0])
     data_slice = Slice.of(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
-    made, _ = images.transform(data_slice)
+    made, _ = images.prepare(data_slice)
     assert made.rows.tolist() == [3, 4, 5, 6]
     assert made.chunk.rows.tolist() == decoded == [3, 5]
 
@@ -157,7 +157,7 @@ def test_random_crops_are_drawn_anew_in_each_epoch_and_are_the_same_again(root: 
 
     def pixels(epoch: int) -> bytes:
         data_slice = Slice.of(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
-        return bytes(images.transform(data_slice)[0].chunk.crops[64][0].values.tobytes())
+        return bytes(images.prepare(data_slice)[0].chunk.crops[64][0].values.tobytes())
 
     assert pixels(0) == pixels(0)
     assert len({pixels(epoch) for epoch in range(3)}) == 3
