@@ -45,6 +45,8 @@ from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_s
 UNITS_AT_ONCE = 2
 """Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
 _HUB_RESTARTS = 30
+_TRIES = 10
+"""Deaths of downloaders at the same span after which a download gives up."""
 _WAIT_S = 0.5
 
 
@@ -148,7 +150,7 @@ def plan_workers(config: DownloadConfig, pending: int) -> Placement:
     workers = max(1, min(config.concurrency or sum(count // cpus for count in nodes), pending))
     return Placement(
         job="download", section="workers", role="downloader", output=config.output.uri, least=workers, most=workers,
-        labels=labels, cpus=float(cpus), at_once=UNITS_AT_ONCE, wait_s=math.inf, tries=cluster.STARTS,
+        labels=labels, cpus=float(cpus), at_once=UNITS_AT_ONCE, wait_s=math.inf, tries=_TRIES,
     )  # fmt: skip
 
 

@@ -40,8 +40,6 @@ _HEAD = "node:__internal_head__"
 ACCELERATOR_LABEL, NODE_LABEL = "ray.io/accelerator-type", "ray.io/node-id"
 _GPU = re.compile(r"GPU(_group_[0-9a-f]+)?")
 """Ray's name of the resource; the longer one is that of an actor in a placement group."""
-STARTS = 10
-"""Deaths of downloaders at the same work after which a download gives up."""
 _SETTINGS = {
     # Train allows one minute, which is too short for a cluster that adds nodes.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
