@@ -2,9 +2,9 @@
 
 The holder has created `_lease/<generation>.json` (a create-only write, so one job wins) and rewrites it several times
 in its time to live. Wall clocks are not trusted: a newcomer watches the newest generation by its own clock, and creates
-the next one if the record does not change during its time to live. A holder counts that time from before its last
-successful heartbeat, so it knows that the lease is lost no later than another job may take over.
-Before it replaces a file, it also looks for a later generation, in case its clock has stood still.
+the next one if the record does not change during its time to live. A store that is away is so for both, and takes the
+lease from nobody: a newcomer does not count that time. A holder is told by its next heartbeat whether another job has
+taken over, and looks for a later generation before it replaces a file, since it may have been suspended or cut off.
 """
 
 import logging
@@ -31,7 +31,7 @@ from sdp.storage import Storage
 
 FOLDER = "_lease"
 TTL_S = 120.0
-"""A store that is gone for a minute does not end a job; a newcomer on another node waits for so long."""
+"""A newcomer on another node waits for so long."""
 _BEAT_S = 10.0
 """The longest time between heartbeats, and so until a holder notices that another job has taken over."""
 _LONGEST_TTL_S = 3600.0
@@ -39,6 +39,8 @@ _LONGEST_TTL_S = 3600.0
 _NAME = re.compile(r"_lease/(\d{1,10})\.json", re.ASCII)
 _TRIES = 5
 """Races for a generation that a newcomer may lose before it gives up."""
+_RELEASE_S = 5.0
+"""The longest wait for a heartbeat under way, and for the write of a release: a job that is stopped ends soon."""
 
 log = logging.getLogger(__name__)
 
@@ -120,20 +122,19 @@ class Generation:
 
 
 class Lease:
-    """A lease that is held until it is released or lost, or the process ends. Call `check()` before each write."""
+    """A lease that is held until it is released or lost, or the process ends.
+
+    Call `check()` now and then, and `confirm()` before a write over a file.
+    """
 
     follows_a_crash = False
     """True if the holder before ended without releasing it."""
 
-    def __init__(
-        self, storage: Storage, record: Record, etag: str | None, clock: Callable[[], float], born: float
-    ) -> None:
+    def __init__(self, storage: Storage, record: Record, etag: str | None) -> None:
         """Start the heartbeat of a record that `acquire` has created."""
         self.generation = record.generation
         self._storage, self._etag = storage, etag
         self._record, self._held = record, Generation(storage, record.generation)
-        self._clock = clock
-        self._alive_at = born
         self._lost: LeaseLost | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
@@ -152,13 +153,10 @@ class Lease:
 
         Raise LeaseHeld, with the holder's name, where the holder is alive.
         """
-        # An operation that outlives the lease is useless.
-        storage = storage.with_options(timeout_s=min(storage.options.timeout_s, ttl_s))
         for _ in range(_TRIES):
             newest = _newest(storage)
             if newest and not _is_free(storage, newest, ttl_s, clock):
                 raise LeaseHeld(_held(storage, newest))
-            born = clock()
             record = Record(
                 generation=newest + 1,
                 holder=holder,
@@ -172,7 +170,7 @@ class Lease:
             except AlreadyExists:
                 continue  # another newcomer won this generation
             _require_conditions(storage, record)
-            lease = cls(storage, record, etag, clock, born)
+            lease = cls(storage, record, etag)
             if newest:
                 before = Record.load(_read(storage, newest))
                 lease.follows_a_crash = before is not None and not before.released
@@ -180,18 +178,12 @@ class Lease:
         raise LeaseHeld(_held(storage, _newest(storage)))
 
     def check(self) -> None:
-        """Raise LeaseLost where another job may be writing by now. Makes no request."""
-        silent = self._clock() - self._alive_at
-        if self._lost is None and silent >= self._record.ttl_s:  # for good: another job may already have taken over
-            self._lost = self._held.lost(f"no heartbeat could be written for {silent:.1f} s")
+        """Raise LeaseLost if a heartbeat has found that another job has taken over. Makes no request."""
         if self._lost is not None:
             raise self._lost
 
     def confirm(self) -> None:
-        """Do the same, and ask the storage, before a write over another job's file.
-
-        The clock of a paused virtual machine stands still.
-        """
+        """Do the same, and ask the storage, before a write over another job's file."""
         self.check()
         self._held.check()
 
@@ -201,9 +193,10 @@ class Lease:
             return
         cleanups.remove(self.release)
         self._end.set()
-        self._thread.join(self._storage.options.timeout_s + 1)
+        self._thread.join(_RELEASE_S)
         if self._thread.is_alive():
             return
+        self._storage = self._storage.with_options(timeout_s=min(_RELEASE_S, self._storage.options.timeout_s))
         try:
             self.check()
             self._write(replace(self._record, released=True))
@@ -221,23 +214,17 @@ class Lease:
 
     def _keep(self) -> None:
         """Write heartbeats until the lease is released or lost."""
-        ttl = self._record.ttl_s
-        pause = regular = min(ttl / 3, _BEAT_S)
+        pause = min(self._record.ttl_s / 3, _BEAT_S)
         while not self._end.wait(pause):
-            begun = self._clock()
             try:
                 self.confirm()
                 self._record = replace(self._record, beat=self._record.beat + 1)
                 self._write(self._record)
-                self.check()  # a lease that was lost during the write stays lost
             except LeaseLost as error:
                 self._lost = error
                 return
             except SdpError as error:
                 log.warning("a heartbeat of the lease failed: %s", error)
-                pause = min(ttl / 10, _BEAT_S)  # the storage may be back before the lease is lost
-            else:
-                self._alive_at, pause = begun, regular
 
     def _write(self, record: Record) -> None:
         """Write our record; raise LeaseLost if the output was deleted and another job's record has taken its place."""
@@ -298,14 +285,15 @@ def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[]
     since = clock()
     idle = threading.Event()
     while True:
-        waited = clock() - since
+        asked = clock()
         # Read once more after the time is over, since this process may have been suspended.
         content = _read(storage, generation)
         if content != first:
             changed = Record.load(content)
             return bool(changed and changed.released)
-        if waited > ttl or (record and record.owner.is_known_dead()):
+        if asked - since > ttl or (record and record.owner.is_known_dead()):
             return True
+        since += clock() - asked  # the storage may have been away, for the holder too
         idle.wait(min(ttl / 10, 1.0))
 
 

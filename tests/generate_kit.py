@@ -33,7 +33,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 def make_checkpoint(
-    run: Path, model: Path, step: int = 3, *, ema: bool = True, prediction: str = "epsilon", spoil: str = ""
+    run: Path | str, model: Path, step: int = 3, *, ema: bool = True, prediction: str = "epsilon", spoil: str = ""
 ) -> str:
     """A checkpoint as training writes it, whose average and raw weights differ; returns its URI."""
     unet = load.load_denoiser(model, pretrained=True)
@@ -66,7 +66,9 @@ def make_checkpoint(
     return saving.folder.uri
 
 
-def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any) -> GenerateConfig:
+def generate_config(
+    out: Path | str, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any
+) -> GenerateConfig:
     """Return the configuration of a job that takes a few seconds: 64 pixels, 3 steps."""
     settings: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 4},

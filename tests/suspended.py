@@ -6,7 +6,6 @@ all of them wait, the heartbeat's too, from the n-th one until it goes on.
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,11 @@ ROUNDS = 1000
 """More operations than any of these jobs has."""
 
 
-@dataclass
-class Clock:
-    """A lease's clock, which advances by a step when it is read, and when a test says so."""
-
-    step: float = 0.0
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
 class Suspension:
     """One run of a job that is suspended before its n-th operation."""
 
-    def __init__(self, root: Path, number: int, job: Callable[[Path, Clock], object]) -> None:
-        self.clock, self.at = Clock(), ""
+    def __init__(self, root: Path, number: int, job: Callable[[Path], object]) -> None:
+        self.at = ""
         self.error: SdpError | None = None
         """The error that it ended with."""
         self._number, self._job = number, job
@@ -56,9 +43,8 @@ class Suspension:
             pass
         return self._stopped.is_set()
 
-    def go_on(self, passed_s: float) -> None:
-        """Let the job go on to its end, after this time by its own clock."""
-        self.clock.now += passed_s
+    def go_on(self) -> None:
+        """Let the job go on to its end."""
         self._may_go.set()
         self._thread.join()
 
@@ -74,13 +60,13 @@ class Suspension:
 
     def _run(self) -> None:
         try:
-            self._job(self._root, self.clock)
+            self._job(self._root)
         except SdpError as error:
             self.error = error
 
 
 def suspensions(
-    monkeypatch: pytest.MonkeyPatch, fresh: Callable[[int], Path], job: Callable[[Path, Clock], object]
+    monkeypatch: pytest.MonkeyPatch, fresh: Callable[[int], Path], job: Callable[[Path], object]
 ) -> Iterator[tuple[Path, Suspension]]:
     """Yield a folder with a suspended job for each operation of the job, until it has no more."""
     present: list[Suspension] = []
@@ -98,10 +84,7 @@ def suspensions(
 
 def take_over(storage: Storage) -> Lease:
     """Acquire the lease of a suspended job, whose time to live is over by this clock."""
-    clock = Clock(step=TTL_S + 1)
-    lease = Lease.acquire(storage, "other", clock=clock)
-    clock.step, clock.now = 0.0, lease._alive_at
-    return lease
+    return Lease.acquire(storage, "other", clock=count(step=TTL_S + 1).__next__)
 
 
 def _watched(name: str, operation: Any, present: list[Suspension]) -> Any:

@@ -7,8 +7,8 @@ both, and the columns that training reads hold written rows only.
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,10 @@ from sdp.datasets import records
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, WRITTEN, Counts, StoredCounts, count
 from sdp.datasets.records import Identifier, Whole, parse
 from sdp.datasets.units import Addresses, Unit, Work, parse_part_name, part_name
-from sdp.errors import AlreadyExists, DatasetError, Unavailable
+from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import FileInfo, Storage
 
 FORMAT = 1
-_WRITE_RETRIES = 4
-"""Retries of a part, each of which takes as long as the storage retries a request: two minutes."""
 _PART_KEY, _ACCOUNT_KEY = b"sdp.part", b"sdp.account"
 
 
@@ -79,14 +77,6 @@ class Layout:
     row_group_rows: int = 1024
     compression: Mapping[str, str] | str = "none"
     dictionary: Sequence[str] = ()
-
-
-def patiently(write: Callable[[], PartInfo]) -> PartInfo:
-    """Write a part, with more patience than the storage has itself, rather than lose its rows."""
-    for _ in range(_WRITE_RETRIES):
-        with suppress(Unavailable):
-            return write()
-    return write()
 
 
 def write_part(

@@ -12,7 +12,7 @@ from functools import partial
 
 from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
-from sdp.datasets.parts import PartInfo, patiently, read_info
+from sdp.datasets.parts import PartInfo, read_info
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.figures import DownloadFigures
 from sdp.download.image import Checked, ImageRules, examine, examined
@@ -80,7 +80,7 @@ class DownloadWorker:
         while not unit.wait(_CHECK_S):
             self._check()
         self._check()
-        info = patiently(partial(unit.write, self._settings.output))
+        info = unit.write(self._settings.output)
         with self._lock:
             self._figures.stored_bytes += info.size
         return info

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sdp.config.generate import GenerateConfig
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
-from sdp.datasets.parts import Layout, PartInfo, patiently, write_part
+from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
 from sdp.generate.sample import image_seed
@@ -95,14 +95,10 @@ def write_unit(stages: GenerateStages, pieces: Sequence[Drawn], work: Work, retr
     outcomes = [outcome for _, others in pieces for outcome in others]
     account = account_table([*outcomes, *(Outcome(row["row"], WRITTEN) for row in rows)])
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
-
-    def write() -> PartInfo:
-        if stages.config.output.image_files:  # before the part, so that an existing part implies its files
-            for row in rows:
-                stages.output.publish(image_name(row["row"]), row["image"])
-        return write_part(stages.output, KIND, work, table, account, layout=LAYOUT, retried=retried)
-
-    return patiently(write)
+    if stages.config.output.image_files:  # before the part, so that an existing part implies its files
+        for row in rows:
+            stages.output.publish(image_name(row["row"]), row["image"])
+    return write_part(stages.output, KIND, work, table, account, layout=LAYOUT, retried=retried)
 
 
 def encode_png(picture: "Picture") -> bytes:

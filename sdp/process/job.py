@@ -15,7 +15,7 @@ from sdp.datasets import manifest
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
-from sdp.datasets.parts import PartInfo, patiently, write_part
+from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.table import assemble
@@ -178,8 +178,7 @@ class _Run:
 def write_unit(stages: RowsSpec, pieces: Sequence[PieceRows], work: Work, retried: Mapping[str, int]) -> PartInfo:
     """Publish the part of a unit."""
     rows, account = assemble(pieces, stages.schema)
-    write = partial(write_part, stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
-    return patiently(write)
+    return write_part(stages.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)
 
 
 def _runner(prepared: AnyPrepared, stages: RowsSpec, *, isolate: bool) -> Runner:

@@ -31,11 +31,12 @@ class StorageOptions:
     """S3-compatible server; None asks AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS config file, then Amazon."""
     region: str | None = None
     """Region of the bucket; None asks AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, then us-east-1."""
-    timeout_s: float = 120.0
-    """Deadline of one operation with all its attempts; in a long listing, of each page."""
+    timeout_s: float = 480.0
+    """Deadline of one operation with all its attempts; in a long listing, of each page. A store may be away for five
+    minutes; training's watchdog, which waits longer, does not end a trainer meanwhile."""
     retries: int | None = None
-    """Attempts after the first, made only where another one can help; None: until the deadline, but few while no store
-    has answered this process yet."""
+    """Attempts after the first, made only where another one can help; None: until the deadline, but few while this
+    store has not answered this process yet."""
 
     def client(self, address: str, retries: int = 0) -> dict[str, Any]:
         """Return obstore's settings for the server at an address; its own retries are off."""

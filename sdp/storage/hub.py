@@ -18,7 +18,7 @@ from sdp.storage.base import SourceFile, StorageOptions
 from sdp.storage.explain import Reported, StorageFailure, explaining
 from sdp.storage.reader import RemoteObject, web_file
 from sdp.storage.retry import Attempt, persist, wait
-from sdp.storage.uri import join
+from sdp.storage.uri import join, parse
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
         # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
         return await attempt(_in_thread(listing))
 
-    return wait(persist(call, options, explaining(folder.uri_of(folder.path))))
+    return wait(persist(call, options, explaining(folder.uri_of(folder.path)), parse(_endpoint()).bucket))
 
 
 def open_hub(uri: str, options: StorageOptions) -> RemoteObject:

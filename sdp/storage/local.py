@@ -40,6 +40,10 @@ _CAUSES: dict[int, tuple[type[StorageError], str]] = {
 }
 
 
+_LOCK_S = 120.0
+"""The longest wait for other writers, which hold a lock for milliseconds."""
+
+
 class LocalStorage(Storage):
     def list(self, prefix: str = "") -> FileList:
         files = []
@@ -159,15 +163,16 @@ class LocalStorage(Storage):
             os.close(descriptor)
 
     def _lock(self, descriptor: int, inside: Path) -> None:
-        deadline = time.monotonic() + self.options.timeout_s
+        longest_s = min(self.options.timeout_s, _LOCK_S)
+        deadline = time.monotonic() + longest_s
         while True:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Unavailable(
-                        f"{inside}: locked by another writer for {self.options.timeout_s:g} s; find the process that "
-                        "holds it (lsof), then run the same command again"
+                        f"{inside}: locked by another writer for {longest_s:g} s; find the process that holds it "
+                        "(lsof), then run the same command again"
                     ) from None
             time.sleep(0.002)  # flock has no deadline of its own, so it is polled
 

@@ -16,7 +16,7 @@ from obstore.store import HTTPStore
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import REPORTED, Explain, classify, explaining
 from sdp.storage.retry import Attempt, persist, wait
-from sdp.storage.uri import shown
+from sdp.storage.uri import parse, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,11 +33,10 @@ _PARALLEL = 8
 class RemoteObject:
     """One version of an object: its size, etag and last bytes, as the first request returned them."""
 
-    def __init__(self, store: Any, key: str, options: StorageOptions, explain: Explain) -> None:
+    def __init__(self, store: Any, key: str, options: StorageOptions, explain: Explain, address: str) -> None:
         self._store = store
         self._key = key
-        self._options = options
-        self._explain = explain
+        self._persistence = (options, explain, address)
         self.size, self.etag, self.tail = wait(self._open())
 
     async def _open(self) -> tuple[int, str | None, bytes]:
@@ -54,7 +53,7 @@ class RemoteObject:
                     raise
                 return 0, meta["e_tag"], b""  # an empty object has no last byte, and some stores send it whole
 
-        return await persist(call, self._options, self._explain)
+        return await persist(call, *self._persistence)
 
     def fetch(self, start: int, length: int) -> bytes:
         """Return exactly this range; a large one is fetched in pieces, each with its own retries."""
@@ -86,7 +85,7 @@ class RemoteObject:
                 raise obstore.exceptions.PreconditionError("another version")
             return (await attempt(response.bytes_async(), length)).to_bytes()
 
-        return await persist(call, self._options, self._explain)
+        return await persist(call, *self._persistence)
 
     def open(self) -> "pa.NativeFile":
         """Open the object as a pyarrow file."""
@@ -110,7 +109,7 @@ def web_file(
     except obstore.exceptions.BaseError as error:
         raise explain(classify(error), "") from None
     # The store is the file itself: a path below it would lose the query, which signs many addresses.
-    return RemoteObject(store, "", options, explain)
+    return RemoteObject(store, "", options, explain, parse(url).bucket)
 
 
 class RangeFile(io.RawIOBase):

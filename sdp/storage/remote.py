@@ -50,6 +50,11 @@ class Bucket:
         """The settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
         return aws.find_access(self.location.uri, self.options) if self.location.scheme == "s3" else None
 
+    @property
+    def address(self) -> str:
+        """The server and the bucket."""
+        return f"{(self.access and self.access.endpoint) or self.location.scheme}/{self.location.bucket}"
+
     def store(self, retries: int = 0) -> "S3Store | GCSStore":
         """Return the store. obstore retries by itself only in multipart uploads: only it can send a part again."""
         if retries not in self._stores:
@@ -90,8 +95,8 @@ class ObjectStorage(Storage):
                     return await attempt(anext(stream))
                 return None
 
-            # A folder is never missing: a 404 means the bucket.
-            while batch := await persist(page, self.options, self._explain(inside, missing="bucket")):
+            explain = self._explain(inside, missing="bucket")  # a folder is never missing: a 404 means the bucket
+            while batch := await persist(page, self.options, explain, self._bucket.address):
                 last = batch[-1]["path"]
                 for meta in batch:
                     path = meta["path"][len(self._root) :]
@@ -139,7 +144,8 @@ class ObjectStorage(Storage):
     def open(self, path: str) -> "pa.NativeFile":
         from sdp.storage.reader import RemoteObject
 
-        return RemoteObject(self._ready(path), self._key(path), self.options, self._explain(path)).open()
+        store, explain = self._ready(path), self._explain(path)
+        return RemoteObject(store, self._key(path), self.options, explain, self._bucket.address).open()
 
     def publish(self, path: str, data: Data) -> FileInfo:
         return self._put(path, view(data), "overwrite")
@@ -222,7 +228,7 @@ class ObjectStorage(Storage):
             raise self._explain(path)(classify(error), "") from None
 
     def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: FailureKind) -> T:
-        return wait(persist(call, self.options, self._explain(path, **kinds)))
+        return wait(persist(call, self.options, self._explain(path, **kinds), self._bucket.address))
 
     def _explain(self, path: str, **kinds: FailureKind) -> Explain:
         access, location = self._bucket.access, self._bucket.location

@@ -32,7 +32,7 @@ from sdp.storage.explain import REPORTED, Explain, StorageFailure, classify
 T = TypeVar("T")
 
 FIRST_RETRIES = 5
-"""Retries while no store has answered this process: its address may be wrong, and a user waits for that error."""
+"""Retries while a store has never answered this process: its address may be wrong, and a user waits for that error."""
 _SILENT_S = 15.0
 """Time after which a wait for a store is announced, and between two announcements."""
 _ATTEMPT_S = 20.0
@@ -54,8 +54,10 @@ _FORKED = (
 _held: list["weakref.ref[Any]"] = []
 """Futures and buffers that obstore's threads may still use."""
 _announced = -math.inf
-_answered = "RAY_RAYLET_PID" in os.environ
-"""True once a store has answered; true in Ray's workers, which start after the driver's first operations."""
+_answered = set[str]()
+"""The addresses of stores that have answered."""
+_in_worker = "RAY_RAYLET_PID" in os.environ
+"""True in Ray's workers, which start after stores have answered the driver."""
 
 
 class Attempt:
@@ -86,21 +88,23 @@ def watch(item: T) -> T:
     return item
 
 
-async def persist(call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Explain) -> T:
-    """Attempt a call until it succeeds, fails for good, or the deadline passes."""
-    global _answered, _announced
+async def persist(call: Callable[[Attempt], Awaitable[T]], options: StorageOptions, explain: Explain, at: str) -> T:
+    """Attempt a call to the store at an address until it succeeds, fails for good, or the deadline passes."""
+    global _announced
     start = time.monotonic()
     deadline = start + options.timeout_s
     failure: StorageFailure | None = None
     for retry in itertools.count():
         try:
             result = await call(Attempt(options, deadline, failure))
-            _answered = True
+            _answered.add(at)
             return result
         except REPORTED as error:
             failure = classify(error)
-        _answered |= failure.kind != "transient"
-        most = options.retries if options.retries is not None else math.inf if _answered else FIRST_RETRIES
+        if failure.kind != "transient":
+            _answered.add(at)
+        patient = _in_worker or at in _answered
+        most = options.retries if options.retries is not None else math.inf if patient else FIRST_RETRIES
         pause_s = backoff(retry, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
         tried = f"{retry + 1} attempt{'s' if retry else ''} in {time.monotonic() - start:.1f} s"
         # Instance metadata may throttle, so it gets one retry; more would take long if there is none.

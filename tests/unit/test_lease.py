@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -216,76 +217,60 @@ def test_a_record_that_cannot_be_read_is_watched_for_our_time_to_live(storage: S
         assert lease_module.monotonic() - begin >= 0.2
 
 
-def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> None:
-    clock = Clock()
-    with Lease.acquire(storage, ttl_s=30.0, clock=clock) as lease:
-        clock.now += 29.9
+def test_the_time_for_which_the_storage_is_away_is_none_of_a_holder_s_silence(
+    storage: Storage, leave: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(ttl_s=30.0)
+    clock, reads, pauses = Clock(), count(), count()
+    real_read, real_wait = LocalStorage.read_range, threading.Event.wait
+
+    def read(self: LocalStorage, path: str, start: int, length: int | None) -> bytes:
+        clock.now += 300.0 if next(reads) == 1 else 0.1
+        return real_read(self, path, start, length)
+
+    def pause(self: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return real_wait(self, timeout)
+        clock.now += 1.0
+        if next(pauses) == 20:
+            leave(ttl_s=30.0, beat=1)
+        return False
+
+    monkeypatch.setattr(LocalStorage, "read_range", read)
+    monkeypatch.setattr(threading.Event, "wait", pause)
+    with pytest.raises(LeaseHeld):
+        Lease.acquire(storage, clock=clock)
+
+
+def test_heartbeats_follow_one_another(storage: Storage) -> None:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
+        until(lambda: on_disk(storage, 1).beat > 2, "heartbeats")
         lease.check()
-        clock.now += 0.2
-        with pytest.raises(LeaseLost) as caught:
+
+
+def test_an_absence_of_the_storage_is_survived_unless_another_job_has_taken_over_meanwhile(
+    storage: Storage, leave: Callable[..., Record], beats: list[str]
+) -> None:
+    with Lease.acquire(storage, ttl_s=0.05) as lease:
+        for _ in range(2):
+            beats.append("fail")
+            until(lambda: beats.count("failed") > 5, "heartbeats have failed for longer than the time to live")
             lease.check()
-        clock.now -= 20
-        with pytest.raises(LeaseLost):
+            beats[:] = []
+            until(lambda: beats, "a heartbeat has been written")
             lease.check()
-    assert str(caught.value).startswith(f"{storage.uri}: generation 1 of the lease is lost: no heartbeat")
+        beats.append("fail")
+        until(lambda: "failed" in beats, "a heartbeat has failed")
+        leave(generation=2)
+        beats[:] = []
+        until(lambda: not lease._thread.is_alive(), "it has noticed")
+        with pytest.raises(LeaseLost, match="generation 2 has taken over"):
+            lease.check()
     assert not on_disk(storage, 1).released  # this process does not hold it
 
 
-def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    real = LocalStorage.replace
-
-    def replace(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
-        clock.now += 0.1
-        return real(self, path, data, etag)
-
-    monkeypatch.setattr(LocalStorage, "replace", replace)
-    with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
-        begin = clock.now
-        until(lambda: clock.now - begin > 0.75, "heartbeats")  # more than twice its time to live
-        lease.check()
-        assert on_disk(storage, 1).beat > 0
-
-
-def test_a_short_absence_of_the_storage_is_survived_and_a_long_one_not(storage: Storage, beats: list[str]) -> None:
-    clock = Clock()
-    with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
-        beats.append("fail")
-        until(lambda: beats.count("failed") > 1, "two heartbeats have failed")
-        lease.check()  # by its clock no time has passed
-        beats.remove("fail")
-        until(lambda: beats[-1] != "failed", "a heartbeat has been written")
-        lease.check()
-        beats.append("fail")
-        clock.now += 0.31
-        with pytest.raises(LeaseLost, match="no heartbeat could be written"):
-            lease.check()
-        # The storage comes back: too late.
-        beats.remove("fail")
-        until(lambda: not lease._thread.is_alive(), "it has noticed")
-        with pytest.raises(LeaseLost):
-            lease.check()
-
-
-def test_a_heartbeat_that_comes_through_too_late_revives_nothing(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    lease = Lease.acquire(storage, ttl_s=0.3, clock=clock)
-    real = LocalStorage.replace
-
-    def slow(self: LocalStorage, path: str, data: Data, etag: str) -> FileInfo:
-        clock.now += 0.31
-        return real(self, path, data, etag)
-
-    monkeypatch.setattr(LocalStorage, "replace", slow)
-    until(lambda: not lease._thread.is_alive(), "it has noticed")
-    with pytest.raises(LeaseLost):
-        lease.check()
-
-
 def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Record]) -> None:
-    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
         leave(generation=2)
         until(lambda: not lease._thread.is_alive(), "it has noticed")
         with pytest.raises(LeaseLost, match="generation 2 has taken over"):
@@ -293,10 +278,10 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
     assert not on_disk(storage, 1).released
 
 
-def test_a_later_generation_is_found_before_a_write_although_the_clock_stands_still(
+def test_a_later_generation_is_found_before_a_write_that_precedes_the_next_heartbeat(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:
-    with Lease.acquire(storage, ttl_s=3000.0, clock=Clock()) as lease:  # no heartbeat comes between
+    with Lease.acquire(storage) as lease:  # no heartbeat comes between
         lease.confirm()
         leave(generation=2)
         lease.check()
@@ -307,7 +292,7 @@ def test_a_later_generation_is_found_before_a_write_although_the_clock_stands_st
 def test_a_new_lease_by_another_job_after_the_output_was_deleted_ends_this_one(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:
-    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
         storage.delete("_lease/0000000001.json")
         others = leave(generation=1)
         until(lambda: not lease._thread.is_alive(), "it has noticed")
@@ -318,7 +303,7 @@ def test_a_new_lease_by_another_job_after_the_output_was_deleted_ends_this_one(
 
 
 def test_a_record_that_was_deleted_is_written_again(storage: Storage) -> None:
-    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
         storage.delete("_lease/0000000001.json")
         until(lambda: storage.exists("_lease/0000000001.json"), "the record is written again")
         lease.check()
@@ -352,7 +337,7 @@ def test_a_heartbeat_that_arrives_late_overwrites_no_record_of_another_job(
             others.append(leave(generation=1))
         return real(self, path, data, etag)
 
-    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
         monkeypatch.setattr(LocalStorage, "replace", delayed)
         until(lambda: not lease._thread.is_alive(), "it has noticed")
     assert on_disk(storage, 1) == others[0]
@@ -366,6 +351,21 @@ def test_release_ends_the_thread_can_be_repeated_and_happens_on_an_error_too(sto
     assert not lease._thread.is_alive()
     lease.release()
     assert on_disk(storage, 1).released
+
+
+def test_a_release_does_not_wait_long_for_a_heartbeat(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    beating, back = threading.Event(), threading.Event()
+
+    def find(_: LocalStorage, path: str) -> None:  # noqa: ARG001
+        beating.set()
+        back.wait()
+
+    monkeypatch.setattr(lease_module, "_RELEASE_S", 0.1)
+    with Lease.acquire(storage, ttl_s=0.1) as lease:
+        monkeypatch.setattr(LocalStorage, "find", find)
+        assert beating.wait(60)
+    assert lease._thread.is_alive()
+    back.set()
 
 
 def test_a_release_that_fails_does_not_fail_the_job(

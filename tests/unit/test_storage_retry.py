@@ -8,6 +8,7 @@ import pytest
 from sdp.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage import retry as retry_module
+from sdp.train.callbacks.watchdog import WATCHDOG_S
 from tests.storage_server import Answer, Request, Server, ranged, serving
 
 DATE = {"Last-Modified": "Wed, 21 Oct 2026 07:28:00 GMT", "ETag": '"v1"'}
@@ -69,10 +70,10 @@ def test_a_lasting_trouble_is_tried_so_often_and_no_more(storage: Storage, serve
     assert "\n" not in text
 
 
-def test_before_a_first_answer_few_attempts_are_made_and_later_only_the_deadline_ends_them(
+def test_before_a_store_s_first_answer_few_attempts_are_made_and_later_only_the_deadline_ends_them(
     storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry_module, "_answered", False)
+    monkeypatch.setattr(retry_module, "_answered", {"another server"})
     monkeypatch.setattr(retry_module, "_LONGEST_PAUSE_S", 0.01)
     patient = storage.with_options(retries=None)
     server.queue.extend([error(503, "SlowDown")] * 6)
@@ -87,11 +88,17 @@ def test_before_a_first_answer_few_attempts_are_made_and_later_only_the_deadline
     server.queue.clear()
 
 
+def test_a_store_may_be_away_for_five_minutes_and_less_than_a_trainer_may_stand_still() -> None:
+    assert StorageOptions().timeout_s > 300 + 2 * (retry_module._ATTEMPT_S + retry_module._LONGEST_PAUSE_S)
+    assert StorageOptions().timeout_s + 2 * retry_module._ATTEMPT_S < WATCHDOG_S / 3
+
+
 def test_a_long_wait_is_announced_now_and_then(
     storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(retry_module, "_SILENT_S", 0.3)
     monkeypatch.setattr(retry_module, "_LONGEST_PAUSE_S", 0.01)
+    storage.read("k")
     server.queue.extend([error(503, "SlowDown")] * 100_000)
     with pytest.raises(Unavailable):
         storage.with_options(timeout_s=0.5, retries=None).read("k")

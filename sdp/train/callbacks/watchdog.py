@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 WATCHDOG_S = 1800.0
 """The longest time without a first step: compiling and a first read of slow storage take less."""
 EXIT_CODE = 70
+_SAVE_S = 60.0
+"""Deadline for saving the stacks, should the storage be what hangs."""
 _RECORD_S = 20.0
 _LOOK_S = 1.0
 """Time between looks, since the limit changes with the first step."""
@@ -44,7 +46,7 @@ class Watchdog(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         self._beat = time.monotonic()
-        where = trainer.checkpointer.run.storage, trainer.world.rank
+        where = trainer.checkpointer.run.storage.with_options(timeout_s=_SAVE_S), trainer.world.rank
         self._thread = threading.Thread(target=self._watch, args=where, name="sdp-watchdog", daemon=True)
         self._thread.start()
 
