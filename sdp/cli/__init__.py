@@ -30,6 +30,10 @@ from sdp.leaving import clean_up, note_signal, seen, signals
 __all__ = ["COMMANDS", "JOBS", "main"]
 
 _UNHANDLED_S = 0.5
+_UNWIND_S = 7.0
+"""Time for a command that was stopped to end by itself: its threads may wait for a storage that is away."""
+_unwinding, _unwound = threading.Event(), threading.Event()
+"""Set once a command was stopped, and once it has said so."""
 _ending = threading.Lock()
 """Locked for good by the first signal that ends the command."""
 
@@ -46,6 +50,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
 
         complete(COMMANDS)
     ended.append(_run(sys.argv[1:], commands))
+    _unwound.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if "ray" in sys.modules:
@@ -125,6 +130,7 @@ def prepare_process() -> None:
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(numbers,), name="sdp-signals", daemon=True).start()
+    threading.Thread(target=_end_late, name="sdp-unwinding", daemon=True).start()
 
 
 def _watch(numbers: int) -> None:
@@ -136,6 +142,17 @@ def _watch(numbers: int) -> None:
         unhandled = signal.getsignal(number[0]) is _interrupt and not seen.wait(_UNHANDLED_S)
         if unhandled and _ending.acquire(blocking=False):
             _end_at_once(number[0])
+
+
+def _end_late() -> None:
+    """End a command that was stopped and has not ended by itself."""
+    _unwinding.wait()
+    threading.main_thread().join(_UNWIND_S)
+    number = signal.Signals[signals[-1]]
+    if not _unwound.is_set():
+        _end_at_once(number)
+    elif threading.main_thread().is_alive():  # it joins threads
+        _leave([128 + number])
 
 
 def _end_at_once(number: int) -> None:
@@ -157,6 +174,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             # An exception inside an import makes compiled modules abort, or raise another one.
             _end_at_once(number)
         frame = frame.f_back
+    _unwinding.set()
     raise KeyboardInterrupt(name)
 
 

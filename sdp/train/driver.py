@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sdp.console import say
@@ -40,10 +41,12 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
         return
     asked = False
 
-    def handle(number: int, _: object) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         name = note_signal(number)
         if asked and number == signal.SIGINT:
+            if callable(before := handlers[signal.SIGINT]):
+                before(number, frame)
             raise KeyboardInterrupt(name)
         if not asked:
             asked = True

@@ -1,6 +1,9 @@
 """Jobs whose store, a real S3 server, is away for a while; all times are a thirtieth of those in production."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sdp.config import dump_yaml
 from sdp.download import job as download
 from sdp.generate import job as generate
 from sdp.lease import Lease
@@ -28,7 +32,7 @@ from tests.misbehaving.server import ImageServer
 from tests.process_kit import config_of, every_tenth, make_images, write_model
 from tests.score_kit import score_config, write_predictor
 from tests.training import config
-from tests.waiting import as_soon_as
+from tests.waiting import as_soon_as, until
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -153,3 +157,21 @@ def test_a_store_that_is_away_for_five_minutes_costs_time_and_not_the_run(
         run(f"{store.uri}/{folder}", tmp_path, request)
     assert back.is_set(), "the job has ended while its store was away"
     leaver.join()
+
+
+@pytest.mark.slow
+def test_a_job_that_is_stopped_while_its_store_is_away_ends_soon(store: Gateway, tmp_path: Path) -> None:
+    make_images(tmp_path, rows=500, unit_rows=UNIT)
+    images, job = upload(tmp_path / "images", f"{store.uri}/stopped/images"), tmp_path / "process.yaml"
+    model, settings = write_model(tmp_path / "model"), f"output.rows_per_file={UNIT}"
+    job.write_text(dump_yaml(config_of(images, f"{store.uri}/stopped/out", model, settings)))
+    command = [sys.executable, "-m", "sdp", "process", "--config", str(job)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: any(name.startswith("stopped/out/parts/") for name in store.objects()), "a part")
+        store.kill()
+        assert process.stderr is not None
+        assert any(line.startswith("retrying: ") for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in err.splitlines() if "stopped by SIGINT" in line] == err.splitlines()[-1:]
