@@ -94,10 +94,30 @@ class CommandParser(argparse.ArgumentParser):
             raise UsageError(f"{self._command.name}: {name}: expected {console.either(choices)}, got {value!r}; {near}")
 
 
+_OF_OTHERS = {
+    **dict.fromkeys(("resume", "resume_from_checkpoint"), "sdp continues by itself: run the same command again"),
+    **dict.fromkeys(("max_steps", "max_train_steps", "steps"), "use --set max_steps=N"),
+    **dict.fromkeys(("epochs", "num_train_epochs", "max_train_epochs"), "use --set max_epochs=N, and max_steps=null"),
+    **dict.fromkeys(("lr", "learning_rate"), "use --set optimizer.learning_rate=1e-5"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "use --set data.batch_size=N"),
+    **dict.fromkeys(("output_dir", "output_folder", "output"), "use --set output.uri=FOLDER"),
+    **dict.fromkeys(("model", "pretrained_model_name_or_path"), "use --set model.source=MODEL"),
+    **dict.fromkeys(("input", "url_list", "train_data_dir", "instance_data_dir"), "use --set source.uri=FOLDER"),
+    **dict.fromkeys(("rank", "network_dim"), "use --set lora.rank=N"),
+    **dict.fromkeys(("prompt", "validation_prompt", "instance_prompt"), "see the prompts in `sdp config show JOB`"),
+    "image_size": "use --set image.size=N",
+    "seed": "use --set seed=N",
+}
+"""Options of other programs, and what to use here."""
+
+
 def unknown_argument(unknown: str, parser: Parser, command: Command) -> str:
     """Return the error message for an argument that a command does not have."""
     options = [option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"]
     if unknown.startswith("-"):
+        name = unknown.partition("=")[0].lstrip("-").replace("-", "_")
+        if "set" in options and (hint := _OF_OTHERS.get(name)):
+            return f"{command.name}: expected one of its options, got {unknown!r}; {hint}"
         near = nearest(unknown.partition("=")[0].lstrip("-"), options, parser.prog, "--")
         return f"{command.name}: expected one of its options, got {unknown!r}; {near}"
     is_setting = "=" in unknown and "set" in options

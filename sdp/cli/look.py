@@ -52,6 +52,8 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
     if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
+    if args.pictures and "://" not in args.pictures and not _has_pictures(Path(args.pictures)):
+        raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
     if args.recipe and not args.store:
@@ -120,7 +122,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
     if args.pictures and "://" not in args.pictures and not args.store:
         from sdp.sources.captions import gather
 
-        seen = gather(args.pictures, args.caption if by_class else None)
+        seen = gather(args.pictures, args.caption)
         if seen is not None:
             say(f"{args.pictures}: {seen}")
             own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
@@ -149,6 +151,13 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }
     return places, own
+
+
+def _has_pictures(folder: Path) -> bool:
+    from sdp.sources.pieces import TAR
+    from sdp.sources.tars import PICTURES
+
+    return any(file.suffix.lower() in (*PICTURES, TAR, ".parquet") for file in folder.rglob("*"))
 
 
 def _beside(uri: str, folder: Path) -> str:

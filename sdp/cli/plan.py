@@ -57,6 +57,8 @@ def plan(args: Arguments) -> None:
     if work and not args.trainers and config.scaling.gpu_type is None:
         say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
+    if str(getattr(getattr(config, "model", None), "source", "")).startswith("builtin:"):
+        say("plan: a builtin model needs no GPU and trains in minutes; the figures are for a model of full size")
     print(show.as_text(plans, work, prices))
     for estimate in _memories(config, work, model) if args.memory else ():
         print(f"\n{memory.as_text(estimate)}")

@@ -177,6 +177,14 @@ def repeated_rows(storage: Storage) -> repeated.Repeated | None:
     return repeated.of_manifest(storage, manifest.repeated, manifest.files_digest)
 
 
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def _has_pictures(storage: Storage) -> bool:
+    """Return whether a folder on this machine has pictures; one in a bucket may have too many files to look at."""
+    return "://" not in storage.uri and any(name.lower().endswith(_PICTURES) for name in storage.names())
+
+
 def open_dataset(storage: Storage, kind: str | None = None, *, version: int | None = None) -> Dataset:
     """Open a complete dataset for reading, and refuse an incomplete one; raise NotFound for an unknown version."""
     path = MANIFEST if version is None else _version_name(version)
@@ -190,6 +198,8 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
+        if kind == "latents" and _has_pictures(storage):
+            raise DatasetError(f"{storage.uri}: these are pictures; run `sdp init` and `sdp process` first") from None
         other = ", or name the columns of other Parquet in source.columns" if kind == "latents" else ""
         raise DatasetError(
             f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI{other}"

@@ -206,7 +206,30 @@ def by_index(index: bytes) -> Family:
         name = json.loads(index).get("_class_name")
     except (ValueError, AttributeError):
         name = None  # its parts will tell
+    if isinstance(name, str):
+        refuse_unsupported(name, f"{INDEX}: {name}")
     return next((family for family in every() if family.pipeline == name), every()[0])
+
+
+def refuse_unsupported(name: str, where: str) -> None:
+    """Raise ModelError for the name of a model, or of its pipeline, whose kind people train with other programs."""
+    plain = name.casefold().replace("-", "").replace("_", "")
+    if kind := next((kind for mark, kind in _UNSUPPORTED.items() if mark in plain), None):
+        able = " and ".join(family.name for family in every())
+        raise ModelError(f"{where}: {kind} is not supported; {able} are (docs/families.md)")
+
+
+_UNSUPPORTED = {
+    "xl": "SDXL",
+    "flux": "FLUX",
+    "diffusion3": "Stable Diffusion 3",
+    "sd3": "Stable Diffusion 3",
+    "qwenimage": "Qwen-Image",
+    "zimage": "Z-Image",
+    "pixart": "PixArt",
+    "kandinsky": "Kandinsky",
+}
+"""Kinds of models, by what is in their names."""
 
 
 def text_width(model: Path) -> int:

@@ -32,6 +32,7 @@ SCHEDULER = "scheduler/scheduler_config.json"
 TEXT_ENCODER = "text_encoder/config.json"
 Dtype = Literal["fp32", "fp16"]
 Form = Literal["folder", "single-file", "lora"]
+_PROMPT = "a photograph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Exported:
     ema: bool
     form: Form
     family: Family = SD
+    prompt: str = _PROMPT
 
     @property
     def hint(self) -> str:
@@ -58,7 +60,7 @@ class Exported:
             return f"{first}load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
         if self.form != "folder":
             return f"{first}load it in diffusers: pipeline.load_lora_weights({place})"
-        pipeline, words = self.family.pipeline, ", ".join(['"a red circle"', *self.family.pipeline_options])
+        pipeline, words = self.family.pipeline, ", ".join([json.dumps(self.prompt), *self.family.pipeline_options])
         code = f'{pipeline}.from_pretrained({place})({words}).images[0].save("picture.png")'
         line = shlex.join(["python", "-c", f"from diffusers import {pipeline}; {code}"])
         return f"{first}draw with it: {line}"
@@ -100,7 +102,8 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
         _write_folder(target, networks, config["objective"], source, dtype)
-        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form, family)
+        prompt = next(iter((config.get("samples") or {}).get("prompts") or ()), _PROMPT)
+        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form, family, prompt)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
     spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
     target.publish(file, _serialised(single_file(networks.denoiser, load.load_vae(source), text_encoder), dtype, spec))

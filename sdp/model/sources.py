@@ -54,6 +54,8 @@ def parse(text: str) -> ModelSource:
     if text.startswith(("s3://", "gs://")):
         return ModelSource("bucket", text.rstrip("/"))
     match = _HUB_ID.fullmatch(text)
+    if match and not Path(text).is_dir():
+        families.refuse_unsupported(match["repo"].rpartition("/")[2], f"model source {text}")
     # An existing folder comes first, as in the libraries. A revision means the hub.
     if match and (match["revision"] is not None or not Path(text).is_dir()):
         if not _REVISION.fullmatch(match["revision"] or ""):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sdp.config import draft
 from sdp.config.dump import scalar
-from sdp.console import either
+from sdp.console import either, nearest
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, Gpu
 from sdp.plan.memory import MARGIN, Memory, TrainerGpus, estimate
@@ -26,16 +26,38 @@ _AT_ONCE = 4
 """Fewer samples at once leave a GPU idle."""
 
 
+_CARDS: Mapping[int, tuple[str, ...]] = {
+    8: ("3060ti", "3070", "3070ti", "4060", "5060"),
+    10: ("3080",),
+    11: ("1080ti", "2080ti"),
+    12: ("3060", "3080ti", "4070", "4070ti", "5070"),
+    16: ("4060ti16gb", "4070tisuper", "4080", "5060ti16gb", "5070ti", "5080", "a4000", "p100", "t4", "v100"),
+    24: ("3090", "3090ti", "4090", "a5000", "a10", "titanrtx"),
+    32: ("5090",),
+    48: ("a6000", "a40", "6000ada"),
+}
+"""Cards that people have at home or at work, by their gigabytes; of several sizes of one name, the smallest."""
+_MAKERS = re.compile("nvidia|geforce|quadro|rtx|gtx|[^a-z0-9]")
+"""The parts of a card's name that people write or leave out."""
+
+
 def find(name: str) -> Gpu:
     """Return the GPU with this name or Ray accelerator type, with this memory (24GB), or of this machine (auto)."""
     if name == "auto":
         return _local()
-    if match := re.fullmatch(r"([0-9]{1,4}) ?Gi?B?", name, re.IGNORECASE):
-        return Gpu(f"a GPU of {match[1]} GB", (), (), int(match[1]) * GIB, 0.0)
+    plain = _MAKERS.sub("", name.casefold())
+    named = next((size for size, cards in _CARDS.items() if plain in cards), None)
+    match = re.fullmatch(r"([0-9]{1,3}) ?(Gi?B?)?", name.strip(), re.IGNORECASE)
+    if size := named or (match and int(match[1])):
+        return Gpu(f"a GPU of {size} GB", (), (), size * GIB, 0.0)
     for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes):  # of several of a type, the smallest
         if name.casefold() in (known.casefold() for known in (gpu.name, *gpu.accelerators)):
             return gpu
-    raise UserError(f"init: --gpu: expected {either([*GPUS, 'a size such as 24GB', 'auto'])}, got {name!r}")
+    near = nearest(plain, [card for cards in _CARDS.values() for card in cards] + [gpu.casefold() for gpu in GPUS])
+    hint = f"; did you mean {near}?" if near else "; a size is enough"
+    raise UserError(
+        f"init: --gpu: expected {either([*GPUS, 'a card such as 4090', '24GB', 'auto'])}, got {name!r}{hint}"
+    )
 
 
 def _local() -> Gpu:

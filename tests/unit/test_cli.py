@@ -125,6 +125,7 @@ def test_pictures_of_ones_own_are_processed_without_a_download(
     assert main(["init", "my", "--pictures", "./cats"]) == 2
     assert "--pictures: expected a folder of pictures, got './cats'" in capsys.readouterr().err
     (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "a.jpg").touch()
     assert main(["init", "new/my", "--pictures", "./cats", "--caption", "a cat: {sleeping}"]) == 0
     assert not (tmp_path / "new/my/download.yaml").exists()
     source = load("process", "new/my/process.yaml").source

@@ -58,7 +58,7 @@ def test_the_files_for_a_gpu_fit_it_and_agree(
     ("options", "error"),
     [
         (["--gpu", "4GB"], "--gpu: expected 6 GB or more, got a GPU of 4 GB"),
-        (["--gpu", "RTX 4090"], "expected A10G, L4, L40S, A100-40G"),
+        (["--gpu", "RTX 4900"], "got 'RTX 4900'; did you mean 4090?"),
         (["--gpu", "auto"], "nvidia-smi finds no GPU here; name one or its size: --gpu 24GB"),
         (["--gpu", "24GB", "--store", "s3://bucket/my"], "on one machine; leave it out, or --store and --family"),
     ],
@@ -76,3 +76,11 @@ def test_few_pictures_are_all_trained_on(number: int, share: float, tmp_path: Pa
     assert main(["init", str(tmp_path / "my"), "--pictures", pictures(tmp_path / "cats", number)]) == 0
     train: Any = load("train", str(tmp_path / "my/train.yaml"))
     assert (train.data.holdout, train.evaluate.every_steps is None) == (share, not share)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("3060", 12), ("RTX4090", 24), ("GeForce RTX 3070 Ti", 8), ("NVIDIA RTX A6000", 48), ("24", 24), ("T4", 16)],
+)
+def test_a_card_is_known_as_people_write_it(name: str, gigabytes: int) -> None:
+    assert find(name).memory_bytes == gigabytes << 30

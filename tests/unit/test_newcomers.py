@@ -1,0 +1,83 @@
+"""Newcomers are told what is wrong in the words that they came with."""
+
+from pathlib import Path
+
+import pytest
+
+from sdp.cli import main
+from sdp.datasets.manifest import open_dataset
+from sdp.errors import DatasetError, ModelError
+from sdp.model.export import Exported
+from sdp.model.sources import check, parse
+from sdp.storage import open_storage
+from tests.unit.test_one_gpu import pictures
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--resume", "sdp continues by itself"),
+        ("--max_train_steps=100", "use --set max_steps=N"),
+        ("--lr", "use --set optimizer.learning_rate=1e-5"),
+        ("--num-train-epochs", "use --set max_epochs=N"),
+        ("--output_dir", "use --set output.uri=FOLDER"),
+        ("--image_size", "use --set image.size=N"),
+    ],
+)
+def test_an_option_of_another_trainer_leads_to_ours(option: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", option]) == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("stabilityai/stable-diffusion-xl-base-1.0", "SDXL"),
+        ("black-forest-labs/FLUX.1-dev", "FLUX"),
+        ("Qwen/Qwen-Image@0123456789012345678901234567890123456789", "Qwen-Image"),
+        ("Tongyi-MAI/Z-Image-Turbo", "Z-Image"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_its_name(name: str, kind: str) -> None:
+    with pytest.raises(ModelError, match=f"{kind} is not supported; Stable Diffusion and PRX are"):
+        parse(name)
+
+
+def test_a_folder_of_another_kind_of_model_is_refused_by_its_pipeline(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    with pytest.raises(ModelError, match="StableDiffusionXLPipeline: SDXL is not supported"):
+        check(str(tmp_path))
+
+
+def test_pictures_given_to_train_lead_to_process(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "cats", 2)
+    with pytest.raises(DatasetError, match="these are pictures; run `sdp init` and `sdp process` first"):
+        open_dataset(open_storage(folder), "latents")
+
+
+def test_init_of_a_folder_without_pictures_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["init", str(tmp_path / "my"), "--pictures", str(tmp_path / "empty")]) == 2
+    assert "has no pictures, tars or Parquet files" in capsys.readouterr().err
+    assert not (tmp_path / "my").exists()
+
+
+def test_init_counts_the_caption_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pictures(tmp_path / "cats", 3)
+    for text in Path(folder).glob("*.txt"):
+        text.unlink()
+    assert main(["init", str(tmp_path / "my"), "--pictures", folder, "--caption", "a cat"]) == 0
+    err = capsys.readouterr().err
+    assert "captions from --caption (3)" in err
+    assert "without caption" not in err
+
+
+def test_a_plan_of_a_builtin_model_says_that_it_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"source.uri": "latents", "output.uri": "run", "model.source": "builtin:tiny", "max_steps": "100"}
+    assert main(["plan", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]) == 0
+    assert "a builtin model needs no GPU" in capsys.readouterr().err
+
+
+def test_the_line_after_an_export_draws_what_the_run_drew() -> None:
+    exported = Exported("out", "run", 5, "", ema=True, form="folder", prompt='a "sks" dog')
+    assert r"\"sks\" dog" in exported.hint.replace("'", "")
