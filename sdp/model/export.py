@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.errors import ModelError, UserError
-from sdp.families import INDEX, Family, LatentSpace, of, space_of
+from sdp.families import INDEX, Family, LatentSpace, space_of
 from sdp.families.sd import SD
 from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
@@ -89,8 +89,8 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         raise UserError(f"export: OUT: {target.uri_of(file)}: already exists; choose another name, or {own}")
     if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one, or {own}")
-    source = _source(folder, config)
-    family = of(source)
+    model = _source(folder, config)
+    source, family = model.path, model.family
     space, usual = space_of(source), LatentSpace()
     foreign = (space.channels, space.scale, space.shift) != (usual.channels, usual.scale, usual.shift)
     if one_file and (family is not SD or (form == "single-file" and foreign)):
@@ -101,7 +101,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
-        _write_folder(target, networks, config["objective"], source, dtype)
+        _write_folder(target, networks, config["objective"], model.path, dtype, model.encoder_digest)
         prompt = next(iter((config.get("samples") or {}).get("prompts") or ()), _PROMPT)
         return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form, family, prompt)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
@@ -110,7 +110,9 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
 
 
-def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], source: Path, dtype: Dtype) -> None:
+def _write_folder(
+    target: Storage, networks: Any, objective: Mapping[str, Any], source: Path, dtype: Dtype, encoder: str
+) -> None:
     """Write the trained networks and the source's other parts in diffusers layout."""
     scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
@@ -127,14 +129,14 @@ def _write_folder(target: Storage, networks: Any, objective: Mapping[str, Any], 
             elif name == SCHEDULER:
                 data = _json({**json.loads(data), **scheduler})
             elif name == INDEX:
-                data = _index(data, networks.family)
+                data = _index(data, networks.family, None if "text_encoder" in parts else encoder)
             elif name == TEXT_ENCODER:
                 data = _text_encoder(data)
             target.publish(name, data)
 
 
-def _source(folder: Storage, config: dict[str, Any]) -> Path:
-    """Return the folder of the model that the run started from; its content must be unchanged."""
+def _source(folder: Storage, config: dict[str, Any]) -> sources.LocalModel:
+    """Return the model that the run started from; its content must be unchanged."""
     source = config["model"]["source"]
     sources.check(source)
     model = sources.resolve(source)
@@ -144,7 +146,7 @@ def _source(folder: Storage, config: dict[str, Any]) -> Path:
             f"model source {source}: its content has changed since {folder.uri} was trained with it: "
             f"then {digest[:12]}…, now {model.digest[:12]}…; restore it"
         )
-    return model.path
+    return model
 
 
 def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
@@ -197,9 +199,12 @@ def _serialised(tensors: dict[str, Any], dtype: Dtype, spec: Mapping[str, str] |
     return save_tensors(cast, {"format": "pt", **spec, "modelspec.hash_sha256": f"0x{digest}"})
 
 
-def _index(data: bytes, family: Family) -> bytes:
-    """Return the source's index without the networks that are not exported, such as a safety checker."""
-    index, parts = json.loads(data), set(map(family.folder, PARTS))
+def _index(data: bytes, family: Family, encoder: str | None) -> bytes:
+    """Return the source's index without the networks that are not exported, such as a safety checker.
+
+    It names the model that `encoder` is the digest of, whose VAE and text encoder these are.
+    """
+    index, parts = json.loads(data) | {sources.ENCODER: encoder}, set(map(family.folder, PARTS))
     for name, entry in index.items():
         if isinstance(entry, list) and name not in parts:
             index[name] = [None, None]

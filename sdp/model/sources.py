@@ -9,6 +9,7 @@
 folder and its digest. A source pinned by `sha256` is refused when its content has changed.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.uri import parse as parse_uri
 
 BUILTIN = "builtin:"
+ENCODER = "_sdp_encoder"
+"""The key of an export's index for the digest of the model whose VAE and text encoder it has; others skip it."""
 FORMS = "builtin:tiny, owner/name@REVISION on the model hub, a local folder (./model), or an s3:// or gs:// folder"
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>.*))?")
@@ -39,6 +42,12 @@ class LocalModel:
     path: Path
     digest: str
     source: ModelSource
+
+    @property
+    def encoder_digest(self) -> str:
+        """The digest of the model whose VAE and text encoder these are: that which an export names, or its own."""
+        index = self.path / INDEX
+        return (json.loads(index.read_bytes()).get(ENCODER) if index.is_file() else None) or self.digest
 
     @property
     def family(self) -> Family:

@@ -5,6 +5,8 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sdp.cli import main
-from sdp.errors import ModelError
+from sdp.errors import DatasetError, ModelError
 from sdp.model.export import export
+from sdp.model.sources import resolve
 from sdp.storage import open_storage
+from sdp.train.data.latents import refuse_another_encoder
+from sdp.train.data.sources import open_sources
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 from tests.training import config, train, weights
@@ -59,6 +64,23 @@ def test_the_pipeline_loads_what_was_trained(
         assert torch.equal(tensor, trained[prefix + name]), name
     picture = pipeline("a", num_inference_steps=1, height=64, width=64, output_type="np").images
     assert picture.shape == (1, 64, 64, 3)
+
+
+@pytest.mark.usefixtures("trained")
+def test_an_export_is_known_to_have_the_encoders_of_the_model_that_was_trained(root: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    export(str(root / "run"), str(first))
+    train(config(root, max_steps=1, output__uri=str(tmp_path / "more"), model__source=str(first)))
+    export(str(tmp_path / "more"), str(second))
+    model = resolve(str(root / "model"))
+    assert resolve(str(first)).digest != model.digest == resolve(str(first)).encoder_digest
+    (source,) = open_sources(config(root), write=lambda: None).all
+    made: Any = SimpleNamespace(manifest=SimpleNamespace(models={"encoder": f"model sha256:{model.digest}"}))
+    refuse_another_encoder(config(root), made, source.dataset, resolve(str(first)))
+    (first / "model_index.json").write_text("{}")
+    with pytest.raises(DatasetError, match=r"or set data\.trust_encoder"):
+        refuse_another_encoder(config(root), made, source.dataset, resolve(str(first)))
+    assert resolve(str(second)).encoder_digest == model.digest  # of an export's export, too
 
 
 @pytest.mark.usefixtures("trained")

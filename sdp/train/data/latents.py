@@ -105,7 +105,7 @@ def refuse_another_encoder(
             f"{latents.files.uri_of('')} have, got {width} in {model.source}; use the model that encoded them"
         )
     name, _, digest = (dataset.manifest.models.get("encoder", "") if dataset else "").partition(" sha256:")
-    if digest and digest != model.digest and not config.data.trust_encoder:
+    if digest and digest not in (model.digest, model.encoder_digest) and not config.data.trust_encoder:
         raise DatasetError(
             f"model.source: expected {name} ({digest[:12]}…), which made the latents of {latents.files.uri_of('')}, "
             f"got {model.source} ({model.digest[:12]}…); use that model, or set data.trust_encoder if its VAE and text "
