@@ -48,9 +48,13 @@ class Problem:
     got: str
     hint: str = ""
     """The remedy."""
+    is_missing: bool = False
+    """True if the key is required and not set."""
+    place: str = ""
+    """The beginning of the line: `train.yaml:14: ` or `--set `; empty if the key is not set."""
 
     def __str__(self) -> str:
-        line = f"{self.path}: expected {self.expected}, got {self.got}"
+        line = f"{self.place}{self.path}: expected {self.expected}, got {self.got}"
         return f"{line}; {self.hint}" if self.hint else line
 
 

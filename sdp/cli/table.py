@@ -15,13 +15,15 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
     """
 
     def run(args: Arguments) -> None:
-        from sdp.config import load
+        from sdp.config import parse, read
         from sdp.ray.lost import explained
 
-        config = load(name, args.config, args.set)
-        job = importlib.import_module(f"sdp.{name}.job")
-        with explained(name):
-            result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
+        source = read(args.config, args.set)
+        with source.placed():
+            config = parse(name, source.data)
+            job = importlib.import_module(f"sdp.{name}.job")
+            with explained(name):
+                result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         reason, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
         if reason == "asked to stop" and signal_name in signal.Signals.__members__:
             raise KeyboardInterrupt(signal_name)  # training stopped cleanly, but before its end
@@ -48,11 +50,13 @@ def generate_command() -> Command:
             raise UsageError(
                 f"generate: expected prompts, and 1 or more pictures of each, got {got}; write RUN 'a cat'"
             )
-        from sdp.config.load import read
+        from sdp.config import read
         from sdp.generate.draw import draw
 
-        for uri in draw(args.run, args.prompt, args.n, read(args.config, args.set)):
-            print(uri, flush=True)
+        source = read(args.config, args.set)
+        with source.placed():
+            for uri in draw(args.run, args.prompt, args.n, source.data):
+                print(uri, flush=True)
         return None
 
     example = 'generate my/run "a cat on the moon" -n 4'

@@ -15,15 +15,19 @@ from sdp.console import nearest
 from sdp.errors import Problem
 
 KeyLocation = tuple[int | str, ...]
+_MOST = 100
+"""Limit on the errors that are explained, since each takes some milliseconds."""
 
 
 def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any]) -> list[Problem]:
     """Return one problem for each key at fault, in the order of the keys."""
     by_path: dict[str, Problem] = {}
-    for detail in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    for detail in errors[:_MOST]:
         for problem in _problems(detail, model, data):
             by_path.setdefault(problem.path, problem)
-    return list(by_path.values())
+    more = [Problem("configuration", f"at most {_MOST} problems", f"{len(errors):,}", "the others are not listed")]
+    return [*by_path.values(), *more * (len(errors) > _MOST)]
 
 
 def value_at(data: Any, location: KeyLocation) -> Any:
@@ -52,7 +56,8 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
-        yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")
+        hint = f"set it in the file or with --set {path}=…"
+        yield Problem(path, expectation, nothing, hint, is_missing=kind == "missing")
     else:
         yield Problem(path, expectation, got(value), _mend(value, expectation))
 

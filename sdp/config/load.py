@@ -1,4 +1,4 @@
-"""Configurations from a YAML file and `--set` overrides; all problems are reported at once."""
+"""Configurations from a YAML file and `--set` overrides; all problems are reported at once, each with its place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,8 @@ from sdp.config.scalars import parse_scalar
 from sdp.config.shared import JobConfig
 from sdp.errors import ConfigError, Problem
 
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE = 1 << 17
+"""Bytes; PyYAML takes up to three seconds for as many."""
 _PATHS = ("uri", "checkpoint", "start_from", "source", "model", "clip_model", "aesthetics", "urls", "domains", "sha256")
 """The last names of keys that may hold a local path."""
 _ELSEWHERE = re.compile(r"\s|$|/|~|[A-Za-z][A-Za-z0-9+.-]*:")
@@ -44,12 +46,50 @@ class Draft:
     missing: frozenset[str]
 
 
-def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The plain data of a configuration, unchecked, and the places where its keys are set."""
+
+    data: dict[str, Any]
+    file: str
+    lines: Mapping[tuple[str, ...], int]
+    """The lines in the file, by the parts of the path."""
+    options: list[tuple[str, ...]]
+    """The paths that `--set` names."""
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Let the problems that the block finds name the places of their keys."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError([self._placed(problem) for problem in error.problems]) from error.__cause__
+
+    def _placed(self, problem: Problem) -> Problem:
+        parts = tuple(problem.path.split("."))
+        if problem.place:
+            return problem
+        # An option sets its key, what is in it, and the sections around it that the file lacks.
+        around = len(parts) if parts not in self.lines else 0
+        if any(parts[: len(option)] == option or option[:around] == parts for option in self.options):
+            return replace(problem, place="--set ")
+        # A missing key is to be added to its section.
+        ends = range(len(parts), 0, -1) if problem.is_missing else [len(parts)]
+        line = next((self.lines[parts[:end]] for end in ends if parts[:end] in self.lines), None)
+        if line is not None:
+            return replace(problem, place=f"{self.file}:{line}: ")
+        return replace(problem, place=f"{self.file}: ") if problem.is_missing and self.file else problem
+
+
+def load(job: str, path: str | None, overrides: Sequence[str] = (), *, text: str | None = None) -> JobConfig:
     """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem.
 
-    Local paths in the file are relative to its folder, those in overrides to the working directory.
+    Local paths in the file are relative to its folder, those in overrides to the working directory. With `text`, the
+    file is not read: this is its content.
     """
-    return parse(job, read(path, overrides))
+    source = read(path, overrides, text)
+    with source.placed():
+        return parse(job, source.data)
 
 
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
@@ -62,65 +102,63 @@ def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
     return _validate(model, _with_sections(model, dict(data)))
 
 
-def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+def draft(
+    job: str, path: str | None, overrides: Sequence[str] = (), *, text: str | None = None, part: bool = False
+) -> Draft:
     """Return an incomplete configuration: required keys may be missing, everything else must be valid.
 
-    A `part` of a configuration may contradict the defaults of the other keys.
+    A configuration with missing keys, or a `part` of one, may contradict the defaults of the other keys.
     """
-    model = JOBS[job]
-    data = _with_sections(model, read(path, overrides))
-    missing = set()
+    model, source, missing = JOBS[job], read(path, overrides, text), set()
+    data = _with_sections(model, source.data)
     for key in keys(model):
         *parents, name = key.path.split(".")
         section = value_at(data, tuple(parents))
         if key.required and isinstance(section, dict) and section.get(name) is None:
             section[name] = key.example
             missing.add(key.path)
-    try:
-        config = _validate(model, data, DRAFT if part else None)
-    except ConfigError:
-        if not missing:
-            raise
-        config = _validate(model, data, DRAFT)
-    return Draft(config, frozenset(missing))
+    with source.placed():
+        return Draft(_validate(model, data, DRAFT if part or missing else None), frozenset(missing))
 
 
-def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read(path: str | None, overrides: Sequence[str] = (), text: str | None = None) -> Source:
     """Return the plain data of a file with the overrides applied, unchecked."""
-    data = read_file(path) if path is not None else {}
+    source = Source({}, "", {}, []) if path is None else read_file(path, text)
     if path is not None and (folder := Path(path).parent) != Path():
-        data = _beside(data, "", folder)
+        source = replace(source, data=_beside(source.data, "", folder))
     problems: list[Problem] = []
     for override in overrides:
         try:
-            _apply(data, override)
+            source.options.append(_apply(source.data, override))
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return data
+    return source
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """Return the plain data of a YAML file, unchecked."""
+def read_file(path: str, text: str | None = None) -> Source:
+    """Return the plain data of a YAML file, or of its text, unchecked."""
     from sdp.config.yaml_text import parse_document
 
+    text, lines = _text_of(path) if text is None else text, dict[tuple[str, ...], int]()
+    data = parse_document(text, path, lines)
+    if not isinstance(data, dict | None):
+        raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])
+    return Source(data or {}, path, lines, [])
+
+
+def _text_of(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
-        text = content.decode("utf-8-sig")
+        if len(content) > _LARGEST_FILE:
+            raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE} bytes", "more")])
+        return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte, or text that is not UTF-8
         usual = _UNREADABLE.get(type(error))
         unusual = Problem(repr(path), "a configuration file", f"an error ({error})")
         raise ConfigError([Problem(path, *usual) if usual else unusual]) from None
-    if len(content) > _LARGEST_FILE:
-        raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE} bytes", "more")])
-    data = parse_document(text, path)
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])
-    return data
 
 
 def _beside(value: Any, key: str, folder: Path) -> Any:
@@ -136,13 +174,15 @@ def _beside(value: Any, key: str, folder: Path) -> Any:
     return value if of_hub else os.path.normpath(beside)
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
-    """Set one value in place. A value that is a mapping or a list replaces what was there."""
+def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Set one value in place, and return its path. A value that is a mapping or a list replaces what was there."""
     path, equals, text = override.partition("=")
     path = path.strip()
     if not equals or not path or not all(path.split(".")):
         raise ConfigError([Problem("--set", "key=value, for example limit=1000", repr(override))])
-    _put(data, path.split("."), _value(text.strip(), f"--set {path}"))
+    parts = path.split(".")
+    _put(data, parts, _value(text.strip(), f"--set {path}"))
+    return tuple(parts)
 
 
 def _value(text: str, name: str) -> Any:
@@ -170,7 +210,8 @@ def _put(data: dict[str, Any], parts: list[str], value: Any) -> None:
 def _item(items: list[Any], part: str, parts: list[str]) -> int:
     if part.isdecimal() and int(part) < len(items):
         return int(part)
-    raise ConfigError([Problem(".".join(parts), f"one of its {len(items)} items, from 0", repr(part))])
+    problem = Problem(".".join(parts), f"one of its {len(items)} items, from 0", repr(part), place="--set ")
+    raise ConfigError([problem])
 
 
 def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:

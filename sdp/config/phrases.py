@@ -24,7 +24,7 @@ class Says:
 
 
 def refusal(*problems: Problem) -> PydanticCustomError:
-    """Return the error of a validator, which `explain` reports as these problems of the value that it was given."""
+    """Return an error for a validator to raise; `explain` reports these problems of the value that it validates."""
     return PydanticCustomError("refused", "{text}", {"text": "\n".join(map(str, problems)), "problems": problems})
 
 

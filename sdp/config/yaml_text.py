@@ -1,4 +1,4 @@
-"""A strict YAML parser for jobs: refuses repeated keys, aliases and tags; sdp.config.scalars parses scalars."""
+"""A strict YAML parser for jobs: refuses repeated keys, anchors and tags; sdp.config.scalars parses scalars."""
 
 import re
 from typing import Any
@@ -8,11 +8,25 @@ import yaml
 from sdp.config.scalars import parse_scalar
 from sdp.errors import ConfigError, Problem
 
+Path = tuple[str, ...]
+"""The names of a key's sections and its own; an item of a list is named by its number."""
+_DEEPEST = 20
+"""Levels of nesting, with which the paths of all keys stay short."""
+_TAGS = {
+    yaml.ScalarNode: "tag:yaml.org,2002:str",
+    yaml.SequenceNode: "tag:yaml.org,2002:seq",
+    yaml.MappingNode: "tag:yaml.org,2002:map",
+}
 
-def parse_document(text: str, name: str) -> Any:
-    """Return the data of one YAML document; a ConfigError names the line and column of a fault."""
+
+def parse_document(text: str, name: str, lines: dict[Path, int] | None = None) -> Any:
+    """Return the data of one YAML document; a ConfigError names the line and column of a fault.
+
+    `lines` receives the line of each key and of each item of a list.
+    """
     try:
-        return yaml.load(text, Loader=_Loader)
+        node = _Loader(text).get_single_node()
+        return None if node is None else _data(node, (), {} if lines is None else lines)
     except _RefusedError as error:
         expected, got, mark = error.args
         raise ConfigError([Problem(f"{name}:{mark.line + 1}:{mark.column + 1}", expected, got)]) from None
@@ -25,8 +39,6 @@ def parse_document(text: str, name: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         got = f"the character U+{error.character:04X}"
         raise ConfigError([Problem(f"{name}:{line}", "YAML", got)]) from None
-    except RecursionError:
-        raise ConfigError([Problem(name, "YAML", "brackets nested too deeply")]) from None
 
 
 class _RefusedError(Exception):
@@ -34,43 +46,43 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, made stricter."""
+    """PyYAML's safe loader, which resolves no scalars, and refuses anchors, aliases and deep nesting."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own shape
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]  # types-pyyaml leaves it untyped
-            raise _RefusedError("the value written out", f"the alias *{event.anchor}", event.start_mark)
-        return super().compose_node(parent, index)
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # types-pyyaml leaves it untyped
+        if event.anchor is not None:
+            name = f"{'alias *' if isinstance(event, yaml.AliasEvent) else 'anchor &'}{event.anchor}"
+            raise _RefusedError("the value written out", f"the {name}", event.start_mark)
+        if self._depth == _DEEPEST:
+            raise _RefusedError(f"at most {_DEEPEST} levels", "YAML that is nested deeper", event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
-    def construct_plain(self, node: yaml.Node) -> Any:
-        assert isinstance(node, yaml.ScalarNode)
-        return parse_scalar(node.value) if node.style is None else node.value
 
-    def construct_keyed_once(self, node: yaml.Node) -> dict[str, Any]:
-        assert isinstance(node, yaml.MappingNode)
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise _RefusedError("a key that is text", repr(key), key_node.start_mark)
-            if key in mapping:
-                raise _RefusedError("each key once", f"{key} a second time", key_node.start_mark)
-            mapping[key] = self.construct_object(value_node, deep=True)
-        return mapping
-
-    def construct_items(self, node: yaml.Node) -> list[Any]:
-        assert isinstance(node, yaml.SequenceNode)
-        return [self.construct_object(item, deep=True) for item in node.value]
-
-    def refuse(self, node: yaml.Node) -> Any:
+def _data(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
+    """Return a node's plain data, and note the lines in it."""
+    if node.tag != _TAGS[type(node)]:
         raise _RefusedError("plain values", f"the tag {node.tag}", node.start_mark)
+    if isinstance(node, yaml.ScalarNode):
+        return parse_scalar(node.value) if node.style is None else node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_noted(item, item, (*path, str(number)), lines) for number, item in enumerate(node.value)]
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _data(key_node, (), {})
+        if not isinstance(key, str):
+            raise _RefusedError("a key that is text", repr(key), key_node.start_mark)
+        if key in mapping:
+            raise _RefusedError("each key once", f"{key} a second time", key_node.start_mark)
+        mapping[key] = _noted(key_node, value_node, (*path, key), lines)
+    return mapping
 
 
-_Loader.yaml_constructors = {
-    "tag:yaml.org,2002:str": _Loader.construct_plain,
-    "tag:yaml.org,2002:map": _Loader.construct_keyed_once,
-    "tag:yaml.org,2002:seq": _Loader.construct_items,
-    None: _Loader.refuse,
-}
+def _noted(place: yaml.Node, node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
+    lines[path] = place.start_mark.line + 1
+    return _data(node, path, lines)

@@ -16,7 +16,6 @@ from sdp.kube import Finding, Object
 from sdp.kube.clusters import accelerator_of, gpus_of_pod
 from sdp.kube.own_cluster import workers_of
 from sdp.kube.rayjob import kind_of
-from sdp.kube.submit import as_file
 from sdp.model import sources
 from sdp.storage import list_source, open_source, open_storage
 
@@ -47,11 +46,11 @@ def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
         if (kind := kind_of(name)) not in JOBS:
             continue
         try:
-            with as_file(name, text) as file:
-                loaded = draft(kind, file)
+            loaded = draft(kind, f"{name}.yaml", text=text)
         except ConfigError as error:
-            problems = "; ".join(str(problem) for problem in error.problems)
-            findings.append(Finding("jobs", "failed", f"{name}.yaml: {problems}", "fix `jobs` of the chart's values"))
+            problems = "; ".join(map(str, error.problems))
+            detail = problems if problems.startswith(f"{name}.yaml:") else f"{name}.yaml: {problems}"
+            findings.append(Finding("jobs", "failed", detail, "fix `jobs` of the chart's values"))
             continue
         drafts.append(JobDraft(name, loaded.config, loaded.missing))
         if loaded.missing:

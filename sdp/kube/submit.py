@@ -2,9 +2,8 @@
 
 import contextlib
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -136,19 +135,9 @@ def _checked_against(texts: Mapping[str, str], submission: Submission, say: Say)
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"
         raise UserError(f"--config: required, since the cluster has no {JOBS_FOLDER}/{job}.yaml (it has {have})")
-    with as_file(job, texts[job]) as file:
-        config = load(kind_of(job), file, submission.overrides)
+    config = load(kind_of(job), f"{JOBS_FOLDER}/{job}.yaml", submission.overrides, text=texts[job])
     _mention_local_paths(config, say)
     return config
-
-
-@contextlib.contextmanager
-def as_file(name: str, text: str) -> Iterator[str]:
-    """Yield the path of a temporary file with this text."""
-    with tempfile.TemporaryDirectory(prefix="sdp-") as folder:
-        path = Path(folder) / f"{name}.yaml"
-        path.write_text(text, encoding="utf-8")
-        yield str(path)
 
 
 def _mention_local_paths(config: JobConfig, say: Say) -> None:

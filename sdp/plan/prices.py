@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -94,17 +95,16 @@ def own_file(name: str) -> Path:
 
 def load_prices(path: str | None) -> Prices:
     """Read prices from a file, or the package's own."""
+    source = read_file(path or str(own_file("prices.yaml")))
     try:
-        return parse_into(Prices, read_file(path or str(own_file("prices.yaml"))))
+        with source.placed():
+            return parse_into(Prices, source.data)
     except ConfigError as error:
-        problems = [
-            Problem(f"--prices {p.path}", p.expected, p.got, p.hint and p.hint.partition(" or with --set")[0])
-            for p in error.problems
-        ]
+        problems = [replace(p, hint=p.hint.partition(" or with --set")[0]) for p in error.problems]
         raise ConfigError(problems) from None
 
 
 @cache
 def reference() -> Mapping[str, Any]:
     """Return the published figures of reference.yaml."""
-    return read_file(str(own_file("reference.yaml")))
+    return read_file(str(own_file("reference.yaml"))).data

@@ -113,7 +113,7 @@ def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp
     (other / "unet/config.json").write_text(json.dumps({**unet, "in_channels": 9}))
     for settings, line in (
         ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
-        (["source.caption=a photo of a cat"], r"^source.caption: expected a word that is not in prior.prompt"),
+        (["source.caption=a photo of a cat"], r"^--set source.caption: expected a word that is not in prior.prompt"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
         ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),
         (

@@ -192,7 +192,7 @@ def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tm
     spec = lab.kube.objects[f"{RAY}/rayjobs/mine"]["spec"]
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["SDP_JOB_CONFIG"] == TRAIN + "limit: 5 # a few\n"
     assert main(["submit", "train", "--config", str(file), "--set", "strategy.kind=zero", "--no-follow"]) == 2
-    assert "sdp: strategy.kind: expected ddp or fsdp, got 'zero'" in capfd.readouterr().err
+    assert "sdp: --set strategy.kind: expected ddp or fsdp, got 'zero'" in capfd.readouterr().err
     assert main(["submit", "train", "--set", "limt=5", "--no-follow"]) == 2
     assert "limt" in capfd.readouterr().err
     assert lab.jobs() == ["mine"]
@@ -251,8 +251,8 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "sdp: data.batch_size: expected a whole number of 1 or more, got 'many'",
-        "sdp: max_stepz: expected a known key, got an unknown key; did you mean max_steps?",
+        "sdp: --set data.batch_size: expected a whole number of 1 or more, got 'many'",
+        "sdp: --set max_stepz: expected a known key, got an unknown key; did you mean max_steps?",
     ]
     # The cluster's file may change the defaults that these contradict.
     settings = ["scaling.accelerator=cpu", "scaling.accelerator=A100", "source.also.0.weight=2"]
@@ -646,7 +646,7 @@ def bad_config(lab: Lab) -> None:
         (no_cluster, "cluster", "failed: --cluster: there is no RayCluster 'sdp' in namespace 'lab'"),
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
         (bad_image, "cluster", "failed: sdp is starting; kubectl describe raycluster sdp"),
-        (bad_config, "jobs", "failed: train.yaml: limt: "),
+        (bad_config, "jobs", "failed: train.yaml:1: limt: "),
     ],
 )
 def test_the_doctor_finds_what_is_wrong(

@@ -202,7 +202,7 @@ config schema train x: config schema: expected no further argument, got 'x'; see
 audit x --row y: audit: argument --row: expected a whole number, got 'y'; see sdp audit --help
 config show: config show: the following arguments are required: JOB; see sdp config show --help
 config show train --set: config show: argument --set: expected one argument; see sdp config show --help
-config show train --set strategy.kind=zero: strategy.kind: expected ddp or fsdp, got 'zero'
+config show train --set strategy.kind=zero: --set strategy.kind: expected ddp or fsdp, got 'zero'
 """
 """Command lines, each with its error."""
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sdp.config import JOBS, keys, load, parse
-from sdp.errors import ConfigError
+from sdp.config import JOBS, keys, load, parse, read
+from sdp.errors import ConfigError, Problem
 
 ENDS = ["source.uri=in", "output.uri=out"]
 MODEL = [*ENDS, "model.source=builtin:tiny"]
@@ -103,29 +103,31 @@ def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(
     settings, *message = case.splitlines()
     job, _, overrides = settings.partition(" ")
     ends = ENDS if job in ("download", "score") else MODEL
-    assert lines(job, *ends, *overrides.split(" & ")) == [" ".join(map(str.strip, message))]
+    line = " ".join(map(str.strip, message))
+    place = "" if line.startswith("score.clip_model") else "--set "  # it is not set
+    assert lines(job, *ends, *overrides.split(" & ")) == [place + line]
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
     unknown = "expected a known key, got an unknown key"
     assert lines("download", *ENDS, "fetch.timeoutt_s=1", "url_column=1") == [
-        f"fetch.timeoutt_s: {unknown}; did you mean fetch.timeout_s?",
-        f"url_column: {unknown}; did you mean source.url_column?",
+        f"--set fetch.timeoutt_s: {unknown}; did you mean fetch.timeout_s?",
+        f"--set url_column: {unknown}; did you mean source.url_column?",
     ]
     assert lines("train", *MODEL, "scaling.num_workers={min: 1, mx: 2, max: 3}") == [
-        f"scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
+        f"--set scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
     ]
     assert lines("train", *MODEL, "source.image_column=cat", "resolutions=[64]") == [
-        f"source.image_column: {unknown}; it is a key of score, process and evaluate",
-        f"resolutions: {unknown}; it is a key of process",
+        f"--set source.image_column: {unknown}; it is a key of score, process and evaluate",
+        f"--set resolutions: {unknown}; it is a key of process",
     ]
     assert lines("download", *ENDS, "model.source=builtin:tiny") == [
-        f"model: {unknown}; it is a key of process, train, generate and dreambooth"
+        f"--set model: {unknown}; it is a key of process, train, generate and dreambooth"
     ]
 
 
 def test_an_abbreviation_names_its_key_and_an_unlike_name_lists_the_section() -> None:
-    unknown = "optimizer.{}: expected a known key, got an unknown key; {}"
+    unknown = "--set optimizer.{}: expected a known key, got an unknown key; {}"
     assert lines("train", *MODEL, "optimizer.lr=1") == [unknown.format("lr", "did you mean optimizer.learning_rate?")]
     (line,) = lines("train", *MODEL, "optimizer.ams=1")
     assert line.startswith(unknown.format("ams", "the keys here are learning_rate,"))
@@ -134,7 +136,7 @@ def test_an_abbreviation_names_its_key_and_an_unlike_name_lists_the_section() ->
 @pytest.mark.parametrize("name", ["aws_secret_access_key", "storage.secret_key"])
 def test_a_credential_is_an_unknown_key_and_its_value_is_never_repeated(name: str) -> None:
     (line,) = lines("download", *ENDS, f"{name}=hunter2")
-    assert line.startswith(f"{name}: expected a known key, got an unknown key")
+    assert line.startswith(f"--set {name}: expected a known key, got an unknown key")
     assert "hunter2" not in line
 
 
@@ -151,10 +153,10 @@ def test_problems_of_several_kinds_are_reported_together() -> None:
     )
     assert [line.partition(":")[0] for line in messages] == [
         "source.uri",
-        "fetch.timeout_s",
-        "fetch.retries",
-        "image.crop",
-        "bogus",
+        "--set fetch.timeout_s",
+        "--set fetch.retries",
+        "--set image.crop",
+        "--set bogus",
     ]
 
 
@@ -180,7 +182,7 @@ def test_a_source_that_is_no_uri_or_holds_a_credential_is_refused(uri: str, mess
 
 def test_an_output_must_be_something_that_can_be_written() -> None:
     assert lines("download", "source.uri=in", "output.uri=hf://datasets/a/b") == [
-        "output.uri: expected a local path, file://, s3:// or gs://, got 'hf://datasets/a/b'"
+        "--set output.uri: expected a local path, file://, s3:// or gs://, got 'hf://datasets/a/b'"
     ]
 
 
@@ -201,11 +203,13 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
             "indent with spaces",
         ),
         ("a: \x01\n", ":1: expected YAML, got the character U+0001"),
-        ("a: &x 1\nb: *x\n", ":2:4: expected the value written out, got the alias *x"),
+        ("a: &x 1\nb: *x\n", ":1:4: expected the value written out, got the anchor &x"),
+        ("b: *x\n", ":1:4: expected the value written out, got the alias *x"),
         ("a: !!python/name:os.system\n", ":1:4: expected plain values, got the tag "),
         ("1: 2\n", ":1:1: expected a key that is text, got 1"),
         ("just words\n", ": expected a mapping of keys to values, got 'just words'"),
-        ("[" * 1500, ": expected YAML, got brackets nested too deeply"),
+        ("[" * 1500, ":1:21: expected at most 20 levels, got YAML that is nested deeper"),
+        ("".join(f"k{n}: &a{n} [1, 2]\n" for n in range(6000)), ":1:5: expected the value written out, got the anchor"),
     ],
 )
 def test_a_file_that_is_not_plain_yaml_is_reported_with_line_and_column(
@@ -231,9 +235,77 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         f"{other}: expected a configuration file in UTF-8, got other bytes; save it as UTF-8"
     ]
     large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (1 << 20) + b"#")
-    assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 1048576 bytes, got more")
+    large.write_bytes(b"#" * (1 << 17) + b"#")
+    assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 131072 bytes, got more")
     assert len(lines("download", path="a\0b")) == 1
+
+
+FILE = """
+source:
+  uri: in
+output: {uri: out}
+optimizer:
+  learning_rate: 0.1
+
+  schedule: cosine
+max_steps: null
+max_epochs: 1
+samples:
+  prompts: [a, '']
+filters: {a: {min: 2, max: 1}}
+"""
+
+
+def test_a_problem_names_the_line_of_its_key_and_one_of_an_option_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(FILE.strip())
+    overrides = ["optimizer.learning_rate=-1", "data={batch_size: 0}", "model.denoiser=new"]
+    places = [line.partition(": expected")[0] for line in lines("train", *overrides, path=str(path))]
+    assert places == [
+        f"{path}: model.source",
+        f"{path}:12: filters.a.min",
+        "--set data.batch_size",
+        "--set optimizer.learning_rate",
+        f"{path}:11: samples.prompts.1",
+    ]
+    path.write_text("source: {uri: in}\n\noptimizer:\n  schedule: cosine\nmax_steps: null\nmax_epochs: 1\n")
+    assert [line.partition(": expected")[0] for line in lines("train", "output.uri=o", path=str(path))] == [
+        f"{path}: model.source"
+    ]
+    contradictions = lines("train", "output.uri=o", "model.source=m", "evaluate.every_steps=1", path=str(path))
+    assert [line.partition(": expected")[0] for line in contradictions] == [
+        "data.holdout",
+        f"{path}:4: optimizer.schedule",
+    ]
+
+
+def test_a_section_without_a_required_key_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "download.yaml"
+    path.write_text("limit: 3\nsource:\n  url_column: URL\noutput:\n")
+    assert [line.partition(": expected")[0] for line in lines("download", path=str(path))] == [
+        f"{path}:2: source.uri",
+        f"{path}:4: output.uri",
+    ]
+
+
+def test_what_a_job_finds_wrong_later_names_the_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("seed: 1\nmax_cost: 9\n")
+    with pytest.raises(ConfigError) as refused, read(str(path), ["limit=8"]).placed():
+        raise ConfigError([Problem(key, "null", "9") for key in ("max_cost", "limit", "max_hours")])
+    assert str(refused.value).splitlines() == [
+        f"{path}:2: max_cost: expected null, got 9",
+        "--set limit: expected null, got 9",
+        "max_hours: expected null, got 9",
+    ]
+
+
+def test_of_thousands_of_unknown_keys_a_hundred_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("".join(f"key{number}: 1\n" for number in range(5000)))
+    *listed, last = lines("download", path=str(path))
+    assert len(listed) == 100
+    assert last == "configuration: expected at most 100 problems, got 5,002; the others are not listed"
 
 
 def test_all_malformed_overrides_are_reported() -> None:
@@ -242,7 +314,7 @@ def test_all_malformed_overrides_are_reported() -> None:
         for override in ["'limit'", "'=3'", "'a..b=1'"]
     ]
     assert lines("process", *MODEL, "resolutions=[256]", "resolutions.4=512") == [
-        "resolutions: expected one of its 1 items, from 0, got '4'"
+        "--set resolutions: expected one of its 1 items, from 0, got '4'"
     ]
     assert lines("process", "resolutions=[256") == [
         "--set resolutions:1:5: expected YAML, got a syntax error (expected ',' or ']', but got '<stream end>')"
@@ -255,9 +327,9 @@ def test_prompts_come_from_one_place() -> None:
         "prompts: expected one or more prompts, here or in a file, got none; set prompts or source.uri"
     ]
     assert lines("generate", *checkpoint, "prompts=[a]", "source.uri=b.txt") == [
-        "prompts: expected an empty list while source.uri is set, got prompts as well; remove one of them"
+        "--set prompts: expected an empty list while source.uri is set, got prompts as well; remove one of them"
     ]
-    assert lines("generate", *checkpoint, "prompts=['']") == ["prompts.0: expected some text, got ''"]
+    assert lines("generate", *checkpoint, "prompts=['']") == ["--set prompts.0: expected some text, got ''"]
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -277,5 +349,5 @@ def test_any_value_in_the_place_of_a_key_yields_error_lines_and_no_crash(job: st
 
 def test_a_duration_that_no_clock_can_hold_is_refused() -> None:
     assert lines("train", *MODEL, "encode.wait_s=1e300") == [
-        "encode.wait_s: expected a number of 604800 or less above 0, got 1e+300"
+        "--set encode.wait_s: expected a number of 604800 or less above 0, got 1e+300"
     ]

@@ -156,8 +156,8 @@ def test_a_file_of_prices_replaces_ours_and_its_newest_row_counts(
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("instance: p9.large, per_hour: 1, as_of: 2026-01-01", "--prices instances.0.instance: expected one of"),
-        ("instance: p4d.24xlarge, per_hour: -1, as_of: 2026-01-01", "--prices instances.0.per_hour: expected"),
+        ("instance: p9.large, per_hour: 1, as_of: 2026-01-01", "prices.yaml:2: instances.0.instance: expected one of"),
+        ("instance: p4d.24xlarge, per_hour: -1, as_of: 2026-01-01", "prices.yaml:2: instances.0.per_hour: expected"),
         (
             "instance: p4d.24xlarge, per_hour: 1",
             "as_of: expected a date such as 2026-01-31, got nothing; set it in the file\n",
