@@ -14,6 +14,7 @@ from sdp.model.schedule import NoiseSchedule, from_alphas_cumprod
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import settled
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.latents import make_latents
@@ -149,7 +150,7 @@ def ledger(summary: "TrainSummary") -> Ledger:
 
 def train(how: TrainConfig, world: World | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Train to the end, or to the error."""
-    trainer = assemble(how, world or World(), callbacks=callbacks)
+    trainer = assemble(*settled(how), world or World(), callbacks=callbacks)
     trainer.train()
     return trainer
 

@@ -38,10 +38,13 @@ class Section(BaseModel):
         """Return a copy with those of the values that are not None."""
         return self.model_copy(update={name: value for name, value in values.items() if value is not None})
 
-    @classmethod
-    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return plain data, not checked yet, with the defaults that depend on other keys."""
-        return values
+    def with_defaults(self, **values: Any) -> Self:
+        """Return a copy with those of the values that are not None, for keys that are not set."""
+        return self.replaced(**{name: value for name, value in values.items() if name not in self.model_fields_set})
+
+    def settled(self) -> Self:
+        """Return a copy with the defaults that depend on other keys."""
+        return self
 
     def contradictions(self) -> Iterable[Problem]:
         """Yield combinations of keys that cannot work, with paths relative to this section."""
@@ -52,11 +55,12 @@ class Section(BaseModel):
         return Problem(path, expected, got or phrases.got(reduce(getattr, path.split("."), self)), hint)
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self, info: ValidationInfo) -> Section:
-        problems = () if info.context == DRAFT else tuple(self.contradictions())
+    def _settle(self, info: ValidationInfo) -> Self:
+        settled = self.settled()
+        problems = () if info.context == DRAFT else tuple(settled.contradictions())
         if problems:
             raise phrases.refusal(*problems)
-        return self
+        return settled
 
 
 def key(default: Any, *, shapes_output: bool = False, example: Any = None, **limits: Any) -> Any:

@@ -68,7 +68,7 @@ class GenerateConfig(JobConfig):
     images_per_prompt: Positive = key(1, shapes_output=True)
     """Pictures drawn for each prompt."""
     resolution: Resolution = key(512, shapes_output=True)
-    """Side of the pictures in pixels."""
+    """Side of the pictures in pixels; the default for a checkpoint of sdp train is that of its training."""
     seed: int = key(0, shapes_output=True, ge=0)
     """Random seed; with a picture's address it decides that picture."""
     sampler: SamplerConfig = key(SamplerConfig)

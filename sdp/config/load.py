@@ -247,6 +247,6 @@ def _validate(model: type[Job], data: dict[str, Any], context: str | None = None
         raise ConfigError(problems)
     try:
         # From JSON, pydantic's strict mode accepts lists for tuples and converts nothing else.
-        return model.model_validate_json(json.dumps(model.completed(data)), context=context)
+        return model.model_validate_json(json.dumps(data), context=context)
     except ValidationError as error:
         raise ConfigError(explain(error, model, data)) from None

@@ -1,7 +1,7 @@
 """The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -20,9 +20,9 @@ RECIPE_BATCH = 2048
 """Samples per step of Stable Diffusion v2, which make 550,000 steps its 1,126,400,000 samples at 256 px."""
 
 
-def _usual_batch(side: Any) -> int:
+def _usual_batch(side: int) -> int:
     """Return what an A100 of 80 GB takes at once: 128 samples at 256 px, a quarter at twice the side."""
-    return 2 * usual_batch(side) if isinstance(side, int) and side > 0 else 128
+    return 2 * usual_batch(side)
 
 
 class ColumnsConfig(Section):
@@ -417,23 +417,18 @@ class TrainConfig(JobConfig):
     max_failures: int = key(3, ge=0)
     """Number of times that trainers may fail and be started again."""
 
-    @classmethod
-    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        scaling, *others = (values[name] for name in ("scaling", "model", "data", "strategy", "phase_2"))
-        if not all(isinstance(section, dict) for section in (scaling, *others)):
-            return values
-        if scaling.get("accelerator") in (None, "cpu"):
-            return values
-        model, data, strategy, second = others
-        batch = RECIPE_BATCH if model.get("denoiser", "new") == "new" else None
-        kind = "ddp" if scaling.get("num_workers", 1) == 1 else "fsdp"
-        completed = {
-            "data": {"batch_size": _usual_batch(data.get("resolution")), "global_batch_size": batch, **data},
-            "strategy": {"kind": kind, "compile": True, **strategy},
-        }
-        if second.get("resolution") is not None:
-            completed["phase_2"] = {"batch_size": _usual_batch(second["resolution"]), **second}
-        return values | completed
+    def settled(self) -> Self:
+        if self.scaling.accelerator in (None, "cpu"):
+            return self
+        second = self.phase_2
+        return self.replaced(
+            data=self.data.with_defaults(
+                batch_size=_usual_batch(self.data.resolution),
+                global_batch_size=RECIPE_BATCH if self.model.denoiser == "new" else None,
+            ),
+            strategy=self.strategy.with_defaults(kind="ddp" if self.scaling.num_workers == 1 else "fsdp", compile=True),
+            phase_2=second.with_defaults(batch_size=second.resolution and _usual_batch(second.resolution)),
+        )
 
     @property
     def phases(self) -> tuple["TrainConfig", ...]:

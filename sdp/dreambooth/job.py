@@ -3,7 +3,7 @@
 These folders are the complete state. The same command continues with the first step that is not done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -36,21 +36,21 @@ class Step:
 
     title: str
     job: str
-    config: Mapping[str, Any]
+    config: Any
+    """The job's configuration."""
 
 
 def run(config: DreamboothConfig, *, dry_run: bool = False) -> None:
     """Run the remaining steps, or print all steps in a dry run."""
     _check(config)
-    steps = steps_of(config)
-    parsed = [parse(step.job, step.config) for step in steps]  # errors appear before the first step starts
+    steps = steps_of(config)  # errors in any of them appear before the first starts
     if dry_run:
-        say(table([(f"{n}. {s.job}", f"{s.title}: {s.config['output']['uri']}") for n, s in enumerate(steps, 1)]))
+        say(table([(f"{n}. {s.job}", f"{s.title}: {s.config.output.uri}") for n, s in enumerate(steps, 1)]))
         return
-    for number, (step, job_config) in enumerate(zip(steps, parsed, strict=True), 1):
+    for number, step in enumerate(steps, 1):
         say(f"dreambooth: {number} of {len(steps)}: {step.title}")
         job: Callable[..., Any] = import_module(f"sdp.{step.job}.job").run
-        result = job(job_config)
+        result = job(step.config)
         if str(getattr(result, "reason", "")).startswith("asked to stop"):
             signal_name = result.reason.partition(": ")[2]
             raise KeyboardInterrupt(signal_name)
@@ -85,7 +85,9 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         "drift": min(prior.pictures, _DRIFT) if compares_class else None,
     }
     steps = fill(Path(__file__).with_name("steps.yaml"), values)
-    return tuple(Step(step["title"], step["job"], step["config"]) for step in steps if step.get("when", True))
+    return tuple(
+        Step(step["title"], step["job"], parse(step["job"], step["config"])) for step in steps if step.get("when", True)
+    )
 
 
 def _check(config: DreamboothConfig) -> None:
@@ -107,7 +109,7 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
     from sdp.report.sections import gather
 
     output = open_storage(config.output.uri, config.storage.options())
-    results = [str(step.config["output"]["uri"]) for step in steps]
+    results = [step.config.output.uri for step in steps]
     output.publish(PAGE, page_of(config.source.caption, gather(results, output.options)))
     return output.uri_of(PAGE)
 

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sdp.config import parse
+from sdp.config import parse_into
 from sdp.config.generate import GenerateConfig
 from sdp.console import say
 from sdp.errors import SdpError
 from sdp.generate.sample import image_seed
-from sdp.generate.source import choose
-from sdp.model.checkpoints import newer_than, run_of, training_config
+from sdp.generate.source import choose, settled
+from sdp.model.checkpoints import newer_than, run_of
 from sdp.storage import open_storage
 
 FOLDER = "drawn"
@@ -23,12 +23,8 @@ def draw(checkpoint: str, prompts: Sequence[str], count: int, settings: Mapping[
         "output": {"uri": FOLDER}, **settings, "source": {}, "checkpoint": checkpoint, "prompts": [*prompts],
         "images_per_prompt": count,
     }  # fmt: skip
-    config: Any = parse("generate", data)
-    assert isinstance(config, GenerateConfig)
-    options = config.storage.options()
-    model = choose(config)
-    if model.checkpoint is not None and "resolution" not in settings:
-        config = config.replaced(resolution=training_config(model.checkpoint).data.resolution)
+    config = settled(parse_into(GenerateConfig, data))
+    options, model = config.storage.options(), choose(config)
     run = run_of(model.uri)
     step, own = (f"-{model.uri.rpartition('/')[2]}", f"{run}/{FOLDER}") if run != model.uri else ("", FOLDER)
     folder = open_storage(config.output.uri if "output" in settings else own, options)

@@ -15,10 +15,10 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.generate.layout import IMAGES, KIND
 from sdp.generate.prompts import FOLDER, Prompt, Prompts, freeze, frozen_prompts, read_prompts
-from sdp.generate.source import GenerateModel, choose
+from sdp.generate.source import GenerateModel, choose, settled
 from sdp.generate.worker import Drawn, GenerateStages, Prompted, write_unit
 from sdp.lease import Lease
-from sdp.model.checkpoints import STEP, newer_than, with_step
+from sdp.model.checkpoints import newer_than
 from sdp.ray import cluster
 from sdp.runners.blocks import Note
 from sdp.runners.desk import State
@@ -32,8 +32,7 @@ from sdp.storage import open_storage
 def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
     """Draw the missing pictures; return the dataset, or None after a dry run."""
     prompts = read_prompts(config)
-    if STEP in config.output.uri:
-        config = config.replaced(output=config.output.replaced(uri=with_step(config.output.uri, choose(config).uri)))
+    config = settled(config)
     storage = open_storage(config.output.uri, config.storage.options())
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     model = choose(config, begun)

@@ -14,12 +14,14 @@ from sdp.families import INDEX, every, refuse_sides
 from sdp.model import sources
 from sdp.model.checkpoints import (
     COMPLETE,
+    STEP,
     averages,
     base_digest,
     find_checkpoint,
     is_checkpoint,
     trained_scheduler,
     training_config,
+    with_step,
 )
 from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -46,23 +48,39 @@ class GenerateModel:
     """Settings of the training that override the base model's scheduler configuration."""
 
 
+def settled(config: GenerateConfig) -> GenerateConfig:
+    """Return the configuration with what its checkpoint decides: {step} in output.uri, and the resolution."""
+    newest = _newest(config)
+    output = config.output
+    if STEP in output.uri:
+        output = output.replaced(uri=with_step(output.uri, config.checkpoint if newest is None else newest.uri))
+    side = None if newest is None else training_config(newest).data.resolution
+    return config.with_defaults(resolution=side).replaced(output=output)
+
+
 def choose(config: GenerateConfig, begun: str | None = None) -> GenerateModel:
     """Resolve the setting `checkpoint`; `begun` is the checkpoint that an existing output was begun with."""
+    newest, options = _newest(config), config.storage.options()
+    if newest is None:
+        return _of_model(config, sources.parse(config.checkpoint), options)
+    return _of_checkpoint(config, _begun_with(newest, config, begun, options), options)
+
+
+def _newest(config: GenerateConfig) -> Storage | None:
+    """Return the checkpoint that is named, or the newest one of the run; None for a model."""
     options = config.storage.options()
-    source = sources.parse(config.checkpoint)
-    if source.kind in ("hub", "builtin"):
-        return _of_model(config, source, options)
+    if sources.parse(config.checkpoint).kind in ("hub", "builtin"):
+        return None
     folder = open_storage(config.checkpoint, options)
     if folder.exists(INDEX) or any(folder.exists(f"{family.denoiser}/config.json") for family in every()):
-        return _of_model(config, source, options)
+        return None
     try:
-        newest = find_checkpoint(config.checkpoint, options)
+        return find_checkpoint(config.checkpoint, options)
     except DatasetError as error:
         raise UserError(
             f"checkpoint: {config.checkpoint}: neither a complete checkpoint of sdp train, nor a run that has one "
             f"(no {COMPLETE}), nor a model in diffusers layout (no {INDEX}); check the URI"
         ) from error
-    return _of_checkpoint(config, _begun_with(newest, config, begun, options), options)
 
 
 def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, options: StorageOptions) -> Storage:

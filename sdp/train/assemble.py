@@ -36,7 +36,6 @@ from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources
 from sdp.train.data.weights import row_weights
-from sdp.train.plan import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective, draw
 from sdp.train.stopwatch import Stopwatch
@@ -64,7 +63,6 @@ def assemble(
 
     `submit`, for mode online, submits slices to encoders elsewhere; `check` raises if the run's lease is lost.
     """
-    config = with_prediction(config)
     configure_torch(fixed_shapes=True)
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)

@@ -4,34 +4,31 @@ Running the job again continues the run from its newest complete checkpoint.
 """
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from sdp.config import identity
 from sdp.config.train import TrainConfig
 from sdp.console import say
-from sdp.errors import ConfigError, Problem, UserError
+from sdp.errors import UserError
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
-from sdp.plan.prices import load_prices
 from sdp.ray import cluster
-from sdp.storage import is_read_only, open_storage
 from sdp.storage.uri import near
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary
 from sdp.train.limits import reached_limit
 from sdp.train.messages import summary_lines
-from sdp.train.phases import finished_phases, refuse_other_phases, with_hours
-from sdp.train.plan import make_plan, with_prediction
+from sdp.train.phases import finished_phases, refuse_other_phases
+from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import settled, with_hours
 
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or continue."""
     _refuse_missing_library(config)
-    config = with_prices(with_prediction(_absolute(config)))
+    phases = settled(config)
     refuse_other_phases(config)
-    phases = config.phases
     done = finished_phases(phases)
     for phase in phases[len(done) + 1 :]:
         make_plan(phase, begun=False)  # so that errors of the last phase appear before the first begins
@@ -116,43 +113,3 @@ def _pin_sources(config: TrainConfig, lease: Lease, *, newest: bool) -> None:
         open_sources(config, newest=newest, write=lease.confirm)
     else:
         open_pinned(config, 0, config.source.uri, "images", newest=newest, write=lease.confirm)
-
-
-def with_prices(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the known hourly prices of the instance types that it names."""
-    known: dict[str, float | None] = {}
-    for name, instance in (("trainer_hour", config.prices.trainer_hour), ("encoder_hour", config.prices.encoder_hour)):
-        if not isinstance(instance, str):
-            continue
-        hour = load_prices(None).gpu_hour(instance)
-        if hour is None and config.max_cost is not None and name == "trainer_hour":
-            expected = f"null while no price of {instance} is known"
-            raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
-        if hour is None:
-            say(f"train: prices.{name}: no known price of {instance}, so none counts; set a number")
-        known[name] = hour
-    return config.replaced(prices=config.prices.model_copy(update=known))
-
-
-def _absolute(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with absolute URIs, since a worker has another working directory."""
-    options = config.storage.options()
-
-    def absolute(uri: str | None) -> str | None:
-        if uri is None or is_read_only(uri):
-            return uri
-        return open_storage(uri, options).uri
-
-    source, model, second = config.source, config.model, config.phase_2
-    also = tuple(other.replaced(uri=absolute(other.uri)) for other in source.also)
-    tables = tuple(table.replaced(uri=absolute(table.uri)) for table in source.tables)
-    local = Path(model.source)
-    return config.replaced(
-        source=source.replaced(uri=absolute(source.uri), also=also, tables=tables),
-        output=config.output.replaced(uri=absolute(config.output.uri)),
-        model=model.replaced(
-            source=str(local.absolute()) if local.is_dir() else None, start_from=absolute(model.start_from)
-        ),
-        evaluate=config.evaluate.replaced(source=absolute(config.evaluate.source)),
-        phase_2=second.replaced(source=absolute(second.source)),
-    )

@@ -17,11 +17,11 @@ def reached_limit(config: TrainConfig, state: TrainState) -> str | None:
 
 
 def used_up_budget(config: TrainConfig, state: TrainState) -> str | None:
-    """Return that the run has used up its budget, and the remedy, if it has. When a job begins, money becomes hours."""
+    """Return that the run has reached its budget, and the remedy, if it has. When a job begins, money becomes hours."""
     if config.max_hours is None or state.seconds < config.max_hours * 3600:
         return None
     budgets = " or ".join(name for name in ("max_hours", "max_cost") if getattr(config, name) is not None)
-    return f"{budgets} is used up; raise it to continue"
+    return f"{budgets} is reached; raise it to continue"
 
 
 def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> int | None:

@@ -38,19 +38,3 @@ def finished_phases(phases: Sequence[TrainConfig]) -> list[TrainState]:
         return []
     one, two = map(RunFolder.of, phases)
     return [] if two.newest() is None else [one.state()]
-
-
-def with_hours(config: TrainConfig, earlier: TrainState) -> TrainConfig:
-    """Return a phase's configuration with what the phase before has left of the budget as `max_hours`.
-
-    Money becomes hours of all trainers and encoders that the job may have, so that it never costs more.
-    """
-    hours = [] if config.max_hours is None else [config.max_hours - earlier.seconds / 3600]
-    prices = config.prices.hourly
-    per_hour = config.scaling.most * prices.get("trainer_hour", 0.0)
-    per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
-    if config.max_cost is not None and per_hour:
-        state = RunFolder.of(config).state()
-        left = config.max_cost - sum(each.cost(prices) for each in (earlier, state))
-        hours.append(state.seconds / 3600 + left / per_hour)
-    return config.replaced(max_hours=max(0.0, min(hours))) if hours else config

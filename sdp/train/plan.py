@@ -78,33 +78,6 @@ class TrainPlan:
         ]
 
 
-def with_prediction(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with objective.prediction resolved; refuse what the model's family lacks."""
-    objective, key = config.objective, "objective.prediction"
-    own: Any = objective.prediction
-    got = repr(own)
-    if own is None:
-        origin, own = _own_prediction(config)
-        got = f"null, and {origin} was trained to predict {own}"
-        if own == "epsilon" and objective.zero_terminal_snr:
-            hint = "at zero SNR the noise is the input itself, so epsilon teaches nothing"
-            raise ConfigError([Problem(key, "v while zero_terminal_snr is on", got, hint)])
-    options = config.storage.options()
-    family = sources.family(config.model.source, storage=options)
-    if own not in family.predictions:
-        expected = f"{' or '.join(family.predictions)} for a model of {family.name}"
-        raise ConfigError([Problem(key, expected, got, "or choose another model.source")])
-    if own == "flow" and (objective.min_snr_gamma or objective.zero_terminal_snr):
-        hint = "set min_snr_gamma to null and zero_terminal_snr to false: a flow has no noise schedule"
-        raise ConfigError([Problem(key, "epsilon or v with these settings", got, hint)])
-    skipped = max(phase.objective.skipped_tokens for phase in config.phases)
-    if skipped and not family.skips_tokens(sources.denoiser_config(config.model.source, storage=options)):
-        key = "objective.skipped_tokens" if objective.skipped_tokens else "phase_2.skipped_tokens"
-        hint = f"this model of {family.name} has no blocks that tokens may skip"
-        raise ConfigError([Problem(key, "0", str(skipped), hint)])
-    return config.replaced(objective=objective.replaced(prediction=own))
-
-
 def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     """Check all that can be wrong, the cheapest first, and return the plan.
 
@@ -148,15 +121,6 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         {} if checkpoint is None else _changed(read_config(checkpoint), config),
         columns,
     )
-
-
-def _own_prediction(config: TrainConfig) -> tuple[str, str]:
-    """Return the key of the model that the run begins with, and the prediction that it was trained for."""
-    options = config.storage.options()
-    if config.model.start_from is not None:
-        trained = read_config(find_checkpoint(config.model.start_from, options))
-        return "model.start_from", trained["objective"]["prediction"]
-    return "model.source", sources.prediction_type(config.model.source, storage=options)
 
 
 def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:

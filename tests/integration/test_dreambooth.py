@@ -83,11 +83,12 @@ def test_half_of_the_samples_are_the_subjects(root: Path, tmp_path: Path) -> Non
         (step,) = (s for s in job.steps_of(config(root, tmp_path, *settings)) if s.job == "train")
         return step.config
 
-    (own,) = train()["source"]["also"]
-    assert (own["weight"], own["uri"]) == (1.0, f"{tmp_path}/{job.OWN_LATENTS}")
-    assert train("prior.prompt=null")["source"] == {"uri": f"{tmp_path}/{job.OWN_LATENTS}"}
-    assert train()["optimizer"]["learning_rate"] == 1e-4
-    assert train("lora.rank=null")["optimizer"]["learning_rate"] == 5e-6
+    (own,) = train().source.also
+    assert (own.weight, own.uri) == (1.0, f"{tmp_path}/{job.OWN_LATENTS}")
+    alone = train("prior.prompt=null").source
+    assert (alone.uri, alone.also) == (f"{tmp_path}/{job.OWN_LATENTS}", ())
+    assert train().optimizer.learning_rate == 1e-4
+    assert train("lora.rank=null").optimizer.learning_rate == 5e-6
 
 
 def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pictures(
@@ -95,13 +96,11 @@ def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pict
 ) -> None:
     features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
     redraw, drift = job.steps_of(config(root, tmp_path, features))[-2:]
-    assert (redraw.config["prompts"], redraw.config["images_per_prompt"]) == (["a photo of a cat"], 6)
-    assert redraw.config["checkpoint"] == f"{tmp_path}/{job.RUN}"
-    assert drift.config["source"]["uri"] == redraw.config["output"]["uri"] == f"{tmp_path}/class-after"
-    assert drift.config["reference"]["uri"] == f"{tmp_path}/class"
-    without = [
-        step.config["output"]["uri"] for step in job.steps_of(config(root, tmp_path, features, "prior.prompt=null"))
-    ]
+    assert (redraw.config.prompts, redraw.config.images_per_prompt) == (("a photo of a cat",), 6)
+    assert redraw.config.checkpoint == f"{tmp_path}/{job.RUN}"
+    assert drift.config.source.uri == redraw.config.output.uri == f"{tmp_path}/class-after"
+    assert drift.config.reference.uri == f"{tmp_path}/class"
+    without = [step.config.output.uri for step in job.steps_of(config(root, tmp_path, features, "prior.prompt=null"))]
     assert without[-1] == f"{tmp_path}/evaluation"
 
 

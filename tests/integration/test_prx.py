@@ -32,7 +32,8 @@ from sdp.model.sources import check, parse, resolve
 from sdp.process.job import run as process
 from sdp.train import step
 from sdp.train.assemble import make_networks, make_objective
-from sdp.train.plan import make_plan, with_prediction
+from sdp.train.plan import make_plan
+from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import make_latents
@@ -331,7 +332,7 @@ def test_a_new_transformer_predicts_zero_and_times_move_with_the_resolution(root
     with torch.no_grad():
         predicted = networks(torch.randn(1, 16, 8, 8), torch.tensor([TICKS // 2]), torch.randn(1, 4, 32))
     assert not predicted.any()
-    process_of_times = make_objective(with_prediction(how), model, World()).process
+    process_of_times = make_objective(settled(how)[0], model, World()).process
     assert isinstance(process_of_times, Flow)
     assert process_of_times.shift == 2
 

@@ -15,7 +15,7 @@ from sdp.families.classes import network_class
 from sdp.families.prx import PRX
 from sdp.model.sources import resolve
 from sdp.process.job import run as process
-from sdp.train.plan import with_prediction
+from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.process_kit import make_images
 from tests.training import Watch, config, train
@@ -121,4 +121,4 @@ def test_workers_together_learn_what_one_learns(root: Path, tmp_path: Path, chan
 def test_a_model_without_middle_blocks_refuses_it_before_the_first_phase(model: str, key: str, tmp_path: Path) -> None:
     skipping = {"phase_2__max_steps": 1, "objective__skipped_tokens": 0.0, key.replace(".", "__"): 0.5}
     with pytest.raises(ConfigError, match=rf"^{key}: expected 0, got 0\.5; this model of .* has no blocks"):
-        with_prediction(how(tmp_path, "run", model__source=model, **skipping))
+        settled(how(tmp_path, "run", model__source=model, **skipping))

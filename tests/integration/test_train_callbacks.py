@@ -33,6 +33,7 @@ from sdp.train.data.batch import Batch
 from sdp.train.data.direct import DirectReader
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import settled
 from sdp.train.trainer import Callback
 from sdp.train.world import World
 from tests.registry import RegistryBackend
@@ -217,9 +218,8 @@ def test_every_bad_row_is_counted_however_many_checkpoints_come_between(
             yield replace(batch, bad=(Outcome(0, FAILED, "undecodable"),) * next(bad, 0))
 
     monkeypatch.setattr(DirectReader, "batches", spoilt)
-    trainer = assemble(
-        config(root, max_steps=6), World(), callbacks=[EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
-    )
+    callbacks = [EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
+    trainer = assemble(*settled(config(root, max_steps=6)), World(), callbacks=callbacks)
     trainer.train()
     assert len(trainer.checkpointer.run.bad_rows()) == 12
     assert shown.registry.get_sample_value("sdp_train_bad_rows_total", {"run": "run", "rank": "0"}) == 12

@@ -25,6 +25,7 @@ from sdp.train.callbacks.profile import Profile
 from sdp.train.data.batch import PAD, Batch
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import settled
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.process_kit import images_table, make_images, picture
@@ -144,7 +145,7 @@ def test_embeddings_by_the_encoder_train_as_tokens_do(root: Path) -> None:
 
 def test_online_without_a_cluster_is_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"data\.mode: expected offline or collocated without Ray"):
-        assemble(how(root, data__mode="online"), World())
+        assemble(*settled(how(root, data__mode="online")), World())
 
 
 def test_captions_scores_and_filters_of_a_table_are_those_of_the_batches(root: Path) -> None:

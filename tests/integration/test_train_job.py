@@ -19,8 +19,9 @@ from sdp.ray import internals
 from sdp.storage import open_storage
 from sdp.train import group
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.job import _absolute, run
+from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import _absolute
 from sdp.train.trainer import Callback, StepReport, Trainer
 from tests.latents import make_latents
 from tests.local_ray import one_node

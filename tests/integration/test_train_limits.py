@@ -133,11 +133,11 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
     spent = run(how(root, max_steps=100, max_hours=1e-9))
     assert len(events(root, "start")) == 1
     second = run(how(root, max_steps=100, max_hours=1e-9))
-    assert (second.state, second.reason) == (spent.state, "max_hours is used up; raise it to continue")
+    assert (second.state, second.reason) == (spent.state, "max_hours is reached; raise it to continue")
     paid = how(root, max_steps=100, max_cost=1.0, prices__trainer_hour=3604 / spent.state.seconds)
-    assert run(paid).reason == "max_hours or max_cost is used up; raise it to continue"
+    assert run(paid).reason == "max_hours or max_cost is reached; raise it to continue"
     assert len(events(root, "start")) == 1
-    assert "nothing to do: max_hours or max_cost is used up" in capsys.readouterr().err
+    assert "nothing to do: max_hours or max_cost is reached" in capsys.readouterr().err
 
 
 def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(

@@ -14,6 +14,7 @@ from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.run_folder import RunFolder
+from sdp.train.settle import settled
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.tiny_model import make_tiny_model
@@ -129,7 +130,7 @@ def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state
 def test_a_batch_too_large_for_memory_is_the_users_to_mend(
     root: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, advice: str
 ) -> None:
-    trainer = assemble(config(root, data__batch_size=batch_size), World())
+    trainer = assemble(*settled(config(root, data__batch_size=batch_size)), World())
 
     def full(latents: torch.Tensor, *_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError(f"no room for {len(latents)}")
@@ -148,7 +149,7 @@ def test_a_model_too_large_for_memory_is_the_users_to_mend(root: Path, monkeypat
     with pytest.raises(
         OutOfMemory, match=r"^strategy\.kind: cpu has no memory for the model and its optimizer \(CUDA error: out of"
     ):
-        assemble(config(root), World())
+        assemble(*settled(config(root)), World())
 
 
 def test_only_the_last_checkpoints_are_kept(root: Path) -> None:
@@ -172,7 +173,7 @@ def test_a_checkpoint_of_another_architecture_is_told_in_one_line(root: Path) ->
 
 def test_another_runs_weights_are_begun_with(root: Path) -> None:
     first = train(config(root, "first", max_steps=3))
-    second = assemble(config(root, "second", model__start_from=str(root / "first"), max_steps=1), World())
+    second = assemble(*settled(config(root, "second", model__start_from=str(root / "first"), max_steps=1)), World())
     begun: dict[str, torch.Tensor] = {}
 
     class Begin(Callback):

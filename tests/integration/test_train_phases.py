@@ -118,7 +118,7 @@ def test_once_the_second_phase_has_a_checkpoint_the_first_is_over_whatever_its_l
     assert events(root, 1) == once
     spent = sum(read_state(folder(root, n).checkpoint(step)).seconds for n, step in ((1, 2), (2, 3)))
     used_up = run(how(root, max_steps=4, phase_2__max_steps=9, max_hours=0.999 * spent / 3600))
-    assert (used_up.state.step, used_up.reason) == (3, "max_hours is used up; raise it to continue")
+    assert (used_up.state.step, used_up.reason) == (3, "max_hours is reached; raise it to continue")
 
 
 def test_a_run_of_one_phase_does_not_become_the_first_of_two_nor_the_other_way_round(root: Path) -> None:

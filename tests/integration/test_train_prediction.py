@@ -11,7 +11,7 @@ from sdp.errors import ConfigError, ModelError
 from sdp.model.checkpoints import find_checkpoint
 from sdp.storage import open_storage
 from sdp.train.job import run
-from sdp.train.plan import with_prediction
+from sdp.train.settle import settled
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 from tests.training import config
@@ -38,10 +38,10 @@ def predicting(model: Path, prediction: str) -> None:
 def test_a_run_predicts_by_default_what_the_model_or_run_that_it_begins_with_predicts(inputs: Path) -> None:
     checkpoint = find_checkpoint(str(inputs / "velocity"))
     assert json.loads(checkpoint.read("config.json"))["objective"]["prediction"] == "v"
-    other = with_prediction(config(inputs, model__source=str(inputs / "other")))
+    (other,) = settled(config(inputs, model__source=str(inputs / "other")))
     assert other.objective.prediction == "epsilon"
     on = config(inputs, model__source=str(inputs / "other"), model__start_from=str(inputs / "velocity"))
-    assert with_prediction(on).objective.prediction == "v"
+    assert settled(on)[0].objective.prediction == "v"
 
 
 def test_a_schedule_that_ends_without_signal_is_refused_where_the_model_predicts_noise(inputs: Path) -> None:

@@ -10,6 +10,7 @@ from diffusers import DDPMScheduler
 from sdp.model import load
 from sdp.train.assemble import assemble
 from sdp.train.randomness import Purpose, RowRandom
+from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.training import config, weights
@@ -31,7 +32,7 @@ def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weig
         optimizer__warmup_steps=0,
         objective__caption_dropout=0.0,
     )
-    trainer = assemble(parsed, World())
+    trainer = assemble(*settled(parsed), World())
     batch = next(trainer.reader.batches(0, 0, 12, trainer.state.start))
     trainer.train()
 

@@ -16,6 +16,7 @@ from sdp.model.sources import resolve
 from sdp.train.assemble import assemble, make_conditioning
 from sdp.train.data.mixture import Mixture
 from sdp.train.job import run
+from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.tiny_model import make_tiny_model
@@ -95,4 +96,4 @@ def test_an_empty_caption_that_the_dataset_lacks_is_encoded(root: Path) -> None:
     dataset = make_latents(root / "lacking", 16, unit_rows=16, text_width=16)
     how_ = config(root, "lacking-run", source__uri=dataset.storage.uri)
     expected = make_conditioning(how_, resolve(how_.model.source), World()).empty
-    assert torch.allclose(assemble(how_, World()).conditioning.empty, expected, atol=2e-3)
+    assert torch.allclose(assemble(*settled(how_), World()).conditioning.empty, expected, atol=2e-3)

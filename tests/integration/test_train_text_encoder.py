@@ -26,6 +26,7 @@ from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
 from sdp.train.plan import make_plan
 from sdp.train.randomness import Purpose, RowRandom
+from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import latent_of, make_latents, tokens_of
@@ -59,7 +60,7 @@ def own_text_encoder(root: Path) -> dict[str, Tensor]:
 
 def test_a_step_is_a_plain_diffusers_step_on_the_parameters_of_both(root: Path) -> None:
     parsed, watch = how(root, "plain", max_steps=1, optimizer__warmup_steps=0, optimizer__clip_norm=0.3), Watch()
-    trainer = assemble(parsed, World(), callbacks=[watch])
+    trainer = assemble(*settled(parsed), World(), callbacks=[watch])
     batch = next(trainer.reader.batches(0, 0, 8, trainer.state.start))
     trainer.train()
 
@@ -213,7 +214,7 @@ def test_a_run_begins_with_weights_of_the_same_networks_only(root: Path) -> None
     ):
         with pytest.raises(ConfigError, match=rf"^model.train_text_encoder: expected {value}, as in "):
             make_plan(changed)
-    begun = assemble(how(root, "next", model__start_from=str(checkpoint(root)), max_steps=1), World())
+    begun = assemble(*settled(how(root, "next", model__start_from=str(checkpoint(root)), max_steps=1)), World())
     begun._restore()
     expected = load_trained(open_storage(str(checkpoint(root))), root / "model", ema=False, name="model").weights()
     assert all(torch.equal(parameter, expected[name]) for name, parameter in begun.trained.items())

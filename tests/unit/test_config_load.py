@@ -109,6 +109,7 @@ def test_the_defaults_on_gpus_are_phase_1s_samples_and_a_smaller_batch_at_512_px
     assert (config.max_steps or 0) * one.data.batch_of(32) == 1_126_400_000
     assert (one.data.batch_size, two.data.batch_size) == (128, 32)
     assert (two.max_steps or 0) * two.data.batch_of(32) == 1_740_800_000
+    assert parse("train", config.model_dump(mode="json")) == config  # what is settled stays so
 
 
 def test_an_override_takes_a_scalar_whole_and_anything_in_brackets_as_yaml() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sdp.config import parse_into
+from sdp.config.generate import GenerateConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import load_painter
-from sdp.generate.source import choose
+from sdp.generate.source import choose, settled
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 
 
@@ -62,6 +64,17 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
     assert drawer.uri == newer  # and the output refuses it
     (Path(older) / "complete.json").unlink()
     assert f"was begun with {older}, which no longer exists" in refusal(run, begun=Path(older).name)
+
+
+def test_a_checkpoint_decides_the_resolution_that_is_not_set_and_the_step_in_the_outputs_name(
+    model: Path, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path / "run", model, 5)  # at 256 px
+    data = {"checkpoint": str(tmp_path / "run"), "output": {"uri": "out-{step}"}, "prompts": ["a"]}
+    config = settled(parse_into(GenerateConfig, data))
+    assert (config.output.uri, config.resolution) == ("out-5", 256)
+    assert settled(parse_into(GenerateConfig, data | {"resolution": 64})).resolution == 64
+    assert settled(parse_into(GenerateConfig, data | {"checkpoint": str(model)})).resolution == 512
 
 
 def test_a_marker_alone_is_no_checkpoint(model: Path, tmp_path: Path) -> None:

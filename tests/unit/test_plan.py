@@ -14,7 +14,7 @@ from sdp.plan.make import Plan, PlannedTraining, encoders_needed
 from sdp.plan.presets import figures
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
-from sdp.train.job import with_prices
+from sdp.train.settle import _known_prices
 
 PRICES = load_prices(None)
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
@@ -182,7 +182,7 @@ def test_an_hour_costs_a_gpus_share_of_the_instance_and_nothing_without_a_known_
     def priced(*settings: str) -> PricesConfig:
         config = draft("train", None, settings).config
         assert isinstance(config, TrainConfig)
-        return with_prices(config).prices
+        return _known_prices(config)
 
     both = priced("prices.trainer_hour=p4de.24xlarge", "prices.encoder_hour=g5.2xlarge")
     assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 1.212))

@@ -8,7 +8,7 @@ import pytest
 
 from sdp.model.checkpoints import TrainState
 from sdp.train.limits import last_step, seconds_left
-from sdp.train.phases import with_hours
+from sdp.train.settle import with_hours
 from tests.training import config
 
 
