@@ -100,18 +100,16 @@ Filters = Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with mi
 
 
 class StorageConfig(Section):
-    """Access to object stores. Credentials come from the environment, never from a configuration."""
+    """Access to object stores. Credentials and region come from the environment."""
 
     endpoint: Endpoint | None = key(None)
     """Endpoint of an S3 store other than AWS; null uses the environment's."""
-    region: Name | None = key(None)
-    """Region of the S3 store; null uses the environment's."""
 
     def options(self) -> StorageOptions:
         """Return the options for sdp.storage."""
         from sdp.storage import StorageOptions
 
-        return StorageOptions(endpoint=self.endpoint, region=self.region)
+        return StorageOptions(endpoint=self.endpoint)
 
 
 class JobConfig(Section):

@@ -44,7 +44,7 @@ def find_access(uri: str, options: StorageOptions) -> S3Access:
     name = session.profile or "default"
     try:
         profile = session.get_scoped_config()
-        region = options.region or env.get("AWS_REGION") or session.get_config_variable("region")
+        region = env.get("AWS_REGION") or session.get_config_variable("region")
         endpoint = options.endpoint or ConfiguredEndpointProvider(session.full_config, profile, "s3").provide()
         if env.get("AWS_SKIP_SIGNATURE", "").lower() not in ("true", "1"):
             from obstore.auth.boto3 import Boto3CredentialProvider

@@ -29,8 +29,6 @@ class StorageOptions:
 
     endpoint: str | None = None
     """S3-compatible server; None asks AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS config file, then Amazon."""
-    region: str | None = None
-    """Region of the bucket; None asks AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, then us-east-1."""
     timeout_s: float = 480.0
     """Deadline of one operation with all its attempts; in a long listing, of each page. A store may be away for five
     minutes; training's watchdog, which waits longer, does not end a trainer meanwhile."""

@@ -54,7 +54,7 @@ _ERRORS: Mapping[FailureKind, tuple[type[SdpError], str]] = {
     "bucket": (NotFound, "{named}: no bucket '{bucket}'{at} ({cause}); create it or correct the URI"),
     "denied": (AccessDenied, "{name}: access denied{at} ({cause}); check credentials, tokens and permissions"),
     "credentials": (AccessDenied, "{named}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"),
-    "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set storage.region"),
+    "region": (AccessDenied, "{named}: the bucket is not in region '{region}' ({cause}); set AWS_REGION"),
     "exists": (AlreadyExists, "{name}: exists already; another writer was first, run the same command again"),
     "changed": (Conflict, "{name}: changed or deleted meanwhile; run the same command again"),
     "certificates": (AccessDenied, "{name}: {cause}; install the package ca-certificates, or set SSL_CERT_FILE"),
