@@ -3,7 +3,7 @@
 import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
-from sdp.exporter.metrics import Families, Snapshot, families
+from sdp.exporter.metrics import Snapshot, families, grouped
 from sdp.exporter.nvml import FIELDS, READINGS, GpuReading, Identity
 
 IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
@@ -40,6 +40,6 @@ def test_a_value_that_a_gpu_lacks_is_missing_rather_than_zero() -> None:
 
 def test_only_metrics_in_the_catalogue_can_be_exported() -> None:
     with pytest.raises(KeyError):
-        Families().add("sdp_gpu_mood", {}, 1)
+        grouped(iter([("sdp_gpu_mood", {}, 1.0)]))
     with pytest.raises(AssertionError, match="labels"):
-        Families().add("sdp_exporter_up", {"node": "n1", "mood": "fine"}, 1)
+        grouped(iter([("sdp_exporter_up", {"node": "n1", "mood": "fine"}, 1.0)]))
