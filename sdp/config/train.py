@@ -466,8 +466,10 @@ class TrainConfig(JobConfig):
             yield self.problem("max_steps", expected, "set one of them: a run must end")
         if self.max_cost is not None and self.prices.trainer_hour is None:
             yield self.problem("max_cost", "null while prices.trainer_hour is null", "set the price")
+        if self.lora.rank is not None and self.model.denoiser == "new":
+            hint = "LoRA needs trained weights to start from"
+            yield self.problem("model.denoiser", "pretrained while lora.rank is set", hint)
         yield from self._evaluate_contradictions()
-        yield from self._precision_contradictions()
         if self.data.mode != "offline" and self.source.also:
             yield self.problem("source.also", f"[] while data.mode is {self.data.mode}", "only latents can be mixed")
         if self.data.mode == "offline":
@@ -493,8 +495,3 @@ class TrainConfig(JobConfig):
                 expected = "more than 0 while evaluate.every_steps is set and evaluate.source is not"
                 hint = "hold out some rows, or name a dataset in evaluate.source"
                 yield self.problem("data.holdout", expected, hint)
-
-    def _precision_contradictions(self) -> Iterable[Problem]:
-        if self.lora.rank is not None and self.model.denoiser == "new":
-            hint = "LoRA needs trained weights to start from"
-            yield self.problem("model.denoiser", "pretrained while lora.rank is set", hint)

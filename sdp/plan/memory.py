@@ -23,15 +23,6 @@ _FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
-    """The bytes that a forward pass keeps for the backward pass."""
-
-    per_sample: float
-    fixed: float
-    """Independent of the batch: low-precision copies of weights under autocast."""
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """A trainer's memory with one strategy."""
 
@@ -60,12 +51,16 @@ class Memory:
         return max(0, int((self.gpu.memory_bytes * share - sum(self.parts.values())) // self.per_sample))
 
 
-def known_activations(config: TrainConfig, known: Mapping[str, Any]) -> Activations:
-    """Return the recorded figures for 256 and 512 px; for other sizes, a linear function of the number of pixels."""
+def _activations(config: TrainConfig, known: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the bytes that a forward pass keeps for the backward pass: for each sample, and for any batch.
+
+    The latter are low-precision copies of weights under autocast. Between and beyond the recorded 256 and 512 px, bytes
+    are a linear function of the number of pixels.
+    """
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
     recorded = known[kind + "+checkpointed" * config.strategy.activation_checkpointing]
     slope = (recorded["512"] - recorded["256"]) / (512**2 - 256**2)
-    return Activations(recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"])
+    return recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +84,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     count = sum(place.family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
-    activations = known_activations(config, known)
-    per_sample, fixed = activations.per_sample, activations.fixed
+    per_sample, fixed = _activations(config, known)
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
         text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
