@@ -59,8 +59,7 @@ def init(args: Arguments) -> None:
     if args.recipe and not args.store:
         raise UsageError("init: --recipe: is for a cluster; leave it out, or give --store")
     from sdp import config
-    from sdp.config import draft, dump_yaml
-    from sdp.config.dump import scalar
+    from sdp.config import draft_of, dump_yaml
     from sdp.config.yaml_text import parse_document
 
     if args.gpu:
@@ -87,8 +86,7 @@ def init(args: Arguments) -> None:
         for job, values in start.items():
             values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
             values |= own.get(job, {})
-            first = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
-            files[job].write_text(dump_yaml(first, only=values), encoding="utf-8")
+            files[job].write_text(dump_yaml(draft_of(job, values).config, only=values), encoding="utf-8")
             command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(files[job]))}"
             say(f"wrote {files[job]}; edit it, then: {command}")
     except OSError as error:

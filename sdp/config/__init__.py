@@ -14,7 +14,7 @@ from typing import Any
 from sdp.config.base import Key, changed, keys
 from sdp.config.dump import dump_yaml
 from sdp.config.jobs import JOBS
-from sdp.config.load import draft, load, parse, parse_into, read
+from sdp.config.load import draft, draft_of, load, parse, parse_into, read
 from sdp.config.shared import JobConfig, WorkersConfig
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "WorkersConfig",
     "changed",
     "draft",
+    "draft_of",
     "dump_yaml",
     "identity",
     "json_schema",

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from sdp.config.base import Section, keys
 from sdp.config.jobs import JOBS
 from sdp.config.phrases import expected, got, phrase, union_members, unwrap
+from sdp.config.shared import JobConfig
 from sdp.console import nearest
 from sdp.errors import Problem
 
@@ -56,7 +57,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
-        hint = f"set it in the file or with --set {path}=…"
+        hint = "set it in the file" + f" or with --set {path}=…" * issubclass(model, JobConfig)
         yield Problem(path, expectation, nothing, hint, is_missing=kind == "missing")
     else:
         yield Problem(path, expectation, got(value), _mend(value, expectation))

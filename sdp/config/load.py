@@ -7,7 +7,8 @@ import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from sdp.config.shared import JobConfig
 from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 17
-"""Bytes; PyYAML takes up to three seconds for as many."""
+"""Characters; PyYAML takes up to three seconds for as many."""
 _PATHS = ("uri", "checkpoint", "start_from", "source", "model", "clip_model", "aesthetics", "urls", "domains", "sha256")
 """The last names of keys that may hold a local path."""
 _ELSEWHERE = re.compile(r"\s|$|/|~|[A-Za-z][A-Za-z0-9+.-]*:")
@@ -45,16 +46,21 @@ class Draft:
     config: JobConfig
     missing: frozenset[str]
 
+    def value(self, path: str) -> Any:
+        """Return a key's value; None if it is not set, or the job has no such key."""
+        config: Any = None if path in self.missing else self.config
+        return reduce(lambda section, name: getattr(section, name, None), path.split("."), config)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The plain data of a configuration, unchecked, and the places where its keys are set."""
 
     data: dict[str, Any]
-    file: str
-    lines: Mapping[tuple[str, ...], int]
+    file: str = ""
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     """The lines in the file, by the parts of the path."""
-    options: list[tuple[str, ...]]
+    options: list[tuple[str, ...]] = field(default_factory=list)
     """The paths that `--set` names."""
 
     @contextmanager
@@ -109,7 +115,19 @@ def draft(
 
     A configuration with missing keys, or a `part` of one, may contradict the defaults of the other keys.
     """
-    model, source, missing = JOBS[job], read(path, overrides, text), set()
+    return _draft(job, read(path, overrides, text), part=part)
+
+
+def draft_of(job: str, values: Mapping[str, Any]) -> Draft:
+    """Return an incomplete configuration of values by dotted path."""
+    data: dict[str, Any] = {}
+    for path, value in values.items():
+        _put(data, path.split("."), value)
+    return _draft(job, Source(data))
+
+
+def _draft(job: str, source: Source, *, part: bool = False) -> Draft:
+    model, missing = JOBS[job], set()
     data = _with_sections(model, source.data)
     for key in keys(model):
         *parents, name = key.path.split(".")
@@ -123,7 +141,7 @@ def draft(
 
 def read(path: str | None, overrides: Sequence[str] = (), text: str | None = None) -> Source:
     """Return the plain data of a file with the overrides applied, unchecked."""
-    source = Source({}, "", {}, []) if path is None else read_file(path, text)
+    source = Source({}) if path is None else read_file(path, text)
     if path is not None and (folder := Path(path).parent) != Path():
         source = replace(source, data=_beside(source.data, "", folder))
     problems: list[Problem] = []
@@ -142,19 +160,18 @@ def read_file(path: str, text: str | None = None) -> Source:
     from sdp.config.yaml_text import parse_document
 
     text, lines = _text_of(path) if text is None else text, dict[tuple[str, ...], int]()
+    if len(text) > _LARGEST_FILE:
+        raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE:,} characters", "more")])
     data = parse_document(text, path, lines)
     if not isinstance(data, dict | None):
         raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])
-    return Source(data or {}, path, lines, [])
+    return Source(data or {}, path, lines)
 
 
 def _text_of(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE} bytes", "more")])
-        return content.decode("utf-8-sig")
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            return file.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte, or text that is not UTF-8
         usual = _UNREADABLE.get(type(error))
         unusual = Problem(repr(path), "a configuration file", f"an error ({error})")
@@ -233,8 +250,8 @@ def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]
     A section that is null, such as `fetch:` with all of its keys commented out, means its defaults.
     """
     filled = dict(data)
-    for name, field in model.model_fields.items():
-        if inner := section_of(field):
+    for name, declared in model.model_fields.items():
+        if inner := section_of(declared):
             value = filled.get(name)
             if value is None:
                 value = {}

@@ -5,10 +5,11 @@ Storage and models are reached with the credentials of the user who runs the che
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sdp.config import JOBS, JobConfig, draft
+from sdp.config.load import Draft
 from sdp.config.train import ScalingConfig
 from sdp.console import counted
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
@@ -23,56 +24,40 @@ PROBE = "sdp-doctor-"
 TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobDraft:
-    """A job's configuration, some keys of which may be missing."""
-
-    name: str
-    config: JobConfig
-    missing: frozenset[str]
-
-    def value(self, path: str) -> Any:
-        """Return a key's value; None if it is not set."""
-        value: Any = None if path in self.missing else self.config
-        for part in path.split("."):
-            value = getattr(value, part, None)
-        return value
+Drafts = Mapping[str, Draft]
+"""Configurations by the names of their jobs."""
 
 
-def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
+def read(texts: Mapping[str, str]) -> tuple[Drafts, list[Finding]]:
     """Load the configurations; return those that load, and findings on the others."""
-    drafts, findings = [], []
+    drafts, findings = dict[str, Draft](), list[Finding]()
     for name, text in texts.items():
         if (kind := kind_of(name)) not in JOBS:
             continue
         try:
-            loaded = draft(kind, f"{name}.yaml", text=text)
+            drafts[name] = draft(kind, f"{name}.yaml", text=text)
         except ConfigError as error:
             problems = "; ".join(map(str, error.problems))
             detail = problems if problems.startswith(f"{name}.yaml:") else f"{name}.yaml: {problems}"
             findings.append(Finding("jobs", "failed", detail, "fix `jobs` of the chart's values"))
             continue
-        drafts.append(JobDraft(name, loaded.config, loaded.missing))
-        if loaded.missing:
-            detail = f"{name}.yaml: {', '.join(sorted(loaded.missing))} not set"
+        if missing := drafts[name].missing:
+            detail = f"{name}.yaml: {', '.join(sorted(missing))} not set"
             findings.append(Finding("jobs", "warning", detail, "set it in the values, or with sdp submit --set"))
     if drafts and not findings:
-        names = ", ".join(job.name for job in drafts)
-        findings.append(Finding("jobs", "ok", f"{len(drafts)} configurations load: {names}"))
+        findings.append(Finding("jobs", "ok", f"{len(drafts)} configurations load: {', '.join(drafts)}"))
     return drafts, findings
 
 
-def placement(drafts: list[JobDraft], cluster: Object) -> Iterator[Finding]:
+def placement(drafts: Drafts, cluster: Object) -> Iterator[Finding]:
     """Check that groups have the accelerators that jobs select, and as many as they need to start."""
     have, fine = gpus_of(cluster), True
-    for job in drafts:
-        for accelerator, needed in _gpus_needed(job).items():
+    for name, job in drafts.items():
+        for accelerator, needed in _gpus_needed(job.config).items():
             grow_to = have.get(accelerator, 0)
             if needed > grow_to:
                 fine = False
-                detail = (
-                    f"{job.name}.yaml: needs {needed:g} {accelerator} GPUs to start, and the groups grow to {grow_to}"
-                )
+                detail = f"{name}.yaml: needs {needed:g} {accelerator} GPUs to start, and the groups grow to {grow_to}"
                 remedy = "add a group, raise maxReplicas, or change accelerator and num_workers"
                 yield Finding("placement", "failed", detail, remedy)
     if drafts and fine:
@@ -91,33 +76,33 @@ def gpus_of(cluster: Object) -> dict[str, int]:
     return gpus
 
 
-def _gpus_needed(job: JobDraft) -> dict[str, int]:
+def _gpus_needed(config: JobConfig) -> dict[str, int]:
     """Return the GPUs of each accelerator without which a job does not start.
 
     Trainers start together or not at all; one encoder or generator is enough. Workers that name no type of GPU do not
     count, since any group may have theirs.
     """
     needed: dict[str, int] = {}
-    for workers in workers_of(job.config):
+    for workers in workers_of(config):
         if workers.accelerator not in (None, "cpu", "gpu"):
             count = workers.least if isinstance(workers, ScalingConfig) else 1
             needed[workers.accelerator] = needed.get(workers.accelerator, 0) + count
     return needed
 
 
-def access(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
+def access(drafts: Drafts, *, in_pod: bool) -> Iterator[Finding]:
     """Check that sources and models can be read from here, and outputs written."""
     tried: set[tuple[str, str]] = set()
     for path, probe in (("source.uri", _readable), ("output.uri", _writable), ("model.source", _has_model)):
-        for job in drafts:
+        for name, job in drafts.items():
             uri = job.value(path)
             if uri is not None and (path, uri) not in tried:
                 tried.add((path, uri))
-                yield _probe(job, path, uri, probe, in_pod=in_pod)
+                yield _probe(name, job, path, probe, in_pod=in_pod)
 
 
-def _probe(job: JobDraft, path: str, uri: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
-    check, origin = f"{job.name} {path}", "from this pod" if in_pod else "from here"
+def _probe(name: str, job: Draft, path: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
+    check, uri, origin = f"{name} {path}", job.value(path), "from this pod" if in_pod else "from here"
     if probe is _has_model and not in_pod and sources.parse(uri).kind == "local":
         return Finding(
             check, "warning", f"{uri} is a local folder, which each pod looks for on its own disk", "use s3://"
@@ -125,7 +110,7 @@ def _probe(job: JobDraft, path: str, uri: str, probe: Callable[[str, Any], str],
     try:
         detail = probe(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
     except SdpError as error:
-        if isinstance(error, NotFound) and probe is _readable and kind_of(job.name) != "download":
+        if isinstance(error, NotFound) and probe is _readable and kind_of(name) != "download":
             return Finding(check, "ok", f"{uri} does not exist yet: an earlier job writes it")
         if isinstance(error, AccessDenied) and not in_pod:
             remedy = "pods have other credentials: run sdp doctor in the head's pod to be sure"

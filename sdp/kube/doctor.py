@@ -57,14 +57,12 @@ def examine(
     if cluster is None:
         return
     yield from _guarded("groups", check_cluster.groups(api, cluster))
-    drafts = (yield from _guarded("jobs", _jobs(rendered[1] if rendered else None, api, cluster))) or []
+    drafts = (yield from _guarded("jobs", _jobs(rendered[1] if rendered else None, api, cluster))) or {}
     yield from check_jobs.placement(drafts, cluster)
     yield from check_jobs.access(drafts, in_pod=False)
 
 
-def _jobs(
-    texts: dict[str, str] | None, api: Api, cluster: Object
-) -> Generator[Finding, None, list[check_jobs.JobDraft]]:
+def _jobs(texts: dict[str, str] | None, api: Api, cluster: Object) -> Generator[Finding, None, check_jobs.Drafts]:
     drafts, findings = check_jobs.read(job_texts(api, cluster) if texts is None else texts)
     yield from findings
     return drafts

@@ -105,12 +105,13 @@ def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
     return [*words[:at], "--config", str(file), *words[at + 2 :]]
 
 
-def config_in(words: Sequence[str]) -> Any:
-    """Return the configuration that a command line JOB --config FILE --set KEY=VALUE … names."""
+def config_in(words: Sequence[str], text: str | None = None) -> Any:
+    """Return the configuration that a command line JOB --config FILE --set KEY=VALUE … names; `text` is the file's."""
     from sdp.config import load
 
-    at = words.index("--config")
-    return load(words[at - 1], words[at + 1], [value for word, value in pairwise(words) if word == "--set"])
+    at = words.index(CONFIG_FLAG if CONFIG_FLAG in words else "--config")
+    sets = [value for word, value in pairwise(words) if word == "--set"]
+    return load(words[at - 1], words[at + 1], sets, text=text)
 
 
 def checked_job(job: str, kinds: Sequence[str]) -> str:

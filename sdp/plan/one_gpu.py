@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from sdp.config import draft
-from sdp.config.dump import scalar
+from sdp.config import draft_of
 from sdp.console import either, nearest
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, Gpu
@@ -90,5 +89,5 @@ def settings(gpu: Gpu, train: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _memory(gpu: Gpu, values: Mapping[str, Any]) -> Memory:
-    config: Any = draft("train", None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
+    config: Any = draft_of("train", values).config
     return estimate(config, TrainerGpus(gpu, 1, embedded=False))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from sdp.config.base import REQUIRED, Section, key
 from sdp.config.load import parse_into, read_file
 from sdp.config.types import Name
-from sdp.errors import ConfigError, Problem, UserError
+from sdp.errors import Problem, UserError
 from sdp.hardware import INSTANCES, Instance
 
 _MIN_VCPUS = 8
@@ -96,12 +95,8 @@ def own_file(name: str) -> Path:
 def load_prices(path: str | None) -> Prices:
     """Read prices from a file, or the package's own."""
     source = read_file(path or str(own_file("prices.yaml")))
-    try:
-        with source.placed():
-            return parse_into(Prices, source.data)
-    except ConfigError as error:
-        problems = [replace(p, hint=p.hint.partition(" or with --set")[0]) for p in error.problems]
-        raise ConfigError(problems) from None
+    with source.placed():
+        return parse_into(Prices, source.data)
 
 
 @cache

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sdp.config import load, parse
-from sdp.config.jobs import JOBS
+from sdp.config import JOBS, parse, read
+from sdp.config.load import Source
 from sdp.console import either
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import accounts, with_names
@@ -130,10 +130,12 @@ def run(job: str, config: str | Mapping[str, Any]) -> Opened:
     """Run a job and return its output; see `sdp.run`."""
     if job not in JOBS:
         raise UserError(f"run: expected {either([*JOBS])}, got {job!r}; name a job")
-    parsed: Any = load(job, config) if isinstance(config, str) else parse(job, config)
-    if job != "download":
-        _import_diffusers()
-    result = import_module(f"sdp.{job}.job").run(parsed)
+    source = read(config) if isinstance(config, str) else Source(dict(config))
+    with source.placed():
+        parsed: Any = parse(job, source.data)
+        if job != "download":
+            _import_diffusers()
+        result = import_module(f"sdp.{job}.job").run(parsed)
     uri = result.storage.uri if isinstance(result, Dataset) else parsed.output.uri  # it may have had {step}
     return open_uri(f"{uri}/run" if job == "dreambooth" else uri, parsed.storage.options())
 

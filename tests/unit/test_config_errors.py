@@ -236,7 +236,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     ]
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (1 << 17) + b"#")
-    assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 131072 bytes, got more")
+    too_large = f"{large}: expected a configuration of at most 131,072 characters, got more"
+    assert lines("download", path=str(large)) == [too_large]
+    with pytest.raises(ConfigError, match="at most 131,072 characters"):
+        load("download", "sent.yaml", text="#" * (1 << 17) + "#")
     assert len(lines("download", path="a\0b")) == 1
 
 

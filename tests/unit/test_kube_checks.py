@@ -77,11 +77,11 @@ PROCESS = "source: {{uri: {0}/images}}\noutput: {{uri: {0}/latents}}\nmodel: {{s
 def test_configurations_are_read_by_the_job_their_name_begins_with() -> None:
     texts = {"download": DOWNLOAD.format("s3://b"), "download-more": "limt: 5\n", "notes": "x: y\n"}
     jobs, (wrong, missing) = read({**texts, "process": "output: {uri: s3://b/o}\n"})
-    assert [job.name for job in jobs] == ["download", "process"]
+    assert [*jobs] == ["download", "process"]
     assert (wrong.state, wrong.says.startswith("download-more.yaml:1: limt: ")) == ("failed", True)
     assert missing.state == "warning"
     assert "model.source, source.uri not set" in missing.says
-    assert (jobs[1].value("model.source"), jobs[1].value("output.uri")) == (None, "s3://b/o")
+    assert (jobs["process"].value("model.source"), jobs["process"].value("output.uri")) == (None, "s3://b/o")
 
 
 @pytest.mark.parametrize(
