@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from sdp.backoff import backoff
 from sdp.console import Progress, configure, say
 from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
-from sdp.kube.rayjob import LOGS_FOLDER, config_in, unpacked
+from sdp.kube.rayjob import LOGS_FOLDER, config_in
 from sdp.ray import internals
 
 TRIES = 5
@@ -133,19 +132,18 @@ def save_logs(words: Sequence[str], log: Path, since: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Supervise the job of a command line, whose embedded configuration is written to a file first."""
+    """Supervise the job of a command line."""
     configure()
-    with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
+    waits = list(arguments[:1]) == [WAIT_FLAG]
+    words = arguments[waits:]
+    if waits:
         try:
-            waits = list(arguments[:1]) == [WAIT_FLAG]
-            words = unpacked(arguments[waits:], os.environ, folder)
-            if waits:
-                wait_for_input(words)
+            wait_for_input(words)
         except SdpError as error:
             say(f"supervisor: {error}")
             return error.exit_code
-        save = partial(save_logs, words, Path("/proc/self/fd/1").resolve(), time.time())
-        return supervise([sys.executable, "-m", "sdp", *words], save)
+    save = partial(save_logs, words, Path("/proc/self/fd/1").resolve(), time.time())
+    return supervise([sys.executable, "-m", "sdp", *words], save)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os.path
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +35,9 @@ _UNREADABLE: Mapping[type[Exception], tuple[str, str, str]] = {
     UnicodeDecodeError: ("a configuration file in UTF-8", "other bytes", "save it as UTF-8"),
 }
 """The words for a file that cannot be read: what was expected, what was found, and the remedy."""
+
+_IN_ENVIRONMENT = "env:"
+"""The beginning of a path that names an environment variable with the file's text."""
 
 Job = TypeVar("Job", bound=Section)
 
@@ -169,6 +172,10 @@ def read_file(path: str, text: str | None = None) -> Source:
 
 
 def _text_of(path: str) -> str:
+    if path.startswith(_IN_ENVIRONMENT):
+        if (text := os.environ.get(path.removeprefix(_IN_ENVIRONMENT))) is None:
+            raise ConfigError([Problem(path, "a variable that holds a configuration", "none", "submit the job again")])
+        return text
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             return file.read(_LARGEST_FILE + 1)

@@ -1,15 +1,13 @@
 """The RayJob of a job: the object in manifests/JOB.yaml, built from the command line.
 
-`sdp submit JOB --config FILE` sends the configuration in an environment variable, since running pods get no new files;
-the supervisor writes it to a file.
+`sdp submit JOB --config FILE` sends the configuration in an environment variable, since running pods get no new files.
 """
 
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,8 +17,6 @@ from sdp.errors import UserError
 from sdp.kube import Object
 
 CONFIG_ENV = "SDP_JOB_CONFIG"
-CONFIG_FLAG = "--config-env"
-"""The supervisor's option that names the variable with the configuration."""
 JOBS_FOLDER = "/etc/sdp/jobs"
 """The folder of the jobs' configurations in the pods of the chart's cluster."""
 LOGS_FOLDER = "_logs"
@@ -67,7 +63,7 @@ def make_rayjob(
                 f"--config: expected at most {LARGEST_CONFIG:,} bytes to send with a job, got {size:,}; "
                 "put it in the chart's values (jobs)"
             )
-        config = [CONFIG_FLAG, CONFIG_ENV]
+        config = ["--config", f"env:{CONFIG_ENV}"]
         env[CONFIG_ENV] = config_text
     if name is None:
         name = f"sdp-{job}-{''.join(secrets.choice(_SUFFIX) for _ in range(5))}"
@@ -91,25 +87,11 @@ def make_rayjob(
     }
 
 
-def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) -> list[str]:
-    """Replace `--config-env NAME` in a command line with `--config FILE`, a file in the folder."""
-    words = list(arguments)
-    if CONFIG_FLAG not in words:
-        return words
-    at = words.index(CONFIG_FLAG)
-    text = environ.get("".join(words[at + 1 : at + 2]))
-    if text is None:
-        raise UserError(f"{CONFIG_FLAG}: expected a variable that holds the configuration; submit the job again")
-    file = Path(folder) / f"{words[0]}.yaml"
-    file.write_text(text, encoding="utf-8", newline="")
-    return [*words[:at], "--config", str(file), *words[at + 2 :]]
-
-
 def config_in(words: Sequence[str], text: str | None = None) -> Any:
     """Return the configuration that a command line JOB --config FILE --set KEY=VALUE … names; `text` is the file's."""
     from sdp.config import load
 
-    at = words.index(CONFIG_FLAG if CONFIG_FLAG in words else "--config")
+    at = words.index("--config")
     sets = [value for word, value in pairwise(words) if word == "--set"]
     return load(words[at - 1], words[at + 1], sets, text=text)
 

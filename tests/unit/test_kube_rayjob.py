@@ -10,9 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdp.config import draft
-from sdp.errors import UserError
-from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, make_rayjob, unpacked
+from sdp.errors import ConfigError, UserError
+from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, config_in, make_rayjob
 from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,29 +45,24 @@ def test_a_configuration_travels_as_it_is_whatever_is_in_it(text: str) -> None:
     assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"][CONFIG_ENV] == text
 
 
-def test_on_the_other_side_it_is_a_file_again_and_the_overrides_go_over_it(tmp_path: Path) -> None:
+def test_on_the_other_side_it_is_read_from_the_environment_and_the_overrides_go_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = "# größer\nlimit: 5\nsource: {uri: s3://b/in}\noutput: {uri: s3://b/out}\n"
     job = make_rayjob("process", text, overrides=["limit=7", "model.source=builtin:tiny"])
-    environ = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
     python, _, module, *words = shlex.split(job["spec"]["entrypoint"])
-    assert (python, module) == ("python", "sdp.supervisor")
-    line = unpacked(words, environ, str(tmp_path))
-    assert line == ["process", "--config", str(tmp_path / "process.yaml"), *words[3:]]
-    assert Path(line[2]).read_text() == text
-    sets = [word for word in line[3:] if word != "--set"]
-    config = draft("process", line[2], sets).config
-    assert config.limit == 7
-    assert config.output.uri == "s3://b/out"
-
-
-def test_a_command_line_without_a_configuration_to_unpack_stays_as_it_is(tmp_path: Path) -> None:
-    words = ["train", "--config", "/etc/sdp/jobs/train.yaml", "--set", "a=b"]
-    assert unpacked(words, {}, str(tmp_path)) == words
+    assert (python, module, words[:2]) == ("python", "sdp.supervisor", ["process", "--config"])
+    monkeypatch.setenv(CONFIG_ENV, yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"][CONFIG_ENV])
+    config = config_in(words)
+    assert (config.limit, config.output.uri) == (7, "s3://b/out")
+    monkeypatch.setenv(CONFIG_ENV, "limit: 5\nlimt: 5\n")
+    with pytest.raises(ConfigError, match=f"env:{CONFIG_ENV}:2: limt: expected a known key"):
+        config_in(words)
 
 
 @pytest.mark.parametrize(
     ("text", "code", "says"),
-    [("limt: 5\n", 2, "limt"), (None, 2, "supervisor: --config-env: expected a variable that holds the configuration")],
+    [("limt: 5\n", 2, "limt"), (None, 2, "sdp: env:SDP_JOB_CONFIG: expected a variable that holds a configuration")],
 )
 def test_the_supervisor_runs_the_job_by_the_configuration_of_its_environment(
     text: str | None, code: int, says: str
@@ -76,7 +70,7 @@ def test_the_supervisor_runs_the_job_by_the_configuration_of_its_environment(
     environ = {name: value for name, value in os.environ.items() if name != CONFIG_ENV}
     if text is not None:
         environ[CONFIG_ENV] = text
-    words = [sys.executable, "-m", "sdp.supervisor", "download", "--config-env", CONFIG_ENV]
+    words = [sys.executable, "-m", "sdp.supervisor", "download", "--config", f"env:{CONFIG_ENV}"]
     done = ended(words, cwd=ROOT, env=environ)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
