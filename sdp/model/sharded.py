@@ -1,33 +1,25 @@
-"""Sharded tensors, saved and loaded by torch.distributed.checkpoint through a storage.
+"""Sharded tensors, saved and loaded through a storage.
 
 A folder holds a few files of raw little-endian bytes for each worker, and `tensors.json`, the index: each tensor's
 dtype, size and the places of its chunks. Each worker also writes the checksums of its chunks, which readers compare.
 There is no pickle, so reading a foreign checkpoint runs no code from it. Any number of workers can load what any other
-number has saved.
+number has saved: each reads the rows that it holds.
 """
 
 import json
 import math
-import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import metadata as md
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.state_dict_loader import load as load_state
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.futures import Future
 
 from sdp.device import new_stream, record, thread_pool
-from sdp.errors import ModelError, NotFound, StorageError, named, one_line
+from sdp.errors import ModelError, NotFound, one_line
 from sdp.model.tensor_index import (
     FORMAT,
     INDEX,
@@ -56,12 +48,12 @@ class Staged:
         self,
         storage: Storage,
         tensors: Mapping[str, Tensor],
-        plan: "_Writer",
+        layout: "_Layout",
         host: "HostMemory",
         etags: Mapping[str, str | None],
     ) -> None:
-        self._storage, self._host, self._index, self._etags = storage, host, plan.index, etags
-        self._shards = {file: [_local(tensors[name]) for name in names] for file, names in plan.files}
+        self._storage, self._host, self._index, self._etags = storage, host, layout.index, etags
+        self._shards = {file: [_share(tensors[name])[1] for name in names] for file, names in layout.files.items()}
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
         on_gpu = self._device.type == "cuda"
         self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
@@ -122,13 +114,13 @@ class Staged:
 
 class HostMemory:
     """The state kept between saves: host memory (allocating takes longer than copying), the stream that copies, and the
-    plan, on which the workers need to agree again only when the tensors change."""
+    layout, on which the workers need to agree again only when the tensors change."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
-        self.plan: tuple[list[Any], _Writer] | None = None
-        """The tensors' names and kinds, and the plan for them. Either all workers have the same or none has one."""
+        self.layout: tuple[list[Any], _Layout] | None = None
+        """The tensors' names and kinds, and the layout for them. Either all workers have the same or none has one."""
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
         """Return memory for a file. Its previous content must have been written."""
@@ -161,19 +153,16 @@ def stage(
         (n, t.dtype, t.shape, getattr(t, "placements", None), getattr(t, "device_mesh", None))
         for n, t in tensors.items()
     ]
-    if host.plan is None or host.plan[0] != kinds:
-        writer = _Writer()
-        with _explained(f"{storage.uri}: cannot save"):
-            save_state(tensors, storage_writer=writer, no_dist=alone)
-        host.plan = kinds, writer
-    return Staged(storage, tensors, host.plan[1], host, etags or {})
+    if host.layout is None or host.layout[0] != kinds:
+        host.layout = kinds, _layout(tensors, alone=alone)
+    return Staged(storage, tensors, host.layout[1], host, etags or {})
 
 
-def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
-    """Load into existing tensors, however they are sharded. Every worker calls it, unless one is `alone`."""
+def load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
+    """Load into existing tensors, however they are sharded; each worker reads its own rows."""
     index = read_tensor_index(storage)
     _check(storage, tensors, index.tensors)
-    _load(storage, index, tensors, alone=alone)
+    _read(storage, index, tensors)
 
 
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
@@ -185,152 +174,137 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
         if sizes.get(file, 0) < size:
             raise DamagedCheckpoint(f"{storage.uri_of(file)}: {'too short' if file in sizes else 'missing'}")
     tensors = {name: torch.empty(tensor.size, dtype=_dtype(tensor.dtype)) for name, tensor in index.tensors.items()}
-    _load(storage, index, tensors, alone=True)
+    _read(storage, index, tensors)
     return tensors
 
 
-def _load(storage: Storage, index: TensorIndex, tensors: dict[str, Tensor], *, alone: bool) -> None:
-    reader = _Reader(storage, index, _device_of(tensors.values()))
-    with _explained(f"{storage.uri}: cannot load"):
-        load_state(tensors, storage_reader=reader, no_dist=alone)
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The files of a save."""
+
+    files: dict[str, list[str]]
+    """This worker's files, each with its tensors in order."""
+    index: bytes | None
+    """The index of all workers' tensors, on the first worker."""
 
 
-class _Unprepared:
-    """The steps of torch's planning that need nothing here."""
+class _Item(NamedTuple):
+    """A chunk of a tensor that some workers hold."""
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, str | PurePosixPath)
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    nbytes: int
 
 
-class _Writer(_Unprepared, StorageWriter):
-    """Plans the files of a worker without writing them: `Staged` does."""
-
-    def __init__(self) -> None:
-        self.files: list[tuple[str, list[str]]] = []
-        """The worker's files, each with its tensors in order."""
-        self.index: bytes | None = None
-        """The index of all workers' tensors, on the first worker."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results = []
-        for number, items in enumerate(_files(plan.items)):
-            name, at = f"worker-{plan.storage_data:05d}.{number:03d}.bin", 0
-            for item in items:
-                length = _local(planner.resolve_data(item)).nbytes
-                results.append(WriteResult(item.index, length, (name, at)))
-                at += length
-            self.files.append((name, [item.index.fqn for item in items]))
-        return _completed(results)
-
-    def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
-        places = {result.index: result.storage_data for worker in results for result in worker}
-        tensors = {}
-        for name, tensor in metadata.state_dict_metadata.items():
-            if not isinstance(tensor, md.TensorStorageMetadata):
-                raise TypeError(f"{name}: only tensors can be saved in shards")
-            chunks = [
-                (list(c.offsets), list(c.sizes), *places[md.MetadataIndex(name, c.offsets)]) for c in tensor.chunks
-            ]
-            dtype = str(tensor.properties.dtype).removeprefix("torch.")
-            tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
-        self.index = json.dumps({"format": FORMAT, "tensors": tensors}).encode()
-
-
-class _Reader(_Unprepared, StorageReader):
-    """Reads the chunks that a worker needs."""
-
-    def __init__(self, storage: Storage, index: TensorIndex, device: torch.device) -> None:
-        self._storage, self._index, self._stored, self._device = storage, index, index.tensors, device
-
-    def read_metadata(self) -> md.Metadata:
-        return md.Metadata({name: _as_metadata(tensor) for name, tensor in self._stored.items()})
-
-    def set_up_storage_reader(self, metadata: md.Metadata, is_coordinator: bool) -> None:
-        pass
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        places = {(name, c.offsets): c for name, tensor in self._stored.items() for c in tensor.chunks}
-        items: dict[_Stretch, list[ReadItem]] = {}
-        for item in plan.items:
-            index = item.storage_index
-            chunk, dtype = places[index.fqn, tuple(index.offset or ())], _dtype(self._stored[index.fqn].dtype)
-            items.setdefault(_Stretch(chunk.file, chunk.start, chunk, dtype), []).append(item)
-        checksums: dict[tuple[str, int], int] = {}
-
-        def read(run: list[_Stretch]) -> None:
-            begin = run[0].start
-            content = self._read_run(run[0].file, begin, run[-1].end - begin)
-            for stretch in run:
-                data = content[stretch.start - begin : stretch.end - begin]
-                if zlib.crc32(data) != checksums.get((stretch.file, stretch.start)):
-                    where = f"{len(data):,} bytes from {stretch.start:,}"
-                    raise DamagedCheckpoint(
-                        f"{self._storage.uri_of(stretch.file)}: {where} do not match their checksum"
-                    )
-                # A copy, since a chunk may begin anywhere in a file, and a tensor may not.
-                tensor = torch.frombuffer(bytearray(data), dtype=stretch.dtype).view(stretch.chunk.sizes)
-                for item in items[stretch]:
-                    _fill(planner, item, tensor)
-
-        with thread_pool(self._device, _THREADS, "sdp-load") as pool:
-            for part in pool.map(self._read_checksums, {_checksum_file(stretch.file) for stretch in items}):
-                checksums |= part
-            list(pool.map(read, _runs(items)))
-        return _completed(None)
-
-    def _read_run(self, file: str, start: int, length: int) -> memoryview:
-        try:
-            data = self._storage.read_range(file, start, length)
-        except NotFound as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: missing") from error
-        if len(data) != length:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(file)}: too short")
-        return memoryview(data)
-
-    def _read_checksums(self, name: str) -> dict[tuple[str, int], int]:
-        """Return the checksum of each chunk of a writer, by its file and start."""
-        try:
-            files = json.loads(self._storage.read(name))["crc32"]
-            return {(file, start): crc for file, entries in files.items() for start, crc in entries}
-        except NotFound as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: missing") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
+def _layout(tensors: Mapping[str, Tensor], *, alone: bool) -> _Layout:
+    """Agree with the other workers on who writes what. Of those that hold a chunk, the one with the least writes it."""
+    placed = ((name, *_share(tensor)) for name, tensor in tensors.items())
+    own = [_Item(name, offsets, tuple(shard.shape), shard.nbytes) for name, offsets, shard in placed]
+    shares, rank = [own], 0
+    if not alone:
+        shares, rank = [own] * dist.get_world_size(), dist.get_rank()
+        dist.all_gather_object(shares, own)
+    holders: dict[_Item, list[int]] = {}
+    for worker, items in enumerate(shares):
+        for item in items:
+            holders.setdefault(item, []).append(worker)
+    sizes, writers = [0] * len(shares), dict[_Item, int]()
+    for item, workers in holders.items():
+        writers[item] = min(workers, key=sizes.__getitem__)
+        sizes[writers[item]] += item.nbytes or 1
+    files, chunks = dict[str, list[str]](), dict[str, list[Any]]()
+    for worker, items in enumerate(shares):
+        number = at = 0
+        for item in items:
+            if writers[item] != worker:
+                continue
+            if at and at + item.nbytes > FILE_BYTES:
+                number, at = number + 1, 0
+            file = f"worker-{worker:05d}.{number:03d}.bin"
+            chunks.setdefault(item.name, []).append((item.offsets, item.sizes, file, at))
+            if worker == rank:
+                files.setdefault(file, []).append(item.name)
+            at += item.nbytes
+    if rank:
+        return _Layout(files, None)
+    entries = {
+        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "size": list(tensor.shape), "chunks": chunks[name]}
+        for name, tensor in ((name, tensors[name]) for name in chunks)
+    }
+    return _Layout(files, json.dumps({"format": FORMAT, "tensors": entries}).encode())
 
 
 class _Stretch(NamedTuple):
-    """The bytes of a chunk in a file."""
+    """The bytes of a chunk in a file, and the rows that are copied from it."""
 
     file: str
     start: int
+    end: int
+    name: str
     chunk: TensorChunk
-    dtype: torch.dtype
+    low: int
+    """The first of the chunk's rows."""
+    target: Tensor
+    """The rows of this worker's shard that get them."""
 
-    @property
-    def end(self) -> int:
-        return self.start + self.chunk.values * self.dtype.itemsize
+
+def _read(storage: Storage, index: TensorIndex, tensors: Mapping[str, Tensor]) -> None:
+    """Read the rows that these tensors hold here."""
+    shards = {name: _share(tensor) for name, tensor in tensors.items()}
+    stretches = []
+    for name, (offsets, shard) in shards.items():
+        first = sum(offsets[:1])
+        for chunk in index.tensors[name].chunks:
+            low, high = max(first, chunk.first), min(first + math.prod(shard.shape[:1]), chunk.first + chunk.rows)
+            if low < high:
+                end = chunk.start + chunk.values * index.tensors[name].itemsize
+                target = _rows_in(shard, low - first, high - first)
+                stretches.append(_Stretch(chunk.file, chunk.start, end, name, chunk, low - chunk.first, target))
+    checksums: dict[tuple[str, int], int] = {}
+
+    def read(run: list[_Stretch]) -> None:
+        begin = run[0].start
+        content = _bytes_of(storage, run[0].file, begin, run[-1].end - begin)
+        for file, start, end, name, chunk, low, target in run:
+            data = content[start - begin : end - begin]
+            if zlib.crc32(data) != checksums.get((file, start)):
+                where = f"{len(data):,} bytes from {start:,}"
+                raise DamagedCheckpoint(f"{storage.uri_of(file)}: {where} do not match their checksum")
+            # A copy, since a chunk may begin anywhere in a file, and a tensor may not.
+            values = torch.frombuffer(bytearray(data), dtype=_dtype(index.tensors[name].dtype)).view(chunk.sizes)
+            target.copy_(_rows_in(values, low, low + math.prod(target.shape[:1])))
+
+    with thread_pool(_device_of(tensors.values()), _THREADS, "sdp-load") as pool:
+        names = {_checksum_file(stretch.file) for stretch in stretches}
+        for part in pool.map(partial(_read_checksums, storage), names):
+            checksums |= part
+        list(pool.map(read, _runs(stretches)))
+
+
+def _bytes_of(storage: Storage, file: str, start: int = 0, length: int | None = None) -> memoryview:
+    try:
+        data = storage.read_range(file, start, length)
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{storage.uri_of(file)}: missing") from error
+    if length not in (None, len(data)):
+        raise DamagedCheckpoint(f"{storage.uri_of(file)}: too short")
+    return memoryview(data)
+
+
+def _read_checksums(storage: Storage, name: str) -> dict[tuple[str, int], int]:
+    """Return the checksum of each chunk of a writer, by its file and start."""
+    content = bytes(_bytes_of(storage, name))
+    try:
+        return {(file, start): crc for file, of in json.loads(content)["crc32"].items() for start, crc in of}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
 
 
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
     """Return the stretches in runs that lie one after another in a file; each run is read by one request."""
     runs: list[list[_Stretch]] = []
-    for stretch in sorted(stretches, key=lambda stretch: (stretch.file, stretch.start)):
+    for stretch in sorted(stretches, key=lambda stretch: stretch[:2]):
         run = runs[-1] if runs else []
         follows = bool(run) and (run[-1].file, run[-1].end) == (stretch.file, stretch.start)
         if follows and stretch.end - run[0].start <= RUN_BYTES:
@@ -340,48 +314,22 @@ def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
     return runs
 
 
-def _fill(planner: LoadPlanner, item: ReadItem, data: Tensor) -> None:
-    """Copy a chunk's values into the tensor that an item names."""
-    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        data = data.narrow(dim, start, length)
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(data)
-    planner.commit_tensor(item, target)
-
-
-def _completed(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Yield the items of each file, which has about FILE_BYTES."""
-    file: list[WriteItem] = []
-    file_size = 0
-    for item in items:
-        if item.tensor_data is None:
-            raise TypeError(f"{item.index.fqn}: only tensors can be saved in shards")
-        size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-        if file and file_size + size > FILE_BYTES:
-            yield file
-            file, file_size = [], 0
-        file.append(item)
-        file_size += size
-    if file:
-        yield file
-
-
 def _device_of(tensors: Iterable[Tensor]) -> torch.device:
     """Return the GPU that holds some of these tensors, or the CPU."""
     return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
 
 
-def _local(tensor: Any) -> Tensor:
-    """Return a tensor, or this worker's shard of it, without copying."""
-    assert isinstance(tensor, Tensor)  # _files has checked
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach()
+def _share(tensor: Any) -> tuple[tuple[int, ...], Tensor]:
+    """Return a tensor, or this worker's shard of it, without copying, after the place where it begins."""
+    if not hasattr(tensor, "to_local"):
+        return (0,) * tensor.dim(), tensor.detach()
+    (chunk,) = tensor.__create_chunk_list__()
+    return tuple(chunk.offsets), tensor.to_local().detach()
+
+
+def _rows_in(tensor: Tensor, low: int, high: int) -> Tensor:
+    """Return a view of some rows; a scalar is one row."""
+    return tensor[low:high] if tensor.dim() else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -393,11 +341,6 @@ def _flat(tensor: Tensor) -> Tensor:
 def _checksum_file(file: str) -> str:
     """Return the name of the file with the checksums of a worker's files, of which `file` is one."""
     return f"{file.partition('.')[0]}.json"
-
-
-def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
-    chunks = [md.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
-    return md.TensorStorageMetadata(md.TensorProperties(dtype=_dtype(tensor.dtype)), torch.Size(tensor.size), chunks)
 
 
 def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
@@ -421,24 +364,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise DamagedCheckpoint(f"{INDEX}: unknown dtype {name}")
     return dtype
-
-
-@contextmanager
-def _explained(action: str) -> Iterator[None]:
-    """Raise the cause of torch's errors, and leave out its warning for a process alone."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            yield
-        except CheckpointException as error:
-            raise _cause(error, action) from error
-
-
-def _cause(error: CheckpointException, action: str) -> BaseException:
-    """Return the first worker's error: an interrupt or one of sdp's own unchanged, any other as one line."""
-    rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
-    if isinstance(first, StorageError | ModelError):
-        return type(first)(*first.args)
-    if not isinstance(first, Exception):  # torch catches Ctrl-C, too
-        return first
-    return StorageError(f"{action}: worker {rank}: {named(first)}")

@@ -41,6 +41,15 @@ class TensorChunk(NamedTuple):
     def values(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def first(self) -> int:
+        """The number of its first row; a scalar is one row."""
+        return sum(self.offsets[:1])
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.sizes[:1])
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -73,7 +82,7 @@ class StoredTensor:
             if not is_rows or chunk.offsets != (at, *zeros)[:rank]:
                 sizes, offsets = list(chunk.sizes), list(chunk.offsets)
                 raise ValueError(f"expected a chunk at row {at:,}, got {sizes} at {offsets}")
-            at += math.prod(chunk.sizes[:1])
+            at += chunk.rows
         if at != rows and self.bytes:
             raise ValueError(f"{rows - at:,} of {rows:,} rows are missing")
         return replace(self, chunks=tuple(chunks))

@@ -211,7 +211,7 @@ class CheckpointManager:
         try:
             marker = read_marker(folder)
             self._refuse_another_model(marker.get("model", {}))
-            sharded.load(folder, tensors, alone=self.world.size == 1)
+            sharded.load(folder, tensors)
             if self.world.is_main:
                 self._ledger = read_ledger(folder)
             self.last_step = step

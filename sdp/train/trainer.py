@@ -191,7 +191,7 @@ class Trainer:
         """Load the weights and moving average of another run's checkpoint."""
         before = read_state(other)
         tensors = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
-        sharded.load(other, tensors, alone=self.world.size == 1)
+        sharded.load(other, tensors)
         # A new average has a short memory, and would forget what it begins with.
         self.state.averaged = before.averaged
         self.state.start = EpochStart(phase=before.start.phase + 1)

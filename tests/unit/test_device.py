@@ -106,7 +106,7 @@ def test_a_checkpoint_is_loaded_by_threads_of_the_gpu_that_it_goes_to(gpus: Gpus
     staged.copy()
     staged.write()
     target = torch.zeros(6).to(SECOND)
-    sharded.load(folder, {"w": target}, alone=True)
+    sharded.load(folder, {"w": target})
     assert target.as_subclass(torch.Tensor).tolist() == list(range(6))
     assert gpus.contexts == {1}
 

@@ -34,7 +34,7 @@ def saved(path: Path, tensors: dict[str, Tensor]) -> Storage:
 def load_both_ways(folder: Storage) -> None:
     """Load into existing tensors, as training does, and read whole ones, as an export does."""
     target = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
-    sharded.load(folder, target, alone=True)
+    sharded.load(folder, target)
     read = sharded.read_tensors(folder, tensors())
     for name, tensor in tensors().items():
         assert torch.equal(target[name], tensor)
@@ -44,7 +44,7 @@ def load_both_ways(folder: Storage) -> None:
 def check_refused(folder: Storage, message: str) -> None:
     target = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
     with pytest.raises(DamagedCheckpoint, match=message) as one:
-        sharded.load(folder, target, alone=True)
+        sharded.load(folder, target)
     with pytest.raises(DamagedCheckpoint, match=message) as other:
         sharded.read_tensors(folder, tensors())
     assert str(one.value) == str(other.value)
@@ -158,7 +158,7 @@ def test_malformed_checksums_are_reported_in_one_line(folder: Storage, content: 
 
 def test_another_architecture_is_not_reported_as_damage(folder: Storage) -> None:
     with pytest.raises(ModelError, match="another architecture") as caught:
-        sharded.load(folder, {"other": torch.empty(1)}, alone=True)
+        sharded.load(folder, {"other": torch.empty(1)})
     assert not isinstance(caught.value, DamagedCheckpoint)
 
 
@@ -166,6 +166,6 @@ def test_an_interrupt_while_loading_stays_an_interrupt(folder: Storage, monkeypa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt("SIGTERM")
 
-    monkeypatch.setattr(sharded._Reader, "read_data", interrupt)
+    monkeypatch.setattr(sharded, "_bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt, match=r"^SIGTERM$"):
         sharded.read_tensors(folder, tensors())
