@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import PartInfo
@@ -18,52 +18,27 @@ from sdp.runners.blocks import Note
 from sdp.runners.desk import State
 from sdp.runners.runner import TASKS, Feed, RowsLost, Runner
 from sdp.runners.stages import TRIES
+from sdp.sources.pieces import Piece
 
 _WAIT_S = 0.5
 
 
-class UnitPiece(Protocol):
-    """Rows of a unit that travel together; hashable."""
-
-    @property
-    def work(self) -> Work: ...
-
-    @property
-    def order(self) -> int:
-        """Position in the unit."""
-
-    @property
-    def skip(self) -> int:
-        """Position among the pieces of one order."""
-
-    @property
-    def take(self) -> int:
-        """The number of rows."""
-
-    def narrow(self) -> "Sequence[Self]":
-        """Return the same rows in smaller pieces."""
-
-
-P = TypeVar("P", bound=UnitPiece)
-_P = TypeVar("_P", bound=UnitPiece, contravariant=True)
-
-
-class Job(Protocol[_P]):
+class Job(Protocol):
     """A job's own ways with its pieces and parts."""
 
     write: Callable[..., PartInfo]
     """Writes a part: (stages, rows of the pieces, work, earlier failures by reason)."""
 
-    def item(self, piece: _P) -> Any:
+    def item(self, piece: Piece) -> Any:
         """Return what the stages get for a piece."""
 
-    def crashed(self, piece: _P, detail: str) -> Any:
+    def crashed(self, piece: Piece, detail: str) -> Any:
         """Return the rows in place of those of a piece of one row that kills its workers."""
 
     def retried(self, work: Work) -> Mapping[str, int]:
         """Return the earlier failures that a part supersedes, by reason."""
 
-    def receive(self, piece: _P, note: Note) -> None:
+    def receive(self, piece: Piece, note: Note) -> None:
         """Count a piece that is done."""
 
     def finish(self, work: Work, info: PartInfo) -> None:
@@ -74,13 +49,13 @@ class Job(Protocol[_P]):
 
 
 def run_units(
-    runner: Runner, planned: Iterator[tuple[Work, Sequence[P]]], job: Job[P], check: Callable[[], None]
+    runner: Runner, planned: Iterator[tuple[Work, Sequence[Piece]]], job: Job, check: Callable[[], None]
 ) -> list[PartInfo]:
     """Write the parts of all units; `check` raises where the run has lost its output."""
     units, infos = OpenUnits(planned), list[PartInfo]()
     writing: dict[Future[PartInfo], Work] = {}
 
-    def next_item() -> tuple[P, Any] | None:
+    def next_item() -> tuple[Piece, Any] | None:
         return None if (piece := units.next_piece()) is None else (piece, job.item(piece))
 
     with runner:
@@ -129,30 +104,30 @@ def _written(part: Future[PartInfo], work: Work) -> PartInfo | None:
 
 
 @dataclass(slots=True)
-class _Unit(Generic[P]):
+class _Unit:
     """A unit under way."""
 
-    missing: set[P]
-    gathered: dict[P, Any] = field(default_factory=dict)
+    missing: set[Piece]
+    gathered: dict[Piece, Any] = field(default_factory=dict)
     """Rows as `results` yields them, by piece."""
     writing: bool = False
 
 
-class OpenUnits(Generic[P]):
+class OpenUnits:
     """The order of pieces, and the units whose pieces are all back."""
 
-    def __init__(self, planned: Iterator[tuple[Work, Sequence[P]]]) -> None:
+    def __init__(self, planned: Iterator[tuple[Work, Sequence[Piece]]]) -> None:
         self._planned = planned
         self._exhausted = False
-        self._queue: deque[P] = deque()
-        self.open: dict[Work, _Unit[P]] = {}
+        self._queue: deque[Piece] = deque()
+        self.open: dict[Work, _Unit] = {}
 
     @property
     def finished(self) -> bool:
         """True once everything is written."""
         return self._exhausted and not self.open
 
-    def next_piece(self) -> P | None:
+    def next_piece(self) -> Piece | None:
         """Return the next piece; None at the end, and while too many units wait to be written."""
         while not self._queue:
             if self._exhausted or sum(not unit.missing for unit in self.open.values()) > TASKS:
@@ -166,13 +141,13 @@ class OpenUnits(Generic[P]):
                 self._queue.extend(pieces)
         return self._queue.popleft()
 
-    def gather(self, piece: P, rows: Any) -> None:
+    def gather(self, piece: Piece, rows: Any) -> None:
         """Store a piece's rows."""
         unit = self.open[piece.work]
         unit.missing.remove(piece)
         unit.gathered[piece] = rows
 
-    def cut(self, piece: P) -> None:
+    def cut(self, piece: Piece) -> None:
         """Replace a piece with smaller ones."""
         unit = self.open[piece.work]
         smaller = piece.narrow()
@@ -184,8 +159,7 @@ class OpenUnits(Generic[P]):
         for work, unit in self.open.items():
             if not unit.missing and not unit.writing:
                 unit.writing = True
-                pieces = sorted(unit.gathered, key=lambda piece: (piece.order, piece.skip))
-                return work, [unit.gathered[piece] for piece in pieces]
+                return work, [unit.gathered[piece] for piece in sorted(unit.gathered)]
         return None
 
     def restart(self, work: Work) -> None:

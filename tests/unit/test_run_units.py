@@ -31,7 +31,7 @@ def pieces_of(unit: Work, sizes: list[int]) -> list[Piece]:
     return pieces
 
 
-def units_of(sizes: list[list[int]]) -> OpenUnits[Piece]:
+def units_of(sizes: list[list[int]]) -> OpenUnits:
     def planned() -> Iterator[tuple[Work, list[Piece]]]:
         for number, size in enumerate(sizes):
             yield work(number), pieces_of(work(number), size)
@@ -43,7 +43,7 @@ def rows_in(piece: Piece) -> list[Row]:
     return [(piece.work.unit.number, row) for row in range(piece.skip, piece.skip + piece.take)]
 
 
-def gather(units: OpenUnits[Piece], piece: Piece | None, rows: Any) -> None:
+def gather(units: OpenUnits, piece: Piece | None, rows: Any) -> None:
     assert piece is not None
     units.gather(piece, rows)
 
