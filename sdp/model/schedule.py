@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,31 +16,8 @@ Integers = Callable[[int], Tensor]
 """Returns for each row a random number below the given one."""
 
 
-class Process(Protocol):
-    """Adds noise to latents at a time of each sample."""
-
-    @property
-    def parts(self) -> int:
-        """The parts into which a validation divides time, from no noise on."""
-
-    def times(self, integers: Integers) -> Tensor:
-        """Return the times to train at."""
-
-    def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
-        """Return times that are uniform over the parts from `low` to before `high`."""
-
-    def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """Return the noisy latents of a batch."""
-
-    def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """Return what the model should predict."""
-
-    def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
-        """Return the weight of each sample's loss."""
-
-
 @dataclass(frozen=True)
-class Flow(Process):
+class Flow:
     """The line x_t = (1 − t) · z + t · n from latents to noise, along which the velocity n − z is predicted."""
 
     logit_normal: bool = False
@@ -50,9 +27,11 @@ class Flow(Process):
 
     @property
     def parts(self) -> int:
+        """The parts into which a validation divides time, from no noise on."""
         return _PARTS
 
     def times(self, integers: Integers) -> Tensor:
+        """Return the times to train at."""
         part = self.times_in(integers, 0, _PARTS) / TICKS
         if self.logit_normal:
             part = torch.special.ndtri(part).sigmoid()
@@ -60,22 +39,26 @@ class Flow(Process):
         return (part * TICKS).round().long()
 
     def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
+        """Return times that are uniform over the parts from `low` to before `high`."""
         first, last = TICKS * low // _PARTS, TICKS * high // _PARTS
         return first + integers(last - first)
 
     def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """Return the noisy latents of a batch."""
         part = (times / TICKS).view(-1, *[1] * (latents.dim() - 1))
         return (1 - part) * latents + part * noise
 
     def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002 (the same at all times)
+        """Return what the model should predict."""
         return noise - latents
 
     def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
+        """Return the weight of each sample's loss."""
         raise NotImplementedError("a flow's losses have equal weights")
 
 
 @dataclass(frozen=True)
-class NoiseSchedule(Process):
+class NoiseSchedule:
     """The tables of x_t = √ᾱ_t · x_0 + √(1 − ᾱ_t) · ε, on the device that uses them."""
 
     signal: Tensor
@@ -121,6 +104,10 @@ class NoiseSchedule(Process):
         if self.prediction == "v":
             return snr.clamp(max=gamma) / (snr + 1)
         return torch.where(snr > 0, snr.clamp(max=gamma) / snr.clamp(min=1e-12), 1.0)
+
+
+Process: TypeAlias = Flow | NoiseSchedule
+"""Adds noise to latents at a time of each sample."""
 
 
 def from_alphas_cumprod(
