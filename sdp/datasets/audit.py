@@ -20,7 +20,6 @@ from sdp.datasets.lookup import in_parts
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.records import parse, reading
 from sdp.datasets.tombstones import Takedown
-from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, UserError
 from sdp.storage import Storage, open_storage
 from sdp.storage.uri import resolved
@@ -152,8 +151,7 @@ class _Audit:
         matches = list[tuple[int, str]]()
         for dataset in images:
             parts = sorted(parts_in(dataset) & read_output(dataset).index.works_by_part().keys())
-            hits = in_parts(dataset, [part_name(*part) for part in parts], {value.kind: {value.value}})
-            rows = {row for _, _, row in hits}
+            rows = {row for _, _, row in in_parts(dataset, parts, {value.kind: {value.value}})}
             if value.kind == "sha256":
                 # The account of a row that was left out for its content holds the hash.
                 tables = (table.filter(pc.field("detail") == value.value) for table in accounts(dataset, self._notes))

@@ -14,6 +14,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.records import Whole, dump, reading
 from sdp.datasets.records import parse as parse_record
-from sdp.datasets.units import part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
 from sdp.storage import Storage, open_storage
 from sdp.urls import BadUrl, parse
@@ -52,6 +52,9 @@ class Takedown:
     value: str
     """The address; the URL in its normal form; or the hash in lower case."""
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}"
+
 
 @dataclass(frozen=True)
 class Tombstones:
@@ -59,15 +62,16 @@ class Tombstones:
 
     rows: BitMap64
     """Every address to leave out."""
-    lists: tuple[pa.Table, ...] = ()
+    listed: pa.Table
+    """The entries of all lists."""
 
     @property
     def urls(self) -> frozenset[str]:
-        return frozenset(_values(self.lists, "url").to_pylist())
+        return _values(self.listed, "url")
 
     @property
     def hashes(self) -> frozenset[str]:
-        return frozenset(_values(self.lists, "sha256").to_pylist())
+        return _values(self.listed, "sha256")
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """Return for each address whether it has been taken down."""
@@ -75,14 +79,11 @@ class Tombstones:
 
     def lists_value(self, value: Takedown) -> bool:
         """Return whether a list has an entry, whatever it matches."""
-        return bool(pc.any(pc.equal(_values(self.lists, value.kind), value.value)).as_py())
-
-    def __or__(self, other: "Tombstones") -> "Tombstones":
-        return Tombstones(self.rows | other.rows, (*self.lists, *other.lists))
+        return bool(pc.any(pc.equal(_texts(self.listed), str(value))).as_py())
 
     def __len__(self) -> int:
         """Count the takedowns, each once however many rows it matches."""
-        return sum(pc.count_distinct(_values(self.lists, kind)).as_py() for kind in KINDS)
+        return int(pc.count_distinct(_texts(self.listed)).as_py())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +143,26 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
     A takedown that matches nothing is recorded too, and applies to rows that are written later.
     """
     head = read_head(storage)
-    asked = {takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns}
-    wanted = sorted(asked)
+    wanted = sorted({takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns})
     if head.kind != "images" and (unknown := [t for t in wanted if t.kind != "row"]):
         raise DatasetError(
             f"{storage.uri}: a dataset of {head.kind} has no URLs or hashes; add {unknown[0].kind} takedowns to the "
             "images dataset that it was made from"
         )
     before = _Book.read(storage)
-    listed = {takedown for table in before.lists.values() for takedown, _ in _entries(table)}
-    fresh = [t for t in wanted if t not in listed]
+    listed = set(_texts(before.listed).to_pylist())
+    fresh = [t for t in wanted if str(t) not in listed]
     if fresh:
         # Before the lookup: a download that ends meanwhile either sees the list, or has its parts searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
         _create(storage, FOLDER, before.next_list, table_of(entries, SCHEMA))
     settle(storage)
     book, stop = _Book.read(storage), read_output(storage).index.rows
-    rows, unmatched = set[int](), set(wanted)
-    for match, row in (entry for table in book.tables(book.lookups) for entry in _entries(table)):
-        if row is not None and row < stop and match in asked:
-            rows.add(row)
-            unmatched.discard(match)
-    return Added(fresh, len(wanted) - len(fresh), sorted(rows), sorted(unmatched))
+    matching = book.entries(book.lookups).filter(pc.field("row") < stop)
+    matching = matching.filter(pc.is_in(_texts(matching), pa.array(map(str, wanted), pa.string())))
+    matched = set(_texts(matching).to_pylist())
+    unmatched = [t for t in wanted if str(t) not in matched]
+    return Added(fresh, len(wanted) - len(fresh), sorted(set(matching["row"].to_pylist())), unmatched)
 
 
 def settle(storage: Storage) -> int:
@@ -188,13 +187,12 @@ def load(storage: Storage) -> Tombstones:
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
     """Load the takedowns beside some datasets."""
-    taken = Tombstones(BitMap64())
+    rows, listed = BitMap64(), [SCHEMA.empty_table()]
     for book in map(_Book.read, chain):
-        rows, searched = BitMap64(), book.search()
-        for table in book.tables([*book.lookups, *([searched] if searched else [])]):
-            rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
-        taken |= Tombstones(rows, tuple(book.lists.values()))
-    return taken
+        entries = book.entries([*book.lookups, *filter(None, [book.search()])])
+        rows.update(entries["row"].drop_null().to_numpy().astype(np.uint64))
+        listed.append(book.listed)
+    return Tombstones(rows, pa.concat_tables(listed))
 
 
 def lineage(storage: Storage) -> Iterator[Storage]:
@@ -236,7 +234,8 @@ class _Lookup:
     @staticmethod
     def load(data: bytes) -> "_Lookup":
         table = _read(data)
-        return replace(parse_record(_Lookup, (table.schema.metadata or {})[_KEY]), hits=table)
+        head = parse_record(_Lookup, (table.schema.metadata or {})[_KEY])
+        return replace(head, hits=table.replace_schema_metadata(None))
 
     def has(self, part: tuple[int, int]) -> bool:
         return part[0] in self.parts.get(part[1], ())
@@ -256,17 +255,14 @@ class _Book:
         """A number that no list has had, not even a deleted one that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
-    def tables(self, lookups: Iterable[_Lookup]) -> Iterator[pa.Table]:
-        """Yield the lists, and the hits of lookups for what is still listed: a list may have been deleted."""
-        yield from self.lists.values()
-        for hits in (lookup.hits for lookup in lookups):
-            for kind in KINDS:
-                is_listed = pc.and_(pc.equal(hits["kind"], kind), pc.is_in(hits["value"], self.values(kind)))
-                yield hits.filter(is_listed)
+    @cached_property
+    def listed(self) -> pa.Table:
+        return pa.concat_tables([SCHEMA.empty_table(), *self.lists.values()])
 
-    def values(self, kind: str) -> pa.ChunkedArray:
-        """Return the listed values of a kind."""
-        return _values(self.lists.values(), kind)
+    def entries(self, lookups: Iterable[_Lookup]) -> pa.Table:
+        """Return the lists, and the hits of lookups for what is still listed: a list may have been deleted."""
+        hits = pa.concat_tables([SCHEMA.empty_table(), *(lookup.hits for lookup in lookups)])
+        return pa.concat_tables([self.listed, hits.filter(pc.is_in(_texts(hits), _texts(self.listed)))])
 
     @staticmethod
     def read(storage: Storage) -> "_Book":
@@ -284,21 +280,20 @@ class _Book:
 
     def search(self) -> _Lookup | None:
         """Search the parts that no lookup covers; return None if there are none."""
-        to_look_up = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
-        if not to_look_up:
+        with_values = [n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()]
+        if not with_values:
             return None
-        newest = max(to_look_up)
         # A lookup covers only the lists of its time, so those older than the newest list do not count.
-        current = [lookup for lookup in self.lookups if lookup.lists > newest]
+        current = [lookup for lookup in self.lookups if lookup.lists > max(with_values)]
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in current))
         if not parts:
             return None
-        wanted = {kind: frozenset(self.values(kind).to_pylist()) for kind in ("url", "sha256")}
+        wanted = {kind: _values(self.listed, kind) for kind in ("url", "sha256")}
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
-        hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
-        return _Lookup(max(self.lists) + 1, units, table_of(hits, SCHEMA))
+        hits = table_of(in_parts(self.storage, parts, wanted), SCHEMA)
+        return _Lookup(max(self.lists) + 1, units, hits)
 
 
 def _read_list(storage: Storage, name: str) -> pa.Table:
@@ -325,20 +320,19 @@ def _normal(url: str) -> str:
         return url
 
 
-def _values(lists: Iterable[pa.Table], kind: str) -> pa.ChunkedArray:
-    """Return the values of a kind in some lists."""
-    tables = [table.filter(pc.equal(table["kind"], kind))["value"] for table in lists]
-    return pa.chunked_array([chunk for values in tables for chunk in values.chunks], pa.string())
+def _values(table: pa.Table, kind: str) -> frozenset[str]:
+    """Return the values of a kind in some entries."""
+    return frozenset(table.filter(pc.field("kind") == kind)["value"].to_pylist())
+
+
+def _texts(table: pa.Table) -> pa.ChunkedArray:
+    """Return entries as text: kind and value."""
+    return pc.binary_join_element_wise(table["kind"], table["value"], " ")
 
 
 def _read(data: bytes) -> pa.Table:
     table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
     return table.cast(SCHEMA.with_metadata(table.schema.metadata))
-
-
-def _entries(table: pa.Table) -> Iterator[tuple[Takedown, int | None]]:
-    for kind, value, row in zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True):
-        yield Takedown(kind, value), row
 
 
 def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
