@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sdp.datasets.columns import table_of
 from sdp.datasets.records import Whole, dump, parse, reading
-from sdp.datasets.units import Addresses, Extent, Unit, Units, Work
+from sdp.datasets.units import Extent, Units, Work
 from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import Storage
 from sdp.storage.uri import join, near, resolved
@@ -86,7 +86,6 @@ class Index:
     files: pa.Table = field(init=False, repr=False)
     """The files that span the address space, by first row. The files of retries upstream are only in `versions`."""
     units: Units = field(init=False, repr=False)
-    _first: Addresses = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         tables = [v.files.filter(pc.field("attempt") == 0) for v in self.versions if v.attempt == 0]
@@ -94,7 +93,6 @@ class Index:
         extents = [v.extent for v in self.versions if v.extent is not None]
         object.__setattr__(self, "files", files)
         object.__setattr__(self, "units", Units(extents, self.unit_rows))
-        object.__setattr__(self, "_first", files["first_row"].to_numpy())
 
     @property
     def root(self) -> str:
@@ -120,15 +118,14 @@ class Index:
         """The number of addresses in all listed files; more than `rows` if a limit holds some back."""
         if not self.files.num_rows:
             return 0
-        return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
+        return int(self.files["first_row"][-1].as_py()) + int(self.files["rows"][-1].as_py())
 
     def slices(self, start: int, stop: int) -> list[FileSlice]:
         """Return the slices of files that hold the addresses [start, stop), in order."""
         if stop > self.listed_rows:
             raise DatasetError(f"row {stop - 1}: no such address; the source has rows 0…{self.listed_rows - 1}")
-        first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1
         slices = []
-        for row in self.files.slice(first, last - first + 1).to_pylist():
+        for row in self.files.take(self._spans.overlapping(start, stop)).to_pylist():
             begin, end = max(start, row["first_row"]), min(stop, row["first_row"] + row["rows"])
             if begin < end:
                 slices.append(FileSlice(row["path"], begin, begin - row["first_row"], end - begin))
@@ -153,31 +150,34 @@ class Index:
             first = version.number if version.files.num_rows else 0  # a retry upstream wrote new rows
         else:
             version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
-        files = self._files_by_version[first : version.number + 1]
-        return list(dict.fromkeys(path for spans in files for path in spans.overlapping(unit)))
+        listed = self._files_by_version[first : version.number + 1]
+        by_version = (paths.take(spans.overlapping(unit.start, unit.stop)).to_pylist() for paths, spans in listed)
+        return list(dict.fromkeys(path for paths in by_version for path in paths))
 
     @cached_property
-    def _files_by_version(self) -> "list[_Spans]":
-        return [_Spans(version.files) for version in self.versions]
+    def _spans(self) -> "_Spans":
+        return _Spans(self.files)
+
+    @cached_property
+    def _files_by_version(self) -> "list[tuple[pa.ChunkedArray, _Spans]]":
+        return [(version.files["path"], _Spans(version.files)) for version in self.versions]
 
 
 class _Spans:
-    """The addresses that files span, sorted, so that a binary search finds a unit's files."""
+    """The addresses that files span, sorted, so that a binary search finds those of a unit."""
 
     def __init__(self, files: pa.Table) -> None:
-        self._paths = files["path"].combine_chunks()
         first = files["first_row"].to_numpy()
         self._order = np.argsort(first, kind="stable")
         self._first, self._rows = first[self._order], files["rows"].to_numpy()[self._order]
         self._longest = int(self._rows.max(initial=0))
 
-    def overlapping(self, unit: Unit) -> list[str]:
-        """Return the paths of the files that span some of a unit's addresses, in the files' own order."""
-        low = int(np.searchsorted(self._first, unit.start - self._longest, side="right"))
-        high = int(np.searchsorted(self._first, unit.stop, side="left"))
-        overlaps = self._first[low:high] + self._rows[low:high] > unit.start
-        paths: list[str] = self._paths.take(pa.array(np.sort(self._order[low:high][overlaps]))).to_pylist()
-        return paths
+    def overlapping(self, start: int, stop: int) -> pa.Array:
+        """Return the positions, in the files' own order, of those that span some of the addresses [start, stop)."""
+        low = int(np.searchsorted(self._first, start - self._longest, side="right"))
+        high = int(np.searchsorted(self._first, stop, side="left"))
+        overlaps = self._first[low:high] + self._rows[low:high] > start
+        return pa.array(np.sort(self._order[low:high][overlaps]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from sdp.datasets import index as index_files
 from sdp.datasets.index import _Spans, files_table
 from sdp.datasets.output import read_output
 from sdp.datasets.source import freeze_source
-from sdp.datasets.units import Unit
 from sdp.errors import DatasetError
 from sdp.storage import list_source
 from tests.kit import begin_images, write_source
@@ -88,5 +87,5 @@ def test_a_units_files_are_those_that_overlap_it_in_their_order(
     spans: list[tuple[int, int]], start: int, rows: int
 ) -> None:
     files = files_table((f"{n}", 1, None, first, count, count, 0) for n, (first, count) in enumerate(spans))
-    expected = [f"{n}" for n, (first, count) in enumerate(spans) if first < start + rows and first + count > start]
-    assert _Spans(files).overlapping(Unit(0, start, start + rows)) == expected
+    expected = [n for n, (first, count) in enumerate(spans) if first < start + rows and first + count > start]
+    assert _Spans(files).overlapping(start, start + rows).to_pylist() == expected
