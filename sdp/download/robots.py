@@ -1,5 +1,6 @@
 """Servers' requests to leave images out: X-Robots-Tag, and robots.txt where a job honours it."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,6 +24,17 @@ _MOST_PIECES = 3_000
 """Pieces between the wildcards of a robots.txt: each is searched for in each URL, and MAX_BYTES can hold 500,000."""
 _ABSENT = ("empty", "redirects", "http_status 4")
 """Beginnings of the failures that mean a site without rules."""
+_FIELDS = {
+    **dict.fromkeys(("user-agent", "useragent", "user agent"), "agent"),
+    **dict.fromkeys(("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"), "disallow"),
+    "allow": "allow",
+}
+"""The lines of a robots.txt that count, with the slips that Google's parser forgives."""
+_LINES = re.compile(r"\r\n|\r|\n")
+_NAME = re.compile(r"\*(?!\S)|[^\s/*]+")
+"""An agent's name, up to a version or a blank."""
+_INDEX = "/index.html"
+_SLASH = re.compile("%2f", re.IGNORECASE)
 
 
 class Robots:
@@ -42,7 +54,7 @@ class Robots:
         rules = self._rules[site][2]
         if isinstance(rules, Failure):
             return rules
-        if rules.allow(unquote(url.removeprefix(site))):
+        if rules.allow(_plain(url.removeprefix(site))):
             return None
         return Failure("opt_out", f"{site}/robots.txt disallows it for {self._agent}", FILTERED)
 
@@ -67,29 +79,30 @@ class _Rules:
     """The patterns that apply to one agent. The longest that fits decides; of two, the one that allows."""
 
     def __init__(self, patterns: Mapping[str, bool]) -> None:
-        self._plain: dict[str, bool] = {}
+        self._prefixes: dict[str, bool] = {}
         self._wild: list[tuple[int, bool, list[str]]] = []
         """The length of each pattern with wildcards, whether it allows, and its pieces; the last one is the end."""
         for pattern, allows in patterns.items():
             pieces = (pattern[:-1] if pattern.endswith("$") else f"{pattern}*").split("*")
             if pieces[1:] == [""]:
-                self._plain[unquote(pieces[0])] = allows
+                self._prefixes[_plain(pieces[0])] = allows
             else:
-                self._wild.append((len(pattern), allows, list(map(unquote, pieces))))
-        self._lengths = sorted(set(map(len, self._plain)), reverse=True)
+                self._wild.append((len(_plain(pattern)), allows, list(map(_plain, pieces))))
+        self._lengths = sorted(set(map(len, self._prefixes)), reverse=True)
         """At most a thousand, since a robots.txt is limited to MAX_BYTES."""
         self.pieces = sum(len(pieces) for _, _, pieces in self._wild)
 
     @property
     def size(self) -> int:
         """The memory that they take, in bytes."""
-        texts = chain(self._plain, *(pieces for _, _, pieces in self._wild))
+        texts = chain(self._prefixes, *(pieces for _, _, pieces in self._wild))
         return sum(sys.getsizeof(text) + _RULE_BYTES for text in texts)
 
     def allow(self, target: str) -> bool:
         """Return whether a path with its query may be requested."""
         prefixes = (target[:length] for length in self._lengths if length <= len(target))
-        best = next(((len(prefix), self._plain[prefix]) for prefix in prefixes if prefix in self._plain), (0, True))
+        fitting = ((len(prefix), self._prefixes[prefix]) for prefix in prefixes if prefix in self._prefixes)
+        best = next(fitting, (0, True))
         for length, allows, pieces in self._wild:
             if (length, allows) > best and _fits(pieces, target):
                 best = length, allows
@@ -101,19 +114,32 @@ def _patterns(text: str, agent: str) -> dict[str, bool]:
     token, groups = agent.partition("/")[0].lower(), dict[str, dict[str, bool]]()
     names: set[str] = set()
     in_rules = True
-    for line in text.splitlines():
-        key, _, value = (item.strip() for item in line.partition("#")[0].partition(":"))
-        if (key := key.lower()) == "user-agent":
+    for line in _LINES.split(text.lstrip("\ufffd")):  # of a damaged byte-order mark
+        key, colon, value = (item.strip() for item in line.partition("#")[0].partition(":"))
+        if not colon and len(words := key.split()) == 2:
+            key, value = words
+        field = _FIELDS.get(key.lower())
+        if field == "agent":
             names = set() if in_rules else names
             in_rules = False
-            if (name := value.partition("/")[0].lower()) in ("*", token):
+            if (match := _NAME.match(value)) and (name := match[0].lower()) in ("*", token):
                 names.add(name)
                 groups.setdefault(name, {})
-        elif key in ("allow", "disallow"):
+        elif field is not None:
             in_rules = True
-            for name in names if value else ():
-                groups[name][value] = groups[name].get(value, False) or key == "allow"
+            allows = field == "allow"
+            patterns = [value] * bool(value)
+            if allows and value.endswith(_INDEX):  # its folder, too
+                patterns.append(f"{value.removesuffix(_INDEX)}/$")
+            for name in names:
+                for pattern in patterns:
+                    groups[name][pattern] = groups[name].get(pattern, False) or allows
     return groups.get(token, groups.get("*", {}))
+
+
+def _plain(text: str) -> str:
+    """Return a path or pattern without escapes, except those of slashes: an escaped one separates nothing."""
+    return "%2F".join(map(unquote, _SLASH.split(text)))
 
 
 def _fits(pieces: Sequence[str], target: str) -> bool:

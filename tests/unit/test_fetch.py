@@ -375,6 +375,8 @@ def test_the_rules_of_sites_are_kept_within_a_bound_and_for_a_day(monkeypatch: p
         ("/ + /$", "/page.htm", "/"),
         ("/%7ejoe/ä", "/~joe/%C3%A4.jpg", "/joe"),
         ("/a*b*c$", "/abcc /a-b-c", "/acb /abcd"),
+        ("/ + /x/index.html", "/x/index.htm /x /y", "/x/ /x/index.html"),
+        ("/a%2fb", "/a%2Fb/c", "/a/b"),
     ],
 )
 def test_a_url_fits_a_rule_as_rfc_9309_says(rules: str, fits: str, others: str) -> None:
@@ -396,9 +398,17 @@ def test_a_url_fits_a_rule_as_rfc_9309_says(rules: str, fits: str, others: str) 
         ("User-agent: sdp\nDisallow: /a\nUser-agent: x\nDisallow: /c\nUser-agent: sdp\nDisallow: /b", ["/a", "/b"]),
         ("User-agent: *\nDisallow: /\nUser-agent: sdp\nDisallow:", []),
         ("Disallow: /", []),
+        ("User-agent: *\nDisallow: /\nUser-agent: sdp images\nDisallow: /a", ["/a"]),
+        ("User-agent: * # all\nDisallow: /\nUser-agent: sdpx\nDisallow: /a", ["/a", "/b", "/c"]),
+        ("user-agent sdp\rdisallow /a\rdisallow some /b", ["/a"]),
+        ("useragent: sdp\ndissallow: /a\r\ndisalow: /b", ["/a", "/b"]),
+        ("User-agent: sdp\nDisallow: /a\x0bAllow: /a", []),
         ("User-agent: *\nDisallow: /x" + "*" * 3_000, ["/a", "/b", "/c"]),
     ],
-    ids=["own before all", "own after all", "several agents", "twice", "empty rule", "no agent", "wildcards"],
+    ids=[
+        *("own before all", "own after all", "several agents", "twice", "empty rule", "no agent", "two words"),
+        *("another's", "no colon", "slips", "one line", "wildcards"),
+    ],
 )
 def test_the_groups_that_name_the_agent_count_or_else_those_for_all(text: str, disallowed: list[str]) -> None:
     robots = Robots("sdp")
