@@ -10,7 +10,7 @@ image is refused, never returned with grey areas.
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,10 @@ from sdp.imaging.containers import (
     exif_orientation,
     jpeg_orientation,
     lacks_memory,
+    png_exif,
     undecodable,
     webp_size,
+    without_stray_bytes,
 )
 
 __all__ = ["ImageError", "RowError", "lacks_memory"]
@@ -42,6 +44,8 @@ WEB_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
 """The formats without TIFF, whose decoder has had more vulnerabilities than all others together."""
 _JPEG = b"\xff\xd8\xff"
 """The first bytes of every JPEG."""
+_STRAY = "extraneous bytes before marker"
+"""A part of libjpeg's message about bytes that it has passed over."""
 _LINEAR_UNTIL = 2.3
 """The largest reduction for which bilinear sampling is close enough to Lanczos, at a tenth of an antialiased filter's
 cost: 44 dB on photographs. At exactly 2 it is the mean of four pixels."""
@@ -94,7 +98,7 @@ def read_header(data: bytes | memoryview, formats: Sequence[str] = FORMATS) -> H
     if bytes(data[:3]) == _JPEG:
         return _checked(_jpeg_header(data))
     with _open(data, formats) as picture:
-        return _checked(_header_of(picture))
+        return _checked(_header_of(picture, data))
 
 
 def decode(data: bytes | memoryview, *, min_side: int | None = None, header: Header | None = None) -> Image:
@@ -161,13 +165,23 @@ def _filter(pixels: Pixels, edges: tuple[float, float, float, float], width: int
     return np.asarray(resized, dtype=np.uint8)
 
 
+def _of_jpeg(decode: Callable[..., Any], data: bytes | memoryview, *arguments: Any, **options: Any) -> Any:
+    """Return what a function of simplejpeg returns for a JPEG; bytes between its segments are left out."""
+    try:
+        try:
+            return decode(data, *arguments, **options)
+        except ValueError as error:
+            if _STRAY not in str(error):
+                raise
+            return decode(without_stray_bytes(data), *arguments, **options)
+    except ValueError as error:
+        raise undecodable("JPEG", error) from error
+
+
 def _jpeg_header(data: bytes | memoryview) -> Header:
     import simplejpeg
 
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError as error:
-        raise undecodable("JPEG", error) from error
+    height, width, colours, _ = _of_jpeg(simplejpeg.decode_jpeg_header, data)
     orientation = jpeg_orientation(data)
     octets = np.frombuffer(data, np.uint8)
     scans = int(np.count_nonzero(octets[np.flatnonzero(octets[:-1] == 0xFF) + 1] == 0xDA))
@@ -184,10 +198,7 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
     if min_side is not None:
         eighths = next((n for n in _EIGHTHS if -(-shorter * n // 8) >= min_side), 8)
     minimum = (0, 0) if eighths == 8 else (-(-height * eighths // 8), -(-width * eighths // 8))
-    try:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=minimum[0], min_width=minimum[1])
-    except ValueError as error:
-        raise undecodable("JPEG", error) from error
+    pixels = _of_jpeg(simplejpeg.decode_jpeg, data, "RGB", min_height=minimum[0], min_width=minimum[1])
     # A tiny image may come at another scale than the requested one.
     decoded = pixels.shape[:2]
     eighths = next(n for n in range(8, 0, -1) if (-(-height * n // 8), -(-width * n // 8)) == decoded)
@@ -196,7 +207,7 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
 
 def _decode_other(data: bytes | memoryview) -> Image:
     with _open(data) as picture:
-        header = _checked(_header_of(picture))
+        header = _checked(_header_of(picture, data))
         if header.format == "PNG":
             check_png(data)
         try:
@@ -241,9 +252,10 @@ def has_room(width: int, height: int) -> bool:
     return True
 
 
-def _header_of(picture: Any) -> Header:
+def _header_of(picture: Any, data: bytes | memoryview) -> Header:
     # Not picture.getexif(), which would decode all of a PNG, and hide damage. Pillow itself rotates a TIFF.
-    orientation = 1 if picture.format == "TIFF" else exif_orientation(picture.info.get("exif", b""))
+    exif = png_exif(data) if picture.format == "PNG" else picture.info.get("exif", b"")
+    orientation = 1 if picture.format == "TIFF" else exif_orientation(exif)
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)
 
 

@@ -13,6 +13,9 @@ _PIECE_BYTES = 16 << 10
 """Compressed bytes that are inflated at once, to at most a thousand times as many."""
 _INTEGERS = {1: "B", 3: "H", 4: "I"}
 """The whole numbers among EXIF's types, as struct names them."""
+_MARKER, _AFTER_SCAN = re.compile(rb"\xff([^\0\xff])", re.DOTALL), re.compile(rb"\xff[^\0\xd0-\xd7\xff]", re.DOTALL)
+"""A JPEG's marker, and one that ends the pixels of a scan."""
+_SCAN, _END, _EXIF = 0xDA, 0xD9, 0xE1
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
 """Messages of decoders that report a lack of memory without a MemoryError."""
 
@@ -109,20 +112,45 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation of a JPEG; 1 if there is none or it is broken."""
-    at, orientation = 2, 1
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        if marker in (0xDA, 0xD9):  # start of the pixels, or end of the image
+    """Return the EXIF orientation of a JPEG, by its first EXIF segment alone, as in Chromium; 1 if there is none."""
+    for marker, start, end in _jpeg_segments(data):
+        if marker == _EXIF and bytes(data[start + 4 : start + 10]) == b"Exif\0\0":
+            return exif_orientation(bytes(data[start + 10 : end]))
+        if marker == _SCAN:
             break
-        (length,) = struct.unpack_from(">H", data, at + 2)
-        if marker == 0xE1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = exif_orientation(bytes(data[at + 10 : at + 2 + length]))
-        at += 2 + length
-    return orientation
+    return 1
+
+
+def without_stray_bytes(data: bytes | memoryview) -> bytes:
+    """Return a JPEG without bytes between its segments, which browsers pass over; a scan's pixels stay as they are."""
+    return b"".join([data[:2], *(data[start:end] for _, start, end in _jpeg_segments(data))])
+
+
+def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker of each segment of a JPEG, its start and its end; then the same, with 0, of a scan's pixels."""
+    at = 2
+    while (match := _MARKER.search(data, at)) is not None:
+        marker, at = match[1][0], match.end()
+        if not 0xD0 <= marker <= _END and marker != 1:  # those have no length
+            at += max(2, int.from_bytes(data[at : at + 2]))
+        yield marker, match.start(), at
+        if marker == _END:
+            return
+        if marker == _SCAN:
+            end = _AFTER_SCAN.search(data, at)
+            yield 0, at, end.start() if end else len(data)
+            at = end.start() if end else len(data)
+
+
+def png_exif(data: bytes | memoryview) -> bytes:
+    """Return a PNG's EXIF data as in Chromium: the first, and nothing that comes after pixels."""
+    at = 8
+    while at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind in (b"eXIf", b"IDAT"):
+            return bytes(data[at + 8 : at + 8 + length]) if kind == b"eXIf" else b""
+        at += 12 + length
+    return b""
 
 
 def exif_orientation(exif: bytes) -> int:

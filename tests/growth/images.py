@@ -46,6 +46,11 @@ def _markers(marker: bytes) -> Callable[[int, Path], Callable[[], object]]:
     return prepare
 
 
+def _stray(pieces: int, _: Path) -> Callable[[], object]:
+    data, segment = _picture("JPEG"), b"\x12\xff\xff\0\xff\xfe\0\2"
+    return _decoded(data[:20] + segment * pieces + data[20:])
+
+
 def _comments(pieces: int, _: Path) -> Callable[[], object]:
     data = _picture("GIF")
     image = data.index(b"\x2c", 13 + 3 * (2 << (data[10] & 7)))
@@ -76,6 +81,7 @@ CASES: tuple[Case, ...] = (
     Case("JPEG of scans", 60, _scans, full=1),
     Case("JPEG of comments", 100_000, _markers(b"\xff\xfe\0\2")),
     Case("JPEG of EXIF segments", 20_000, _markers(b"\xff\xe1\0\x08Exif\0\0")),
+    Case("JPEG of stray bytes", 100_000, _stray),
     Case("GIF of comments", 100_000, _comments, full=4),
     Case("pieces to a decoder", 160_000, _pipe, full=5),
     Case("tar of members", 2_000, _tar, full=20),

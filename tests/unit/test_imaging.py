@@ -2,6 +2,8 @@
 
 import io
 import struct
+import time
+import zlib
 from unittest import mock
 
 import numpy as np
@@ -103,6 +105,46 @@ def test_every_exif_orientation_is_turned_upright(orientation: int, kind: str) -
     assert np.abs(image.pixels.astype(int) - upright).max() <= 2
     header = read_header(data)
     assert (header.height, header.width) == upright.shape[:2]
+
+
+def exif_segment(orientation: int) -> bytes:
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
+    return b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+
+
+def test_the_first_exif_data_before_the_pixels_counts_as_in_chromium() -> None:
+    plain = encoded(ramp(64, 96), "JPEG")
+    for orientations, expected in (((6, 1), 6), ((1, 6), 1)):
+        segments = b"".join(map(exif_segment, orientations))
+        assert read_header(plain[:2] + segments + plain[2:]).orientation == expected
+    plain = encoded(ramp(64, 96), "PNG")
+    first, second = (
+        struct.pack(">I", len(tags)) + b"eXIf" + tags + struct.pack(">I", zlib.crc32(b"eXIf" + tags))
+        for tags in (exif_segment(orientation)[10:] for orientation in (6, 8))
+    )
+    assert read_header(plain[:33] + first + second + plain[33:]).orientation == 6
+    late = plain[:-12] + first + plain[-12:]
+    assert read_header(late).orientation == decode(late).pixels.shape[0] // 64 == 1
+
+
+@pytest.mark.parametrize("marker", ["e0", "e1", "fe", "db", "c0", "c4", "dd", "da"])
+@pytest.mark.parametrize("stray", [b"\0", b"\x12\x34", b"\xff\0" * 3, b"\xff" * 5], ids=["0", "two", "stuffed", "fill"])
+def test_bytes_between_segments_of_a_jpeg_are_passed_over_as_by_browsers(marker: str, stray: bytes) -> None:
+    options = {"comment": b"c", "restart_marker_rows": 1, "quality": 90}
+    plain = encoded(photo(64, 96), "JPEG", **options)
+    whole = plain[:2] + b"\xff\xe0\0\x02" + exif_segment(6) + plain[2:]  # a browser knows it by its first three bytes
+    at = whole.index(bytes.fromhex(f"ff{marker}"), 6)
+    image, expected = decode(whole[:at] + stray + whole[at:]), decode(whole)
+    assert np.array_equal(image.pixels, expected.pixels)
+    assert (image.width, image.height) == (64, 96)
+
+
+def test_fill_bytes_and_segments_without_end_take_no_longer_than_their_length() -> None:
+    for hostile in (b"\xff" * 4_000_000 + b"\0", b"\xff\xe1\0\0" * 1_000_000, b"\xff\xda\0\x02" * 250):
+        began = time.process_time()
+        with pytest.raises(ImageError):
+            decode(b"\xff\xd8\xff\xe0\0\x02" + hostile)
+        assert time.process_time() - began < 3
 
 
 def test_broken_exif_tags_beside_the_orientation_print_nothing(recwarn: pytest.WarningsRecorder) -> None:
