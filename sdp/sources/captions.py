@@ -125,8 +125,8 @@ def _objects(path: Path) -> Iterator[tuple[str, str]]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}: line {number}: not JSON ({error}); correct it") from None
+        except (ValueError, RecursionError) as error:  # of too many levels
+            raise UserError(f"{path}:{number}: not JSON ({error}); correct it") from None
         names = list(entry) if isinstance(entry, dict) else []
         if (file := usual_column(names, _FILES)) is not None:
             text = entry.get(usual_column(names, _CAPTIONS))

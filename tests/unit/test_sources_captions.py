@@ -68,7 +68,8 @@ def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("metadata.jsonl", b"{}\n{", r"metadata.jsonl: line 2: not JSON .*; correct it"),
+        ("metadata.jsonl", b"{}\n{", r"metadata.jsonl:2: not JSON .*; correct it"),
+        ("metadata.jsonl", b"{}\n" + b"[" * 100_000, r"metadata.jsonl:2: not JSON .*; correct it"),
         ("metadata.csv", b"\xff", r"metadata.csv: not UTF-8 text .*; save it as UTF-8"),
     ],
 )
