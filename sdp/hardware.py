@@ -4,11 +4,13 @@ Nothing is computed for a GPU that is not in it: a share of a guessed peak is wo
 datasheets often print twice as much, with structured sparsity.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 GIB = 1 << 30
 TERA = 1e12
@@ -102,42 +104,8 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 # GPUs and vCPUs: EC2's own description of its instance types on 2026-08-21, by
 # aws/karpenter-provider-aws, website/content/en/docs/reference/instance-types.md. Prices are in sdp/plan/prices.yaml.
 
-_INSTANCES = (
-    Instance("m5.8xlarge", None, 0, 32),
-    Instance("g5.xlarge", "A10G", 1, 4),
-    Instance("g5.2xlarge", "A10G", 1, 8),
-    Instance("g5.4xlarge", "A10G", 1, 16),
-    Instance("g5.8xlarge", "A10G", 1, 32),
-    Instance("g5.12xlarge", "A10G", 4, 48),
-    Instance("g5.16xlarge", "A10G", 1, 64),
-    Instance("g5.24xlarge", "A10G", 4, 96),
-    Instance("g5.48xlarge", "A10G", 8, 192),
-    Instance("g6.xlarge", "L4", 1, 4),
-    Instance("g6.2xlarge", "L4", 1, 8),
-    Instance("g6.4xlarge", "L4", 1, 16),
-    Instance("g6.8xlarge", "L4", 1, 32),
-    Instance("g6.12xlarge", "L4", 4, 48),
-    Instance("g6.16xlarge", "L4", 1, 64),
-    Instance("g6.24xlarge", "L4", 4, 96),
-    Instance("g6.48xlarge", "L4", 8, 192),
-    Instance("g6e.xlarge", "L40S", 1, 4),
-    Instance("g6e.2xlarge", "L40S", 1, 8),
-    Instance("g6e.4xlarge", "L40S", 1, 16),
-    Instance("g6e.8xlarge", "L40S", 1, 32),
-    Instance("g6e.12xlarge", "L40S", 4, 48),
-    Instance("g6e.16xlarge", "L40S", 1, 64),
-    Instance("g6e.24xlarge", "L40S", 4, 96),
-    Instance("g6e.48xlarge", "L40S", 8, 192),
-    Instance("p4d.24xlarge", "A100-40G", 8, 96),
-    Instance("p4de.24xlarge", "A100-80G", 8, 96),
-    Instance("p5.4xlarge", "H100-SXM", 1, 16),
-    Instance("p5.48xlarge", "H100-SXM", 8, 192),
-    Instance("p5e.48xlarge", "H200", 8, 192),
-    Instance("p5en.48xlarge", "H200", 8, 192),
-    Instance("p6-b200.48xlarge", "B200", 8, 192),
-)
-
-INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})
+_INSTANCES: dict[str, list[Any]] = json.loads(Path(__file__).with_name("instances.json").read_bytes())
+INSTANCES: Mapping[str, Instance] = MappingProxyType({name: Instance(name, *row) for name, row in _INSTANCES.items()})
 
 
 def local_gpus() -> int:

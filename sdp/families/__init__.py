@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,6 +92,17 @@ class KnownModel:
     def has_size_of(self, config: Mapping[str, Any]) -> bool:
         """Return whether a denoiser's configuration is one of this size."""
         return all(config.get(key) == self.unet[key] for key in _SIZES if key in self.unet)
+
+
+@cache
+def _known_models() -> dict[str, dict[str, Any]]:
+    models: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known.json").read_bytes())
+    return models
+
+
+def known_model(name: str) -> KnownModel:
+    """Return a model of known.json by its name."""
+    return KnownModel(name, **_known_models()[name])
 
 
 class Family(ABC):

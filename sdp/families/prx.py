@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sdp.errors import ModelError
-from sdp.families import TICKS, Family, KnownModel, TextSpace, text_width
+from sdp.families import TICKS, Family, KnownModel, TextSpace, known_model, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -153,14 +153,5 @@ def lengths(ids: "Tensor", pad: int) -> "Tensor":
 
 PRX: Final = Prx()
 
-PRX_424M, PRX_1B = (
-    KnownModel(
-        name=f"PRX {name}",
-        unet={"hidden_size": hidden_size, "depth": depth},
-        text_encoder={},
-        parameters={"unet": parameters, "text_encoder": 596_049_920},
-        memory=f"memory-prx-{name.lower()}",
-    )
-    for name, hidden_size, depth, parameters in (("424M", 1152, 14, 423_747_520), ("1.2B", 1792, 16, 1_168_397_888))
-)
+PRX_424M, PRX_1B = known_model("PRX 424M"), known_model("PRX 1.2B")
 """The sizes of docs/families.md, with Qwen3-0.6B."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sdp.families import Family, KnownModel, TextSpace, text_width
+from sdp.families import Family, KnownModel, TextSpace, known_model, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -92,43 +92,5 @@ class StableDiffusion(Family):
 SD: Final = StableDiffusion()
 
 
-SD2: Final = KnownModel(
-    name="Stable Diffusion 2",
-    unet={
-        "_class_name": "UNet2DConditionModel",
-        "attention_head_dim": [5, 10, 20, 20],
-        "block_out_channels": [320, 640, 1280, 1280],
-        "cross_attention_dim": 1024,
-        "in_channels": 4,
-        "layers_per_block": 2,
-        "sample_size": 64,
-        "use_linear_projection": True,
-    },
-    text_encoder={
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "hidden_act": "gelu",
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "model_type": "clip_text_model",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 23,
-        "projection_dim": 512,
-    },
-    parameters={"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840},
-)
-
-SD1: Final = KnownModel(
-    name="Stable Diffusion 1",
-    unet={**SD2.unet, "attention_head_dim": 8, "cross_attention_dim": 768, "use_linear_projection": False},
-    text_encoder={
-        **SD2.text_encoder,
-        "hidden_act": "quick_gelu",
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "num_hidden_layers": 12,
-        "projection_dim": 768,
-    },
-    parameters={"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
-)
+SD2: Final = known_model("Stable Diffusion 2")
+SD1: Final = known_model("Stable Diffusion 1")
