@@ -17,7 +17,7 @@ from sdp.device import share_cores
 from sdp.errors import ModelError, one_line
 from sdp.families.tokenizer import load_clip_tokenizer, token_ids
 from sdp.imaging import Pixels
-from sdp.model.clip import embedding, read_tensors
+from sdp.model.clip import read_tensors
 from sdp.model.load import load_network as load_network_of
 from sdp.model.networks import FeatureNetwork
 
@@ -101,7 +101,7 @@ class Transformers:
     def embed(self, pictures: Sequence[NetworkInput]) -> FeatureRows:
         pixels = torch.from_numpy(np.stack(pictures)).to(self._device)
         if self._is_clip:
-            rows: Tensor = embedding(self._network.get_image_features(pixel_values=pixels))
+            rows: Tensor = self._network.get_image_features(pixel_values=pixels).pooler_output
         else:
             rows = self._network(pixel_values=pixels).last_hidden_state[:, 0]
         features: FeatureRows = rows.float().cpu().numpy()
@@ -113,7 +113,7 @@ class Transformers:
         if not captions:
             return np.zeros(0, np.float32)
         tokens = token_ids(self._tokenizer, captions).to(self._device)
-        texts = embedding(self._network.get_text_features(input_ids=tokens)).float().cpu().numpy()
+        texts = self._network.get_text_features(input_ids=tokens).pooler_output.float().cpu().numpy()
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(texts, axis=1)
         cosines: NDArray[np.float32] = (rows * texts).sum(axis=1) / norms
         return 100 * cosines

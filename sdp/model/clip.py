@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -73,14 +73,6 @@ def view_of(network: FeatureNetwork) -> View:
     if view.side > view.shortest or text.get("max_position_embeddings", tokens) != tokens:
         raise ModelError(f"{network.path}: expected pictures cut from larger ones, and {tokens} tokens; choose another")
     return view
-
-
-def embedding(output: Any) -> "Tensor":
-    """Return the embedding in a network's output, which older versions of transformers return bare."""
-    import torch
-
-    result: Tensor = output if isinstance(output, torch.Tensor) else output.pooler_output
-    return result
 
 
 def read_tensors(data: bytes, name: str) -> "dict[str, Tensor]":

@@ -14,7 +14,7 @@ from sdp.device import DTYPES
 from sdp.encode.chunk import Chunk
 from sdp.encode.encoder import BatchEncoder
 from sdp.encode.recipe import TEXT, EncoderSettings
-from sdp.model.clip import View, embedding
+from sdp.model.clip import View
 
 Scores32 = NDArray[np.float32]
 
@@ -81,14 +81,14 @@ class Scorer(BatchEncoder):
 
 
 class _Half(nn.Module):
-    """CLIP without the encoder of pictures, or of captions. Attention is causal: what pads a caption does not count."""
+    """CLIP's encoder of pictures, or of captions. Padding changes no embedding: captions' attention is causal."""
 
     def __init__(self, network: Any, projection: Any) -> None:
         super().__init__()
         self.network, self.projection = network, projection
 
     def forward(self, values: Tensor) -> Tensor:
-        embeddings: Tensor = self.projection(embedding(self.network(values)))
+        embeddings: Tensor = self.projection(self.network(values).pooler_output)
         return embeddings
 
 
