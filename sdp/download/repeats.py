@@ -5,14 +5,12 @@ partitions by hash. The repeats of each partition are then found separately. The
 that it is found once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from sdp.config.download import DownloadConfig
-from sdp.console import Progress, counted
 from sdp.datasets import repeated
 from sdp.datasets.index import Index
 from sdp.datasets.output import Output
@@ -25,10 +23,6 @@ from sdp.runners.exchange import exchange
 from sdp.storage import Storage, StorageOptions
 from sdp.urls import key64
 
-Piece = TypeVar("Piece")
-Read = Callable[[Piece, int], list[tuple[Keys, Addresses]]]
-"""A function that reads a piece into so many partitions."""
-
 _READ_ROWS = 16_384
 
 
@@ -40,7 +34,9 @@ def find_urls(config: DownloadConfig, output: Output, rules: Rules, check: Calla
         starts = range(0, index.rows, repeated.PIECE_ROWS)
         pieces = [range(start, min(start + repeated.PIECE_ROWS, index.rows)) for start in starts]
         read = partial(read_urls, index, rules, config.storage.options())
-        repeats = _search("URLs", read, pieces, index.rows, config.workers.node_labels, check)
+        partitions, labels = repeated.partitions_for(index.rows), config.workers.node_labels
+        what = "looking for repeated URLs"
+        repeats = exchange(what, index.rows, read, pieces, repeated.repeated, partitions, labels=labels, check=check)
         repeated.keep(storage, name, repeats, check)
     return Repeated(storage, repeated.folder(name))
 
@@ -54,7 +50,8 @@ def find_content(
         return known
     rows = sum(part.counts.written for part in parts)
     read = partial(repeated.read_hashes, storage)
-    repeats = _search("images", read, repeated.pieces(parts), rows, labels, check)
+    what, pieces, partitions = "looking for repeated images", repeated.pieces(parts), repeated.partitions_for(rows)
+    repeats = exchange(what, rows, read, pieces, repeated.repeated, partitions, labels=labels, check=check)
     return repeated.keep(storage, digest, repeats, check)
 
 
@@ -70,21 +67,3 @@ def read_urls(
         keys.append(np.array([key64(row.url.text) for row in to_fetch], np.uint64))
         rows.append(np.array([row.row for row in to_fetch], np.int64))
     return repeated.partitioned(np.concatenate(keys), np.concatenate(rows), partitions)
-
-
-def _search(
-    what: str,
-    read: "Read[Piece]",
-    pieces: Sequence[Piece],
-    rows: int,
-    labels: Mapping[str, str],
-    check: Callable[[], None],
-) -> Iterator[Addresses]:
-    """Yield the repeated rows of each partition."""
-    partitions = repeated.partitions_for(rows)
-    with Progress(f"looking for repeated {what}") as progress:
-
-        def show(done: int) -> None:
-            progress.update(f"{rows * done // len(pieces):,} of {counted(rows, 'row')}")
-
-        yield from exchange(read, pieces, repeated.repeated, partitions, labels=labels, check=check, show=show)

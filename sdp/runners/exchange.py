@@ -9,6 +9,7 @@ again.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sdp.console import Progress, counted
 from sdp.ray import cluster, lost
 
 Piece = TypeVar("Piece")
@@ -16,6 +17,8 @@ Reduced = TypeVar("Reduced")
 
 
 def exchange(
+    what: str,
+    rows: int,
     read: Callable[[Piece, int], Sequence[Any]],
     pieces: Sequence[Piece],
     reduce: Callable[..., Reduced],
@@ -23,12 +26,12 @@ def exchange(
     *,
     labels: Mapping[str, str],
     check: Callable[[], None],
-    show: Callable[[int], None],
 ) -> Iterator[Reduced]:
     """Yield `reduce(*shares)` for each partition, in order; its shares are in the order of the pieces.
 
     `read` returns a piece's share of each of so many partitions. If there are several pieces, tasks on nodes with these
-    labels do both; `check` is called before each result, and `show` with the number of pieces that have been read.
+    labels do both, and a line says how many of the `rows` have been read for `what`; `check` is called before each
+    result.
     """
     if len(pieces) <= 1:  # starting a process would take longer
         yield from (reduce(*shares) for shares in zip(*(read(piece, partitions) for piece in pieces), strict=True))
@@ -43,10 +46,11 @@ def exchange(
     *columns, ends = zip(*(reading.remote(shared, piece, partitions) for piece in pieces), strict=True)
     results = [reducing.remote(reduce, *shares) for shares in columns]
     del columns  # or shares would outlive the tasks that need them
-    for number, end in enumerate(ends, 1):
-        check()
-        _value(end)
-        show(number)
+    with Progress(what) as progress:
+        for number, end in enumerate(ends, 1):
+            check()
+            _value(end)
+            progress.update(f"{rows * number // len(pieces):,} of {counted(rows, 'row')}")
     for result in results:
         check()
         yield _value(result)

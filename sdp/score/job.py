@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from sdp.config.score import ScoreConfig
-from sdp.console import Progress, counted, say, table
+from sdp.console import counted, say, table
 from sdp.datasets import repeated
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
@@ -104,16 +104,11 @@ def _search(
         shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
         yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
         return
-    with Progress("looking for near-duplicates") as progress:
-        for number, mask in enumerate(masks, 1):
-
-            def show(done: int, number: int = number) -> None:
-                searched = f"{rows * done // len(pieces):,} of {counted(rows, 'row')}"
-                progress.update(f"{searched} in search {number} of {len(masks)}")
-
-            read = partial(_read_partitions, spec.output, spec.taken_down, mask)
-            search = partial(_search_shares, mask, distance, mask == masks[0])
-            yield from exchange(read, pieces, search, partitions, labels=labels, check=check, show=show)
+    for number, mask in enumerate(masks, 1):
+        what = f"looking for near-duplicates, search {number} of {len(masks)}"
+        read = partial(_read_partitions, spec.output, spec.taken_down, mask)
+        search = partial(_search_shares, mask, distance, mask == masks[0])
+        yield from exchange(what, rows, read, pieces, search, partitions, labels=labels, check=check)
 
 
 def _read_partitions(

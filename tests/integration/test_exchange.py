@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.local_ray import several_nodes
 from tests.waiting import until
 
 PIECES, PARTITIONS = list("abcd"), 6
-OPTIONS: dict[str, Any] = {"labels": {}, "check": lambda: None, "show": lambda _: None}
+OPTIONS: dict[str, Any] = {"labels": {}, "check": lambda: None}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,16 +48,15 @@ def with_node(*shares: str) -> set[str]:
 
 
 @pytest.mark.parametrize("partitions", [1, PARTITIONS])
-def test_partitions_and_their_shares_come_in_order(partitions: int) -> None:
-    shown: list[int] = []
-    results = exchange(read, PIECES, joined, partitions, **OPTIONS | {"show": shown.append})
+def test_partitions_and_their_shares_come_in_order(partitions: int, capsys: pytest.CaptureFixture[str]) -> None:
+    results = exchange("looking", 1_000, read, PIECES, joined, partitions, **OPTIONS)
     assert list(results) == [f"a{n}-b{n}-c{n}-d{n}" for n in range(partitions)]
-    assert shown == [1, 2, 3, 4]
+    assert capsys.readouterr().err == "looking: 250 of 1,000 rows\nlooking: 1,000 of 1,000 rows\n"
 
 
 def test_tasks_run_on_nodes_with_the_labels() -> None:
     (slow,) = (node["NodeID"] for node in ray.nodes() if node["Labels"].get("disk") == "slow")  # type: ignore[no-untyped-call]
-    results = exchange(read_node, PIECES, with_node, 2, **OPTIONS | {"labels": {"disk": "slow"}})
+    results = exchange("looking", 4, read_node, PIECES, with_node, 2, **OPTIONS | {"labels": {"disk": "slow"}})
     assert list(results) == [{slow}, {slow}]
 
 
@@ -69,7 +69,7 @@ def fail(error: Exception, *_: object) -> Any:
 def test_an_error_of_ours_is_raised_as_it_is(stage: str, error: Exception) -> None:
     functions = {"read": read, "reduce": joined, stage: partial(fail, error)}
     with pytest.raises(type(error)) as raised:
-        list(exchange(functions["read"], PIECES, functions["reduce"], PARTITIONS, **OPTIONS))
+        list(exchange("looking", 4, functions["read"], PIECES, functions["reduce"], PARTITIONS, **OPTIONS))
     assert type(raised.value) is type(error)
     assert str(raised.value) == str(error)
 
@@ -83,7 +83,7 @@ def test_a_lost_lease_ends_it_before_the_next_result(calls: int) -> None:
             raise LeaseLost("another job writes")
 
     with pytest.raises(LeaseLost):
-        results.extend(exchange(read, PIECES, joined, PARTITIONS, **OPTIONS | {"check": check}))
+        results.extend(exchange("looking", 4, read, PIECES, joined, PARTITIONS, **OPTIONS | {"check": check}))
     assert len(results) == max(0, calls - len(PIECES))
 
 
@@ -103,14 +103,16 @@ def test_shares_of_a_lost_node_are_made_again(tmp_path: Path, nodes: Cluster) ->
     place: dict[str, Any] = {"num_cpus": 1, "labels": {"disk": "lost"}}
     doomed = nodes.add_node(**place)
 
-    def lose_the_node(done: int) -> None:
-        if done == len(PIECES):
+    calls = count()
+
+    def lose_the_node() -> None:
+        if next(calls) == len(PIECES):  # before the first result, when all pieces have been read
             nodes.remove_node(doomed, allow_graceful=False)
             nodes.add_node(**place)
             (tmp_path / "go").touch()
 
     reading, reducing = partial(read_large, tmp_path), partial(first_of_each, tmp_path)
-    options = OPTIONS | {"labels": place["labels"], "show": lose_the_node}
-    results = exchange(reading, PIECES, reducing, PARTITIONS, **options)
+    options = {"labels": place["labels"], "check": lose_the_node}
+    results = exchange("looking", 4, reading, PIECES, reducing, PARTITIONS, **options)
     assert list(results) == [[10 * ord(piece) + number for piece in PIECES] for number in range(PARTITIONS)]
     assert all(len((tmp_path / piece).read_text()) == 2 for piece in PIECES), "read again"

@@ -15,5 +15,5 @@ def test_a_piece_that_is_alone_starts_no_ray(
     monkeypatch: pytest.MonkeyPatch, pieces: list[str], results: list[tuple[str, ...]]
 ) -> None:
     monkeypatch.setattr(cluster, "connect", lambda: pytest.fail("Ray is started"))
-    reduced = exchange(read, pieces, lambda *shares: shares, 2, labels={}, check=list, show=lambda _: None)
+    reduced = exchange("looking", 1, read, pieces, lambda *shares: shares, 2, labels={}, check=list)
     assert list(reduced) == results
