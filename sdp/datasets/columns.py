@@ -99,6 +99,12 @@ def row_stops(footer: pq.FileMetaData) -> NDArray[np.int64]:
     return np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)], dtype=np.int64)
 
 
+def groups_within(stops: NDArray[np.int64], start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the row groups that hold some of a file's rows [start, stop), each with the number of rows before it."""
+    first, last = int(np.searchsorted(stops, start, "right")), int(np.searchsorted(stops, stop, "left"))
+    return [(group, int(stops[group - 1]) if group else 0) for group in range(first, min(last + 1, len(stops)))]
+
+
 def _lengths(footer: pq.FileMetaData) -> list[int]:
     """Return the bytes of a value of each column; text, which may have any length, is held once where it repeats."""
     leaves = (footer.schema.column(number) for number in range(footer.num_columns))

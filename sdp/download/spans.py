@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from sdp.datasets.columns import cast, iter_tables, open_parquet, row_stops
+from sdp.datasets.columns import cast, groups_within, iter_tables, open_parquet, row_stops
 from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.parts import failed_before
 from sdp.datasets.records import reading
@@ -95,9 +94,9 @@ def _batches(
     for piece in slices:
         with reading(piece.path, "fix or restore this file of source.uri", "cannot be read"):
             file = open_parquet(open_source(piece.path, options), columns)
-            groups, skip = _groups(file.metadata, piece.offset, piece.length)
-            left = piece.length
-            for table in iter_tables(file, columns, groups):
+            groups = groups_within(row_stops(file.metadata), piece.offset, piece.offset + piece.length)
+            skip, left = piece.offset - groups[0][1] if groups else 0, piece.length
+            for table in iter_tables(file, columns, [group for group, _ in groups]):
                 rows = table.slice(skip, left)
                 skip, left = max(0, skip - table.num_rows), left - rows.num_rows
                 yield cast(rows, types, piece.path)
@@ -105,11 +104,3 @@ def _batches(
                     break
         if left:
             raise DatasetError(f"{piece.path}: {left} rows fewer than before; restore it, or choose a new output.uri")
-
-
-def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
-    """Return the row groups that hold these rows, and the number of rows to skip in the first."""
-    stops = row_stops(footer)
-    starts = np.concatenate([[0], stops])[: len(stops)]
-    groups = np.flatnonzero((stops > offset) & (starts < offset + length)).tolist()
-    return groups, offset - int(starts[groups[0]]) if groups else 0

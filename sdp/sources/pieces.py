@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from sdp.datasets.columns import groups_within
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.units import Work
@@ -89,10 +88,8 @@ class Planner:
                 yield RowGroup(piece.path, piece.offset, piece.length, piece.first_row)
                 continue
             stops, first = stops_in(piece.path, self._options), piece.first_row - piece.offset
-            number = int(np.searchsorted(stops, work.unit.start - first, "right"))
-            while number < len(stops) and (at := int(stops[number - 1]) if number else 0) < work.unit.stop - first:
+            for number, at in groups_within(stops, work.unit.start - first, work.unit.stop - first):
                 yield RowGroup(piece.path, number, int(stops[number]) - at, first + at)
-                number += 1
 
 
 def _within(group: RowGroup, work: Work) -> GroupRows:
