@@ -19,7 +19,6 @@ from sdp.config import identity
 from sdp.config.download import DownloadConfig
 from sdp.console import Progress, counted, say
 from sdp.datasets import manifest, tombstones
-from sdp.datasets.columns import kind_of
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import PartInfo
@@ -40,7 +39,8 @@ from sdp.ray.waiting import Place, announce, wait_for
 from sdp.runners.here import Here
 from sdp.runners.placement import Placement
 from sdp.runners.runner import Feed, RowsLost, Runner
-from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
+from sdp.sources.joined import check_column
+from sdp.storage import Storage, list_source, open_source, open_storage
 
 UNITS_AT_ONCE = 2
 """Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
@@ -75,7 +75,9 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     columns, uri = rules.columns(), config.source.uri
     carried = config.source.columns
     planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit, options=options)
-    _refuse_columns(config, files[0], options)
+    schema = pq.read_schema(open_source(files[0].uri, options))
+    for key in ("url_column", "caption_column"):  # before each of their rows fails
+        check_column(f"source.{key}", getattr(config.source, key), "text", schema, files[0].uri)
     if limit is not None and limit < existing.index.rows:
         say(f"limit: {limit:,} is less than the {existing.index.rows:,} rows that already have addresses, which stay")
     if before is not None:
@@ -204,16 +206,6 @@ def _refuse_unfinished(output: Output) -> None:
             f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
             "--only-failed first"
         )
-
-
-def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:
-    """Refuse columns that hold no text, before each of their rows fails."""
-    schema = pq.read_schema(open_source(file.uri, options))
-    for key in ("url_column", "caption_column"):
-        name = getattr(config.source, key)
-        kind = kind_of(schema.field(name).type)
-        if kind not in ("text", "bytes", "null"):  # some writers store text as bytes
-            raise DatasetError(f"source.{key}: expected a column of text, but {name} in {file.uri} holds {kind}")
 
 
 def _with_takedowns(rules: Rules, storage: Storage) -> Rules:
