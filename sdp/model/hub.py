@@ -105,14 +105,15 @@ def _explained(source: ModelSource) -> Iterator[None]:
     from huggingface_hub import errors
 
     where = f"model source {source}"
-    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {PINNED} is a copy)"
+    # The repository that is missing is most often that of Stable Diffusion 2.
+    copy = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {PINNED} is a copy)"
     try:
         yield
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{where}: the repository has no such revision; pin a commit from its history") from error
     except errors.RepositoryNotFoundError as error:  # a gated one, too
         raise ModelError(
-            f"{where}: the hub has no such repository{mirror}, or access to it needs HF_TOKEN, of an account that has "
+            f"{where}: the hub has no such repository{copy}, or access to it needs HF_TOKEN, of an account that has "
             "accepted the owner's terms if it is gated; check both"
         ) from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # from requests or httpx, by the library's version

@@ -93,7 +93,7 @@ def load_noise_schedule(path: Path) -> "NoiseSchedule":
         scheduler = kind.from_config({**config, "_class_name": "DDPMScheduler", "rescale_betas_zero_snr": False})
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            f"{path}/scheduler: not a noise schedule ({_line(error)}); check scheduler_config.json"
+            f"{path}/scheduler: not a noise schedule ({one_line(error, 200)}); check scheduler_config.json"
         ) from error
     return from_alphas_cumprod(scheduler.alphas_cumprod, zero_terminal_snr=bool(config.get("rescale_betas_zero_snr")))
 
@@ -110,7 +110,7 @@ def _config(file: Path) -> dict[str, Any]:
     try:
         return json_object(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: not a configuration ({_line(error)}); restore it") from error
+        raise ModelError(f"{file}: not a configuration ({one_line(error, 200)}); restore it") from error
 
 
 def _diffusers(kind: Any, path: Path, part: str) -> Any:
@@ -145,12 +145,10 @@ def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelError(f"{folder}: cannot be loaded ({_line(error)}); compare it with the original") from error
+        raise ModelError(
+            f"{folder}: cannot be loaded ({one_line(error, 200)}); compare it with the original"
+        ) from error
 
 
 def _frozen(model: Any, device: "torch.device | str") -> Any:
     return model.to(device).eval().requires_grad_(False)
-
-
-def _line(error: Exception) -> str:
-    return one_line(error, 200)

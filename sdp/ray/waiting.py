@@ -29,7 +29,7 @@ _POLL_S = 0.2
 _FIRST_LINE_S = 4.0
 _LINES_S = 30.0
 _STALLED_S, _SLOW_S = 60.0, 600.0
-"""Time without progress after which lines say so: while nobody works or a place is missing, and otherwise."""
+"""Seconds without progress before a line reports it: if nobody works or a place is missing, and if somebody works."""
 _JOIN_S = 30.0
 _SETTLE_S = 60.0
 """Time without a change after which fewer workers than the maximum suffice, although more may still come."""

@@ -52,7 +52,7 @@ def storage(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         (400, "RequestTimeout"),
     ],
 )
-def test_a_passing_trouble_is_tried_again(storage: Storage, server: Server, status: int, code: str) -> None:
+def test_a_transient_failure_is_retried(storage: Storage, server: Server, status: int, code: str) -> None:
     server.queue.extend([error(status, code)] * 3)
     assert storage.read("k") == b"content"
     assert len(server.requests) == 4
@@ -60,7 +60,7 @@ def test_a_passing_trouble_is_tried_again(storage: Storage, server: Server, stat
     assert storage.create("new", b"1").etag == '"v2"'
 
 
-def test_a_lasting_trouble_is_tried_so_often_and_no_more(storage: Storage, server: Server) -> None:
+def test_a_lasting_failure_is_retried_as_often_as_the_options_allow(storage: Storage, server: Server) -> None:
     server.queue.extend([error(503, "SlowDown")] * 10)
     with pytest.raises(Unavailable) as caught:
         storage.read("k")
