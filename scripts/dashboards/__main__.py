@@ -1,4 +1,4 @@
-"""Write charts/sdp-monitoring/dashboards from the code in this folder: `python -m scripts.dashboards`.
+"""Write charts/sdp-monitoring/dashboards from the YAML in this folder: `python -m scripts.dashboards`.
 
 With --check, change nothing, list the files that are out of date, and fail if there are any.
 """
@@ -6,17 +6,15 @@ With --check, change nothing, list the files that are out of date, and fail if t
 import sys
 from pathlib import Path
 
-from scripts.dashboards import gpu_health, gram, home, pipeline, run, throughput
 from scripts.dashboards.grafana import render
-from scripts.dashboards.panels import Dashboard
+from scripts.dashboards.panels import dashboards
 
 FOLDER = Path(__file__).resolve().parents[2] / "charts" / "sdp-monitoring" / "dashboards"
-ALL: tuple[Dashboard, ...] = tuple(module.DASHBOARD for module in (home, throughput, gram, gpu_health, pipeline, run))
 
 
 def files() -> dict[str, str]:
     """Return the folder's files: each name and its text."""
-    return {f"{dashboard.name}.json": render(dashboard) for dashboard in ALL}
+    return {f"{dashboard.name}.json": render(dashboard) for dashboard in dashboards()}
 
 
 def main(arguments: list[str]) -> int:

@@ -10,27 +10,19 @@ from grafana_foundation_sdk.models import common as words
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from scripts.dashboards.panels import AMOUNT, COUNT, TIMES, Dashboard, Panel
-from scripts.dashboards.selecting import CLUSTER
+from scripts.dashboards.panels import COUNT, NAMES, Dashboard, Panel
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NOTHING = "–"
 Builder = timeseries.Panel | stat.Panel | bargauge.Panel | tables.Panel
 
+_RUNS, _NODES = "sdp_job_rows|sdp_train_step|sdp_process_info", "ray_node_cpu_count|sdp_exporter_up"
 VARIABLES: Sequence[tuple[str, str, str]] = (
     ("namespace", "Namespace", "label_values(ray_node_cpu_count, namespace)"),
     ("cluster", "Cluster", 'label_values(ray_node_cpu_count{namespace=~"$namespace"}, ray_cluster)'),
-    (
-        "run",
-        "Run",
-        f'label_values({{__name__=~"sdp_job_rows|sdp_train_step|sdp_process_info", {CLUSTER}}}, run)',
-    ),
-    ("group", "Group", f"label_values(ray_node_cpu_count{{{CLUSTER}}}, ray_group)"),
-    (
-        "node",
-        "Node",
-        'label_values({__name__=~"ray_node_cpu_count|sdp_exporter_up"}, node)',
-    ),
+    ("run", "Run", f'label_values({{__name__=~"{_RUNS}", {NAMES["CLUSTER"]}}}, run)'),
+    ("group", "Group", f"label_values(ray_node_cpu_count{{{NAMES['CLUSTER']}}}, ray_group)"),
+    ("node", "Node", f'label_values({{__name__=~"{_NODES}"}}, node)'),
 )
 """Each variable's name, label and query. All also matches series that lack the label."""
 
@@ -40,7 +32,7 @@ def render(source: Dashboard) -> str:
     built = (
         dashboard.Dashboard(source.title)
         .uid(f"sdp-{source.name}")
-        .description(source.question)
+        .description(source.rows[0].title)
         .tags(["sdp"])
         .timezone("browser")
         .time("now-1h", "now")
@@ -122,7 +114,7 @@ def _panel(source: Panel) -> Builder:
 
 def _unit(unit: str) -> str:
     """Return the unit for Grafana; one that it does not know becomes a suffix."""
-    return f"suffix: {unit}" if unit.endswith("/s") or unit == TIMES else AMOUNT if unit == COUNT else unit
+    return f"suffix: {unit}" if unit.endswith("/s") or unit == "×" else "short" if unit == COUNT else unit
 
 
 def _number(source: Panel) -> Builder:

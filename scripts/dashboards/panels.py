@@ -1,24 +1,19 @@
-"""The parts of a dashboard, independent of Grafana: rows of panels, and each panel's Prometheus queries."""
+"""The dashboards, independent of Grafana: rows of panels, as the YAML files of this folder have them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any
 
-Kind = Literal["number", "lines", "stacked", "bars", "table"]
+import yaml
 
-IMAGES_PER_SECOND, STEPS_PER_SECOND, ROWS_PER_SECOND, TOKENS_PER_SECOND, ERRORS_PER_SECOND = (
-    "img/s", "steps/s", "rows/s", "tokens/s", "errors/s",
-)  # fmt: skip
-BYTES, BYTES_PER_SECOND, RATIO, SECONDS, AMOUNT, CELSIUS, WATTS, HERTZ, TIMES, PLAIN = (
-    "bytes", "Bps", "percentunit", "s", "short", "celsius", "watt", "hertz", "×", "none",
-)  # fmt: skip
-"""Grafana's units; one that Grafana does not know is shown as a suffix."""
+FOLDER = Path(__file__).parent
+KINDS = ("number", "lines", "stacked", "bars", "table")
 COUNT = "count"
-"""An amount that is a whole number, on an axis with whole ticks."""
-
-GREEN, YELLOW, RED = "green", "yellow", "red"
-FULL = 24
-"""The number of columns of a dashboard."""
+"""An amount that is a whole number, on an axis with whole ticks. Other units are Grafana's, or become a suffix."""
+NAMES: dict[str, str] = yaml.safe_load((FOLDER / "names.yaml").read_text(encoding="utf-8"))
+_NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +34,22 @@ class Limits:
     def steps(self) -> list[tuple[float | None, str]]:
         """Return colours in ascending order, each with the value at which it starts."""
         if self.warn <= self.bad:
-            return [(None, GREEN), (self.warn, YELLOW), (self.bad, RED)]
-        return [(None, RED), (self.bad, YELLOW), (self.warn, GREEN)]
+            return [(None, "green"), (self.warn, "yellow"), (self.bad, "red")]
+        return [(None, "red"), (self.bad, "yellow"), (self.warn, "green")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One question, and the queries that answer it."""
 
+    kind: str
     title: str
-    about: str
+    about: str = ""
     """The explanation that Grafana shows in the panel's corner: what it shows, and what to conclude."""
     queries: Sequence[Query]
-    kind: Kind = "lines"
     unit: str = COUNT
     width: int = 8
+    """Columns, of the 24 that a dashboard has."""
     height: int = 7
     limits: Limits | None = None
     most: float | None = None
@@ -70,38 +66,38 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A dashboard, as rows of panels."""
+    """A dashboard, as rows of panels. The title of the first is the question that it answers."""
 
     name: str
     """The name of its file; its uid is `sdp-NAME`."""
     title: str
-    question: str
-    """The question that the first row answers."""
     rows: Sequence[Row]
 
 
-def number(title: str, about: str, *queries: Query, unit: str = COUNT, limits: Limits | None = None) -> Panel:
-    """Return a single figure, one of the six in a first row."""
-    return Panel(title, about, queries, "number", unit, width=4, height=4, limits=limits)
+def dashboards() -> list[Dashboard]:
+    """Read all dashboards of this folder."""
+    return [_dashboard(path) for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "names"]
 
 
-def lines(
-    title: str, about: str, *queries: Query, unit: str = COUNT, width: int = 8, most: float | None = None
-) -> Panel:
-    return Panel(title, about, queries, "lines", unit, width, most=most)
+def spelt_out(text: str) -> str:
+    """Put its text in place of each name of names.yaml."""
+    return _NAME.sub(lambda match: spelt_out(NAMES[match[1]]), text)
 
 
-def stacked(
-    title: str, about: str, *queries: Query, unit: str = COUNT, width: int = 8, most: float | None = None
-) -> Panel:
-    return Panel(title, about, queries, "stacked", unit, width, most=most)
+def _dashboard(path: Path) -> Dashboard:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    rows = [Row(row["title"], [_panel(panel) for panel in row["panels"]]) for row in content["rows"]]
+    return Dashboard(path.stem, content["title"], rows)
 
 
-def bars(
-    title: str, about: str, *queries: Query, unit: str = COUNT, width: int = 8, most: float | None = None
-) -> Panel:
-    return Panel(title, about, queries, "bars", unit, width, most=most)
-
-
-def table(title: str, about: str, *queries: Query, unit: str = COUNT, width: int = 8) -> Panel:
-    return Panel(title, about, queries, "table", unit, width)
+def _panel(content: dict[str, Any]) -> Panel:
+    """Return a panel from its lines, of which the first is `KIND: title`, and a query is `expr` or `legend: expr`."""
+    (kind, title), *rest = content.items()
+    assert kind in KINDS, f"{kind}: expected one of {', '.join(KINDS)}"
+    settings = {"width": 4, "height": 4, **dict(rest)} if kind == "number" else dict(rest)
+    named = [("", query) if isinstance(query, str) else next(iter(query.items())) for query in settings["queries"]]
+    settings["queries"] = [Query(spelt_out(expr), legend) for legend, expr in named]
+    settings["about"] = spelt_out(settings.get("about", ""))
+    if "limits" in settings:
+        settings["limits"] = Limits(*settings["limits"])
+    return Panel(kind=kind, title=title, **settings)
