@@ -24,8 +24,8 @@ class Line:
     faint: bool = False
 
 
-def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False) -> str:
-    """Return a chart of curves. `zero` starts the vertical axis at 0."""
+def lines(curves: Sequence[Line], *, x_name: str) -> str:
+    """Return a chart of curves."""
     finite = [
         [(a, b) for a, b in zip(curve.x, curve.y, strict=True) if b is not None and math.isfinite(b)]
         for curve in curves
@@ -34,7 +34,7 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False) -> str:
     if not points:
         return f'<svg viewBox="0 0 {_WIDTH} 40" role="img"><text x="0" y="24">no data yet</text></svg>'
     x, columns = _axis([a for a, _ in points], _LEFT, _RIGHT, 8)
-    y, rows = _axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
+    y, rows = _axis([b for _, b in points], _HEIGHT - _BOTTOM, _TOP, 5)
     drawn = []
     for number, (curve, points) in enumerate(zip(curves, finite, strict=True)):
         some = points[:: max(1, len(points) // _MOST_POINTS)] + points[-1:]
