@@ -28,7 +28,7 @@ LONGEST = (
     "test_train_workers.py", "test_process.py", "test_process_trouble.py", "test_s3_faults.py", "test_score.py",
     "test_kube_commands.py",
 )  # fmt: skip
-"""The files of tests that take longest, the longest first, after one that has the most to do in its time."""
+"""The files of tests/integration that take longest, the longest first, after one with the most to do in its time."""
 hypothesis.settings.register_profile("sdp", deadline=None)  # an example may take long on a busy machine
 hypothesis.settings.load_profile("sdp")
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
@@ -70,9 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(path: Path) -> int:
-    if path.name in LONGEST:
+    in_integration = path.parent.name == "integration"
+    if in_integration and path.name in LONGEST:
         return LONGEST.index(path.name)
-    return len(LONGEST) + ("integration" not in path.parts)
+    return len(LONGEST) + (not in_integration)
 
 
 class Files(LoadFileScheduling):
