@@ -66,7 +66,7 @@ site: ## build the pages of docs/ as a site into build/site; a broken link is an
 lock: ## resolve the ranges of pyproject.toml into requirements.lock, keeping what still fits (ARGS=--upgrade to renew)
 	@sh scripts/lock.sh $(ARGS)
 
-clean: ## remove what checks, tests, builds and the demo left behind
+clean: ## remove what checks, tests, builds and the demo left: .chaos .fuzz .demo build dist, and caches
 	@rm -rf .chaos .fuzz .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find sdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
