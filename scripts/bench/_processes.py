@@ -72,16 +72,6 @@ def run_and_measure(
     return cost
 
 
-def cpu_by_name() -> dict[str, float]:
-    """Return the CPU time so far of this process's descendants, by name; an actor's is that of its class."""
-    totals: dict[str, float] = {}
-    for pid in _descendants(os.getpid()):
-        if stat := _stat(pid):
-            name = _name(pid).partition(".")[0]
-            totals[name] = totals.get(name, 0.0) + (int(stat[11]) + int(stat[12])) / _TICKS
-    return totals
-
-
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

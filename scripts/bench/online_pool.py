@@ -1,6 +1,6 @@
 """Throughput of online mode's pool of encoders, on a local Ray of several nodes, with real payloads.
 
-    python -m scripts.bench.online_pool [--encoders 1,2,3,4,5,6,7,8] [--seconds 30] [--picture docs/pictures/online.svg]
+    python -m scripts.bench.online_pool [--encoders 1,2,3,4,5,6,7,8] [--seconds 30]
     python -m scripts.bench.online_pool --encoders 4 --pace 0.5    everything at half the speed: half the bytes a second
 
 The pool, the trainers' readers, Ray's five raylets and all bytes are real: for each image 196,608 bytes of pixels go
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ import numpy as np
 import ray
 
 from scripts.bench._cases import sized, spare_ray
-from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
 from sdp.encode.chunk import Chunk, ShapeGroup
@@ -61,13 +59,12 @@ MOST_WARM_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure each number of encoders, print the results, and draw them."""
+    """Measure each number of encoders, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
     parser.add_argument("--seconds", type=float, default=sized(30.0, 2.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--pace", type=float, default=1.0, help="factor on the rates of all workers")
-    parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.encoders.split(",")]
     results: list[dict[str, float]] = []
@@ -92,27 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         f"windows of {options.seconds:g} s (goals: 97 % of the minimum; encoders 99 % busy while they are the bottleneck)"
     )
     print(table(rows, header))
-    if options.picture is not None:
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(picture(results))
     return 0
-
-
-def picture(results: Sequence[dict[str, float]]) -> str:
-    """Return a chart of throughput by the number of encoders, as SVG."""
-    x = [r["encoders"] for r in results]
-    curves = [
-        Line(name, x, [r[key] for r in results]) for name, key in (("possible", "possible"), ("measured", "reached"))
-    ]
-    drawn = lines(
-        curves, x_name="img/s of two trainers of 184, by number of encoders (A10G at 102 img/s each)", zero=True
-    )
-    look = (
-        "<style>svg{--a:#0969da;--b:#bc4c00;--line:#d0d7de;background:#fff}"
-        "text{font:13px system-ui,sans-serif;fill:#57606a}</style>"
-    )
-    head, _, rest = drawn.partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{look}{rest}\n'
 
 
 def start_cluster(pace: float) -> Any:

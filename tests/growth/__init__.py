@@ -1,5 +1,5 @@
-"""Growth of the cost of reading a stranger's input: four times the pieces may cost at most five times as much,
-at one of two sizes at least.
+"""Growth of the cost of a stranger's input, and of what a dataset has many of: four times the pieces may cost at most
+five times as much, at one of two sizes at least.
 
 `python -m tests.growth [NAME] [SIZE]` runs one case or all of them in a fresh process, which forks for each reading.
 Each room lists its entry points in a module of this folder. `make fuzz` runs all of them at their full size, the tests
@@ -30,7 +30,7 @@ LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Case:
-    """An entry point that reads what a stranger sends."""
+    """An entry point, and an input of any size."""
 
     name: str
     size: int
@@ -145,7 +145,7 @@ def cases() -> list[Case]:
     """Return the entry points of all rooms."""
     import pandas  # noqa: F401 (pyarrow would in each fork: 0.25 s and 55 MB, which hide what a reading takes)
 
-    from tests.growth import datasets, download, images, model
+    from tests.growth import datasets, download, images, model, scale
 
     gc.freeze()  # or each fork's collection would copy, as it walks, what this process holds
-    return [*download.CASES, *datasets.CASES, *images.CASES, *model.CASES]
+    return [*download.CASES, *datasets.CASES, *images.CASES, *model.CASES, *scale.CASES]

@@ -11,8 +11,8 @@ from tests.programs import ended
 
 pytestmark = pytest.mark.slow
 
-TESTED_ELSEWHERE = {"fake_gpu", "gpu_first_hour", "gpu_train", "scaling", "tables"}
-MEASURES_A_START = {"cli_start", "download", "exporter", "imports"}
+TESTED_ELSEWHERE = {"fake_gpu", "gpu_first_hour", "gpu_train", "tables"}
+MEASURES_A_START = {"download", "imports"}
 """Measures what a new process takes, so it starts anew; the others are forked from one that has loaded torch."""
 
 

@@ -15,6 +15,7 @@ from tests import nvml
 from tests.exporter_kit import DEADLINE_S, Exporter, Scrape, exporting, failing
 from tests.nvml import GIB, GPU_IS_LOST, UNKNOWN, Scenario, a100s, uuid
 from tests.programs import ended
+from tests.waiting import until
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -286,6 +287,20 @@ def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) ->
             sample = gone.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
             assert (sample.value, sample.labels["process"]) == (7 * GIB, "")
             assert gone.value("sdp_exporter_processes", state="unknown") == 2
+
+
+def test_scrapes_leave_neither_threads_nor_open_files(library: Path, tmp_path: Path) -> None:
+    with exporting(Scenario(tmp_path / "gpus", a100s(2)).environment(library)) as exporter:
+
+        def held() -> list[int]:
+            process = Path(f"/proc/{exporter.process.pid}")
+            return [len(list((process / what).iterdir())) for what in ("task", "fd")]
+
+        exporter.scrape()
+        before = held()
+        for _ in range(50):
+            exporter.scrape()
+        until(lambda: held() == before, "what scrapes took is given back", DEADLINE_S)
 
 
 def next_event(scenario: Scenario) -> int:

@@ -1,4 +1,4 @@
-"""The cost of a stranger's input grows no faster than the input; `make fuzz` tries larger ones."""
+"""The cost of a stranger's input, and of a dataset's units, grows no faster than they do; `make fuzz` tries more."""
 
 import sys
 from collections.abc import Callable
