@@ -144,12 +144,10 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_targets_modules_and_files_of_a_command_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_modules_and_files_of_a_command_exist(page: Path) -> None:
     for block in blocks(page):
         if block.language not in ("sh", "console"):
             continue
-        assert set(re.findall(r"^(?:\$ )?make ([\w-]+)", block.text, re.MULTILINE)) <= targets
         for module in re.findall(r"python -m ([\w.]+)", block.text):
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,22 @@ pytestmark = pytest.mark.needs("cc")
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+Over = Callable[..., AbstractContextManager[tuple[Exporter, Scenario]]]
+
+
+@pytest.fixture
+def over(library: Path, tmp_path: Path) -> Over:
+    """Run the exporter over a fake driver with these values; arguments are its own."""
+
+    @contextmanager
+    def run(values: Mapping[str, object], *arguments: str) -> Iterator[tuple[Exporter, Scenario]]:
+        scenario = Scenario(tmp_path / "gpus", values)
+        with exporting(scenario.environment(library), *arguments) as exporter:
+            yield exporter, scenario
+
+    return run
 
 
 @contextmanager
@@ -74,20 +90,17 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
 """The values of tests/nvml's A100 in base units, worked out by hand."""
 
 
-def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(
-        tmp_path / "gpus",
-        {
-            **a100s(8),
-            "gpu.5.power_mw": 87654,
-            "gpu.5.throttle_reasons": 0x4 | 0x40,
-            "gpu.6.nvlink.3": 0,
-            "gpu.6.remapped": "3 2 1 1",
-            "gpu.6.field.45": 9,
-            "gpu.*.ecc_driver_load.0": 4,
-        },
-    )
-    with exporting(scenario.environment(library)) as exporter:
+def test_every_value_of_every_gpu_arrives_in_base_units(over: Over) -> None:
+    values = {
+        **a100s(8),
+        "gpu.5.power_mw": 87654,
+        "gpu.5.throttle_reasons": 0x4 | 0x40,
+        "gpu.6.nvlink.3": 0,
+        "gpu.6.remapped": "3 2 1 1",
+        "gpu.6.field.45": 9,
+        "gpu.*.ecc_driver_load.0": 4,
+    }
+    with over(values) as (exporter, scenario):
         scrape = exporter.scrape()
         for name, labels, value in EXPECTED:
             assert scrape.value(name, gpu=0, **labels) == pytest.approx(value), name
@@ -108,14 +121,13 @@ def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path:
         assert exporter.scrape().value("sdp_gpu_power_watts", gpu=5) == 99.0  # read at the scrape, not before
 
 
-def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_path: Path) -> None:
+def test_all_of_the_catalogue_is_exported_and_nothing_else(over: Over) -> None:
     everything = {
         **a100s(3),
         "gpu.0.process.0": f"C {os.getpid()} {GIB}",
         "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
     }
-    scenario = Scenario(tmp_path / "gpus", everything)
-    with exporting(scenario.environment(library)) as exporter:
+    with over(everything) as (exporter, scenario):
         scrape = until_reported(exporter, scenario, 0)
         rows = {row.name: row for row in CATALOGUE}
         assert {sample.name for sample in scrape.samples} == rows.keys()
@@ -127,9 +139,8 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
                 assert family.documentation == row.help
 
 
-def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(3))
-    with exporting(scenario.environment(library)) as exporter:
+def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(over: Over) -> None:
+    with over(a100s(3)) as (exporter, scenario):
         exporter.scrape()
         scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": GPU_IS_LOST})
         scrape = exporter.scrape()
@@ -143,10 +154,9 @@ def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, t
         assert scrape.value("sdp_gpu_up", gpu=1) == 1
 
 
-def test_a_gpu_that_the_driver_never_opened_or_no_longer_lists_is_down(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_the_driver_never_opened_or_no_longer_lists_is_down(over: Over) -> None:
     error = "gpu.1.error.nvmlDeviceGetHandleByIndex"
-    scenario = Scenario(tmp_path / "gpus", {**a100s(2), error: GPU_IS_LOST})
-    with exporting(scenario.environment(library)) as exporter:
+    with over({**a100s(2), error: GPU_IS_LOST}) as (exporter, scenario):
         scrape = exporter.scrape()
         assert scrape.value("sdp_gpu_up", gpu=1, uuid="", product="") == 0
         assert scrape.value("sdp_gpu_up", gpu=0) == 1
@@ -157,18 +167,14 @@ def test_a_gpu_that_the_driver_never_opened_or_no_longer_lists_is_down(library: 
         assert [scrape.value("sdp_gpu_up", uuid=uuid(n)) for n in range(2)] == [1, 0]
 
 
-def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsupported_is_not(
-    library: Path, tmp_path: Path
-) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(2))
-    scenario.write(
-        {
-            "gpu.0.error.nvmlDeviceGetPowerUsage": UNKNOWN,
-            "gpu.0.field.82.error": UNKNOWN,
-            "gpu.1.error.nvmlDeviceGetPowerUsage": nvml.NOT_SUPPORTED,
-        }
-    )
-    with exporting(scenario.environment(library)) as exporter:
+def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsupported_is_not(over: Over) -> None:
+    values = {
+        **a100s(2),
+        "gpu.0.error.nvmlDeviceGetPowerUsage": UNKNOWN,
+        "gpu.0.field.82.error": UNKNOWN,
+        "gpu.1.error.nvmlDeviceGetPowerUsage": nvml.NOT_SUPPORTED,
+    }
+    with over(values) as (exporter, _):
         first, second = exporter.scrape(), exporter.scrape()
         assert gpus(second, "sdp_gpu_power_watts") == set()
         assert gpus(second, "sdp_gpu_memory_temperature_celsius") == {"1"}
@@ -181,11 +187,8 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
         assert grown == 1
 
 
-def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_ones_not_at_all(
-    library: Path, tmp_path: Path
-) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(4))
-    with exporting(scenario.environment(library), "--timeout-s", "3") as exporter:
+def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_ones_not_at_all(over: Over) -> None:
+    with over(a100s(4), "--timeout-s", "3") as (exporter, scenario):
         exporter.scrape()
         scenario.write({"gpu.2.hang.nvmlDeviceGetPowerUsage": 3600})
         began = time.monotonic()
@@ -205,9 +208,8 @@ def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_one
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
-def test_a_hanging_driver_is_reported_and_the_exporter_recovers(library: Path, tmp_path: Path, call: str) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(2))
-    with exporting(scenario.environment(library), "--timeout-s", "1") as exporter:
+def test_a_hanging_driver_is_reported_and_the_exporter_recovers(over: Over, call: str) -> None:
+    with over(a100s(2), "--timeout-s", "1") as (exporter, scenario):
         exporter.until(lambda s: s.value("sdp_exporter_up") == 1)
         scenario.write({f"hang.{call}": 3600})
         first = exporter.scrape()
@@ -219,9 +221,8 @@ def test_a_hanging_driver_is_reported_and_the_exporter_recovers(library: Path, t
         exporter.until(lambda s: s.value("sdp_exporter_up") == 1 and s.has("sdp_gpu_power_watts", gpu=1))
 
 
-def test_without_a_driver_it_says_so_and_finds_one_that_comes_later(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", {**a100s(1), "error.nvmlInit": nvml.DRIVER_NOT_LOADED})
-    with exporting(scenario.environment(library)) as exporter:
+def test_without_a_driver_it_says_so_and_finds_one_that_comes_later(over: Over) -> None:
+    with over({**a100s(1), "error.nvmlInit": nvml.DRIVER_NOT_LOADED}) as (exporter, scenario):
         scrape = exporter.scrape()
         assert scrape.value("sdp_exporter_up") == 0
         assert not any(s.name.startswith("sdp_gpu_") for s in scrape.samples)
@@ -247,9 +248,8 @@ def test_without_the_drivers_library_it_answers_too(tmp_path: Path) -> None:
         assert "WARNING no GPU can be read: nvmlInit: library_not_found\n" in exporter.stop()[1]
 
 
-def test_a_driver_that_was_reloaded_is_opened_again(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(1))
-    with exporting(scenario.environment(library)) as exporter:
+def test_a_driver_that_was_reloaded_is_opened_again(over: Over) -> None:
+    with over(a100s(1)) as (exporter, scenario):
         exporter.scrape()
         scenario.write({"error.nvmlDeviceGetCount": 1, "error.nvmlInit": nvml.DRIVER_NOT_LOADED})
         assert exporter.scrape().value("sdp_exporter_up") == 0
@@ -261,7 +261,7 @@ def test_a_driver_that_was_reloaded_is_opened_again(library: Path, tmp_path: Pat
         assert exporter.scrape().value("sdp_exporter_up") == 1
 
 
-def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) -> None:
+def test_a_process_has_its_memory_and_its_name(over: Over) -> None:
     with sleeping() as process:
         pid = process.pid
         lines = {
@@ -271,8 +271,7 @@ def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) ->
             "gpu.0.process.2": "C 4194300 -",  # not in /proc, and its memory is not known
             "gpu.1.process.0": f"M {pid} {2 * GIB}",
         }
-        scenario = Scenario(tmp_path / "gpus", lines)
-        with exporting(scenario.environment(library)) as exporter:
+        with over(lines) as (exporter, _):
             scrape = exporter.scrape()
             sample = scrape.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
             assert sample.value == 7 * GIB
@@ -289,8 +288,8 @@ def test_a_process_has_its_memory_and_its_name(library: Path, tmp_path: Path) ->
             assert gone.value("sdp_exporter_processes", state="unknown") == 2
 
 
-def test_scrapes_leave_neither_threads_nor_open_files(library: Path, tmp_path: Path) -> None:
-    with exporting(Scenario(tmp_path / "gpus", a100s(2)).environment(library)) as exporter:
+def test_scrapes_leave_neither_threads_nor_open_files(over: Over) -> None:
+    with over(a100s(2)) as (exporter, _):
 
         def held() -> list[int]:
             process = Path(f"/proc/{exporter.process.pid}")
@@ -327,10 +326,9 @@ def xids(scrape: Scrape, gpu: int) -> set[str]:
     return {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", uuid=uuid(gpu))}
 
 
-def test_xids_are_reported_even_if_their_gpu_is_lost_and_also_after_it_came_back(library: Path, tmp_path: Path) -> None:
+def test_xids_are_reported_even_if_their_gpu_is_lost_and_also_after_it_came_back(over: Over) -> None:
     lost = "gpu.1.error.nvmlDeviceGetHandleByIndex"
-    scenario = Scenario(tmp_path / "gpus", a100s(2))
-    with exporting(scenario.environment(library)) as exporter:
+    with over(a100s(2)) as (exporter, scenario):
         scrape = until_reported(exporter, scenario, 1, 31)
         assert xids(scrape, 0) == set()
         scenario.write({f"xid.{next_event(scenario)}": "1 79", lost: GPU_IS_LOST})
@@ -346,9 +344,8 @@ def test_xids_are_reported_even_if_their_gpu_is_lost_and_also_after_it_came_back
         assert "gpu 1: XID 79\n" in exporter.stop()[1]
 
 
-def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(1))
-    with exporting(scenario.environment(library)) as exporter:
+def test_a_gpu_that_takes_anothers_index_has_not_its_xids(over: Over) -> None:
+    with over(a100s(1)) as (exporter, scenario):
         until_reported(exporter, scenario, 0, 79)
         # Replaced: the reloaded driver finds another board.
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
@@ -359,10 +356,9 @@ def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_pat
         assert xids(scrape, 9) == {"31"}
 
 
-def test_a_gpu_that_cannot_be_listened_to_is_logged_and_read(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_cannot_be_listened_to_is_logged_and_read(over: Over) -> None:
     call = "gpu.1.error.nvmlDeviceRegisterEvents"
-    scenario = Scenario(tmp_path / "gpus", {**a100s(2), call: UNKNOWN})
-    with exporting(scenario.environment(library)) as exporter:
+    with over({**a100s(2), call: UNKNOWN}) as (exporter, scenario):
         scrape = until_reported(exporter, scenario, 0)
         assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1"}
         assert "gpu 1: cannot listen for XID errors" in exporter.stop()[1]
@@ -387,9 +383,8 @@ def test_settings_that_cannot_work_are_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def test_it_ends_on_ctrl_c_with_code_0(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(1))
-    with exporting(scenario.environment(library)) as exporter:
+def test_it_ends_on_ctrl_c_with_code_0(over: Over) -> None:
+    with over(a100s(1)) as (exporter, _):
         exporter.scrape()
         exporter.process.send_signal(signal.SIGINT)
         assert exporter.process.wait(DEADLINE_S) == 0
@@ -397,9 +392,8 @@ def test_it_ends_on_ctrl_c_with_code_0(library: Path, tmp_path: Path) -> None:
         assert exporter.process.stderr.read().endswith("sdp.exporter: stopped\n")
 
 
-def test_it_ends_with_code_0_while_the_driver_hangs(library: Path, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path / "gpus", a100s(2))
-    with exporting(scenario.environment(library), "--timeout-s", "2") as exporter:
+def test_it_ends_with_code_0_while_the_driver_hangs(over: Over) -> None:
+    with over(a100s(2), "--timeout-s", "2") as (exporter, scenario):
         exporter.scrape()
         scenario.write({"hang.nvmlDeviceGetPowerUsage": 3600, "hang.exit": 3600})
         assert exporter.scrape().value("sdp_exporter_up") == 0
@@ -409,10 +403,9 @@ def test_it_ends_with_code_0_while_the_driver_hangs(library: Path, tmp_path: Pat
 
 
 @pytest.mark.needs("promtool")
-def test_promtool_finds_nothing_to_complain_about(library: Path, tmp_path: Path, tool: Callable[[str], Path]) -> None:
+def test_promtool_finds_nothing_to_complain_about(over: Over, tool: Callable[[str], Path]) -> None:
     lines = {**a100s(2), "gpu.0.error.nvmlDeviceGetPowerUsage": 999, "gpu.1.process.0": "C 1 1000", "xid.0": "0 31"}
-    scenario = Scenario(tmp_path / "gpus", lines)
-    with exporting(scenario.environment(library)) as exporter:
+    with over(lines) as (exporter, _):
         text = exporter.until(lambda s: s.has("sdp_gpu_xid_timestamp_seconds")).text
     done = ended([str(tool("promtool")), "check", "metrics"], input=text)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

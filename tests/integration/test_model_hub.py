@@ -3,12 +3,10 @@
 import json
 import os
 import sys
-import threading
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +16,7 @@ from sdp.families.sd import PINNED
 from sdp.model.layout import present
 from sdp.model.sources import resolve
 from tests.programs import ended
+from tests.storage_server import Answer, Request, serving
 
 REPO = "somebody/tiny-diffusion"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -30,17 +29,13 @@ class Hub:
     """The contents of the fake hub, and the requests that it received."""
 
     files: dict[str, bytes]
-    port: int = 0
+    endpoint: str = ""
     fail: int | None = None
     """Answer everything with this status."""
     asked: list[str] = field(default_factory=list)
     pushed: dict[str, bytes] = field(default_factory=dict)
     private: bool | None = None
     """True if the repository that was made is private."""
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
 
 @pytest.fixture
@@ -49,85 +44,51 @@ def hub() -> Iterator[Hub]:
     files = {name: (folder / name).read_bytes() for name in present(folder)}
     state = Hub(files | dict.fromkeys(EXTRA, b"not wanted"))
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            state.asked.append(path)
-            if state.fail:
-                self.answer(state.fail, {}, b"{}")
-            elif path.startswith(f"/api/models/{REPO}"):
-                self.api(path.removeprefix(f"/api/models/{REPO}"))
-            elif path.startswith(f"/{REPO}/resolve/{REVISION}/"):
-                self.file(path.removeprefix(f"/{REPO}/resolve/{REVISION}/"))
-            else:
-                self.answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
-
-        def do_POST(self) -> None:
-            """Answer what an upload asks: make the repository, check the card, which files are large, commit."""
-            body, path = self.rfile.read(int(self.headers["Content-Length"])), urlsplit(self.path).path
-            state.asked.append(path)
-            if state.fail:
-                self.answer(state.fail, {}, b"{}")
-                return
-            lines, answer = [json.loads(line) for line in body.splitlines()], dict[str, object]()
-            if path == "/api/repos/create":
-                state.private = lines[0].get("visibility") == "private" or lines[0].get("private")
-                answer = {"url": f"{state.endpoint}/me/mine"}
-            elif path == "/api/validate-yaml":
-                answer = {"errors": [], "warnings": []}
-            elif path == "/api/models/me/mine/preupload/main":
-                regular = {"uploadMode": "regular", "shouldIgnore": False}
-                answer["files"] = [{**regular, "path": file["path"]} for file in lines[0]["files"]]
-            else:
-                assert path == "/api/models/me/mine/commit/main"
-                sent = [line["value"] for line in lines if line["key"] == "file"]
-                state.pushed = {file["path"]: b64decode(file["content"]) for file in sent}
-                answer = {"commitUrl": f"{state.endpoint}/me/mine/commit/{REVISION}", "commitOid": REVISION}
-            self.answer(200, {}, json.dumps(answer).encode())
-
-        def api(self, rest: str) -> None:
-            if rest == f"/revision/{REVISION}":
-                info = {"id": REPO, "sha": REVISION, "siblings": [{"rfilename": name} for name in state.files]}
-                self.answer(200, {}, json.dumps(info).encode())
-            elif rest.rstrip("/") == f"/tree/{REVISION}":
-                told_tree = [
-                    {"type": "file", "path": name, "size": len(data), "oid": sha1(data).hexdigest()}
-                    for name, data in state.files.items()
-                ]
-                self.answer(200, {}, json.dumps(told_tree).encode())
-            else:
-                self.answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
-
-        def file(self, name: str) -> None:
-            data = state.files.get(name)
-            if data is None:
-                self.answer(404, {"X-Error-Code": "EntryNotFound"}, b"")
-            else:
-                headers = {"X-Repo-Commit": REVISION, "ETag": f'"{sha1(data).hexdigest()}"'}
-                self.answer(200, headers, data)
-
-        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with serving(lambda request: answer(state, request)) as server:
+        state.endpoint = server.address
         yield state
-        server.shutdown()
-        thread.join()
+
+
+def answer(hub: Hub, request: Request) -> Answer:
+    path = unquote(urlsplit(request.path).path)
+    hub.asked.append(path)
+    if hub.fail:
+        return Answer(hub.fail, b"{}")
+    if request.method == "POST":
+        return Answer(200, json.dumps(uploaded(hub, path, request.body)).encode())
+    if path.startswith(f"/{REPO}/resolve/{REVISION}/"):
+        data = hub.files.get(path.removeprefix(f"/{REPO}/resolve/{REVISION}/"))
+        if data is None:
+            return Answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        return Answer(200, data, {"X-Repo-Commit": REVISION, "ETag": f'"{sha1(data).hexdigest()}"'})
+    if path == f"/api/models/{REPO}/revision/{REVISION}":
+        info = {"id": REPO, "sha": REVISION, "siblings": [{"rfilename": name} for name in hub.files]}
+        return Answer(200, json.dumps(info).encode())
+    if path.rstrip("/") == f"/api/models/{REPO}/tree/{REVISION}":
+        tree = [
+            {"type": "file", "path": name, "size": len(data), "oid": sha1(data).hexdigest()}
+            for name, data in hub.files.items()
+        ]
+        return Answer(200, json.dumps(tree).encode())
+    lacks = "RevisionNotFound" if path.startswith(f"/api/models/{REPO}") else "RepoNotFound"
+    return Answer(404, b"{}", {"X-Error-Code": lacks})
+
+
+def uploaded(hub: Hub, path: str, body: bytes) -> dict[str, object]:
+    """Answer what an upload asks: make the repository, check the card, which files are large, commit."""
+    lines = [json.loads(line) for line in body.splitlines()]
+    if path == "/api/repos/create":
+        hub.private = lines[0].get("visibility") == "private" or lines[0].get("private")
+        return {"url": f"{hub.endpoint}/me/mine"}
+    if path == "/api/validate-yaml":
+        return {"errors": [], "warnings": []}
+    if path == "/api/models/me/mine/preupload/main":
+        regular = {"uploadMode": "regular", "shouldIgnore": False}
+        return {"files": [{**regular, "path": file["path"]} for file in lines[0]["files"]]}
+    assert path == "/api/models/me/mine/commit/main"
+    sent = [line["value"] for line in lines if line["key"] == "file"]
+    hub.pushed = {file["path"]: b64decode(file["content"]) for file in sent}
+    return {"commitUrl": f"{hub.endpoint}/me/mine/commit/{REVISION}", "commitOid": REVISION}
 
 
 @dataclass

@@ -112,38 +112,28 @@ def test_what_is_written_to_stderr_is_held_back() -> None:
     assert (done.stdout, done.stderr) == ("[b'one\\n', b'two\\n']\n", "")
 
 
-def test_a_ray_that_never_starts_ends_the_job_in_one_line() -> None:
-    """As where Ray waits for a worker that was killed: in native code that holds Python's lock."""
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        # Ray waits for a worker that was killed: in native code that holds Python's lock.
+        ("lost.START_S = 0.5; ray.init = lambda **_: ctypes.PyDLL(None).sleep(60)", "0.5 s"),
+        # The raylet dies meanwhile. Ray's core then ends the process, whose stderr is being captured.
+        ("ray.init = lambda **_: os._exit(1)", "3:00"),
+    ],
+    ids=["never", "it ends the driver"],
+)
+def test_a_ray_that_does_not_start_ends_the_job_in_one_line(change: str, limit: str) -> None:
     script = (
-        "import ctypes, ray\n"
+        "import ctypes, os, ray\n"
         "from sdp.ray import cluster, lost\n"
-        "lost.START_S = 0.5\n"
-        "ray.init = lambda **_: ctypes.PyDLL(None).sleep(60)\n"
+        f"{change}\n"
         "with lost.explained('train'):\n"
         "    cluster.connect()\n"
     )
     program = ended([sys.executable, "-c", script])
     assert program.returncode == 1
-    assert program.stderr.startswith(
-        "sdp: train: the driver was killed, or Ray ended it or did not start within 0.5 s (see"
-    )
-    assert program.stderr.count("\n") == 1
-
-
-def test_a_driver_that_ray_ends_while_it_connects_says_so() -> None:
-    """As where the raylet dies meanwhile. Ray's core then ends the process, whose stderr is being captured."""
-    script = (
-        "import os, ray\n"
-        "from sdp.ray import cluster, lost\n"
-        "ray.init = lambda **_: os._exit(1)\n"
-        "with lost.explained('train'):\n"
-        "    cluster.connect()\n"
-    )
-    program = ended([sys.executable, "-c", script])
-    assert program.returncode == 1
-    assert program.stderr.startswith(
-        "sdp: train: the driver was killed, or Ray ended it or did not start within 3:00 (see"
-    )
+    says = f"sdp: train: the driver was killed, or Ray ended it or did not start within {limit} (see"
+    assert program.stderr.startswith(says)
     assert program.stderr.count("\n") == 1
 
 
