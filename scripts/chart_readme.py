@@ -94,7 +94,7 @@ def documented(text: str) -> list[tuple[str, str]]:
     return entries
 
 
-def page(text: str, head: str = HEADS["sdp-cluster"]) -> str:
+def page(text: str, head: str) -> str:
     """Return the README of a chart with these values."""
     values = yaml.safe_load(text)
     rows = [f"| `{path}` | {_default(_at(values, path))} | {words} |" for path, words in documented(text)]

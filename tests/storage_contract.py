@@ -1,9 +1,25 @@
 """Tests for every kind of storage, which a module imports and runs with its own fixture `storage`."""
 
+from collections.abc import Callable
+
 import pytest
 
 from sdp.errors import Conflict, NotFound
 from sdp.storage import Storage
+
+OPERATIONS: dict[str, Callable[[Storage], object]] = {
+    "list": lambda storage: storage.list(),
+    "names": lambda storage: storage.names(),
+    "stat": lambda storage: storage.stat("k"),
+    "exists": lambda storage: storage.exists("k"),
+    "read": lambda storage: storage.read("k"),
+    "read_range": lambda storage: storage.read_range("k", 0, 1),
+    "open": lambda storage: storage.open("k"),
+    "publish": lambda storage: storage.publish("k", b"1"),
+    "create": lambda storage: storage.create("k", b"1"),
+    "replace": lambda storage: storage.replace("k", b"1", '"0"'),
+    "delete": lambda storage: storage.delete("k"),
+}
 
 
 def test_published_content_is_read_back_unchanged(storage: Storage) -> None:

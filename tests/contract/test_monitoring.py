@@ -2,14 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from scripts import chart_readme
 from scripts.dashboards import __main__ as dashboards
 from sdp.exporter.catalogue import CATALOGUE as OF_EXPORTER
 from sdp.telemetry import CATALOGUE as OF_JOBS
@@ -424,19 +422,3 @@ def test_values_that_cannot_work_are_refused_with_their_path(
     done = helm_template(tool("helm"), setting)
     assert done.returncode != 0, "rendered all the same"
     assert says in done.stderr
-
-
-def test_the_readme_is_made_from_the_values() -> None:
-    text = (CHART / "values.yaml").read_text()
-    assert (CHART / "README.md").read_text() == chart_readme.page(text, chart_readme.HEADS["sdp-monitoring"])
-    documented = {path for path, _ in chart_readme.documented(text)}
-    for path in _leaves(yaml.safe_load(text)):
-        assert any(path == known or path.startswith(f"{known}.") for known in documented), path
-
-
-def _leaves(values: Mapping[str, Any], at: str = "") -> Iterable[str]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{at}{name}.")
-        else:
-            yield f"{at}{name}"

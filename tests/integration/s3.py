@@ -16,7 +16,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from botocore.session import Session
 
+from sdp.storage import open_storage
 from tests.programs import free_port
 
 START_S = 20.0
@@ -281,9 +282,24 @@ def proxy_fixture(gateway: Gateway) -> Iterator[Proxy]:
 @pytest.fixture(name="s3_env")
 def s3_env_fixture(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gateway:
     """The environment of a client of the gateway, and of nothing else."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.aws
-    for name, value in gateway.env.items():
-        monkeypatch.setenv(name, value)
+    be_client(gateway.env, tmp_path, monkeypatch)
     return gateway
+
+
+def be_client(env: Mapping[str, str], folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Put a client's variables, and no others of AWS, into the environment, with files of an empty folder."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        patch.delenv(name)
+    files = {name: str(folder / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    # Not another HOME: Ray, once started, looks there for its token.
+    for name, value in {**env, **files, "XDG_CACHE_HOME": str(folder / "cache")}.items():
+        patch.setenv(name, value)
+
+
+def upload(folder: Path, uri: str) -> str:
+    """Copy a folder's files below a URI; return it."""
+    storage = open_storage(uri)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage.publish(path.relative_to(folder).as_posix(), path.read_bytes())
+    return storage.uri

@@ -1,6 +1,5 @@
 """Jobs and a storage over a real S3 server behind a proxy that does what object stores do on a bad day."""
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from sdp.download import job as download
 from sdp.process import job as process
 from sdp.storage import open_storage, retry
 from tests.download_kit import check_exactly_once, config_for, write_urls
-from tests.integration.s3 import Gateway, gateway_fixture  # noqa: F401 (fixture)
+from tests.integration.s3 import Gateway, be_client, gateway_fixture, upload  # noqa: F401 (fixture)
 from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
@@ -35,12 +34,7 @@ def day(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("home")
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         proxy = stack.enter_context(bad_day(gateway, folder))
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        for name, value in {**proxy.env, "XDG_CACHE_HOME": str(folder / "cache")}.items():
-            patch.setenv(name, value)
-        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-            patch.setenv(name, str(folder / "none"))  # not another HOME: Ray, once started, looks there for its token
+        be_client(proxy.env, folder, patch)
         for name, pause_s in PAUSES_S.items():
             patch.setattr(retry, name, pause_s)
         stack.enter_context(one_node(cpus=3, setup=lambda: vars(retry).update(PAUSES_S)))
@@ -92,14 +86,6 @@ def every_fault(day: BadDay, gateway: Gateway, output: str) -> Iterator[None]:
     leaver.join()
     day.faults = Faults()
     assert min(day.counts[what] for what in ("SlowDown", "gone", "credentials")) > 3, day.counts
-
-
-def upload(folder: Path, uri: str) -> str:
-    storage = open_storage(uri)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            storage.publish(path.relative_to(folder).as_posix(), path.read_bytes())
-    return storage.uri
 
 
 def check_equal(remote: Dataset | None, local: Dataset | None, gateway: Gateway) -> None:

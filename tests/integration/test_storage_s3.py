@@ -2,16 +2,18 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 
 from sdp.errors import AccessDenied, NotFound, SdpError, StorageError
-from sdp.storage import FileInfo, Storage, list_source, open_storage
+from sdp.storage import Storage, list_source, open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 from tests.programs import ROOT, ended
 from tests.storage_contract import (  # noqa: F401 (tests)
+    OPERATIONS,
     test_listings_are_sorted_recursive_and_by_folder,
     test_published_content_is_read_back_unchanged,
     test_replace_wants_the_version_that_was_read,
@@ -112,33 +114,17 @@ def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
         list_source(f"{top}/zzz.parquet")
 
 
-def every_operation(storage: Storage) -> dict[str, SdpError | FileInfo | bool | bytes | None]:
-    """Return the error that each operation raises."""
-    calls = {
-        "list": lambda: storage.list(),
-        "names": lambda: storage.names("f"),
-        "stat": lambda: storage.stat("k"),
-        "exists": lambda: storage.exists("k"),
-        "read": lambda: storage.read("k"),
-        "read_range": lambda: storage.read_range("k", 0, 1),
-        "open": lambda: storage.open("k"),
-        "publish": lambda: storage.publish("k", b"1"),
-        "create": lambda: storage.create("k", b"1"),
-        "replace": lambda: storage.replace("k", b"1", '"0"'),
-        "delete": lambda: storage.delete("k"),
-    }
-    raised: dict[str, SdpError | FileInfo | bool | bytes | None] = {}
-    for name, call in calls.items():
-        try:
-            raised[name] = call()  # type: ignore[no-untyped-call]
-        except SdpError as error:
-            raised[name] = error
-    return raised
+def every_error(storage: Storage) -> Iterator[tuple[str, SdpError]]:
+    """Yield the error that each operation raises."""
+    for name, call in OPERATIONS.items():
+        with pytest.raises(SdpError) as caught:
+            call(storage)
+        yield name, caught.value
 
 
 @pytest.mark.usefixtures("s3_env")
 def test_a_missing_bucket_is_called_by_its_name() -> None:
-    for name, error in every_operation(open_storage("s3://no-such-bucket/data")).items():
+    for name, error in every_error(open_storage("s3://no-such-bucket/data")):
         assert isinstance(error, NotFound), name
         assert one_line(error).startswith("s3://no-such-bucket/data"), name
         assert "no bucket 'no-such-bucket'" in str(error), name
@@ -147,7 +133,7 @@ def test_a_missing_bucket_is_called_by_its_name() -> None:
 @pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_wrong_credentials_are_denied_at_once(s3_env: Gateway, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "wrong")
-    for name, error in every_operation(open_storage(f"{s3_env.uri}/data")).items():
+    for name, error in every_error(open_storage(f"{s3_env.uri}/data")):
         assert isinstance(error, AccessDenied), (name, error)
         text = one_line(error)
         assert text.startswith(f"{s3_env.uri}/data")

@@ -21,6 +21,7 @@ from tests.integration.s3 import (  # noqa: F401 (fixtures)
     running_gateway,
     s3_env_fixture,
 )
+from tests.storage_contract import OPERATIONS
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -62,19 +63,6 @@ def unavailable(call: Callable[[], object], uri: str, timeout_s: float = TIMEOUT
     return text
 
 
-OPERATIONS: dict[str, Callable[[Storage], object]] = {
-    "list": lambda storage: storage.list(),
-    "names": lambda storage: storage.names(),
-    "stat": lambda storage: storage.stat("k"),
-    "exists": lambda storage: storage.exists("k"),
-    "read": lambda storage: storage.read("k"),
-    "read_range": lambda storage: storage.read_range("k", 0, 1),
-    "open": lambda storage: storage.open("k"),
-    "publish": lambda storage: storage.publish("k", b"1"),
-    "create": lambda storage: storage.create("k", b"1"),
-    "replace": lambda storage: storage.replace("k", b"1", '"0"'),
-    "delete": lambda storage: storage.delete("k"),
-}
 WRITES: dict[str, Callable[[Storage], object]] = {
     "publish": lambda storage: storage.publish("k", BIG),
     "create": lambda storage: storage.create("k", BIG),

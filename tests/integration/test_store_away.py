@@ -1,6 +1,5 @@
 """Jobs whose store, a real S3 server, is away for a while; all times are a thirtieth of those in production."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from sdp.train.run_folder import RunFolder
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.evaluate_kit import tiny_clip
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
-from tests.integration.s3 import Gateway, gateway_fixture  # noqa: F401 (fixture)
+from tests.integration.s3 import Gateway, be_client, gateway_fixture, upload  # noqa: F401 (fixture)
 from tests.kit import accounted
 from tests.latents import make_latents
 from tests.local_ray import one_node
@@ -51,12 +50,7 @@ def hasten() -> None:
 
 @pytest.fixture
 def store(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    for name, value in {**gateway.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
+    be_client(gateway.env, tmp_path, monkeypatch)
     for function in (StorageOptions.__init__, Lease.acquire.__func__):  # type: ignore[attr-defined]
         monkeypatch.setattr(function, "__defaults__", function.__defaults__)
     monkeypatch.setattr(retry, "_LONGEST_PAUSE_S", retry._LONGEST_PAUSE_S)
@@ -64,14 +58,6 @@ def store(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield gateway
     if gateway.process is None:
         gateway.start()
-
-
-def upload(folder: Path, uri: str) -> str:
-    storage = open_storage(uri)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            storage.publish(path.relative_to(folder).as_posix(), path.read_bytes())
-    return storage.uri
 
 
 def run_process(top: str, root: Path, _: pytest.FixtureRequest) -> None:
