@@ -49,25 +49,18 @@ _AT_WORK = {
 """The line that each stage prints when its workers are at work or about to be."""
 
 
-def _in_each_stage(target: str, stages: tuple[str, ...] = WHOLE, clustered: bool = False) -> dict[str, Case]:
+def _in_each_stage(*targets: str, clustered: bool = False) -> dict[str, Case]:
     where = "-on-a-cluster" if clustered else ""
     return {
         f"{stage}-{target.replace(' ', '-')}{where}": Case(stage, clustered, (Kill(target, logged=_AT_WORK[stage]),))
-        for stage in stages
+        for target in targets
+        for stage in WHOLE
     }
 
 
 DIRECTED: Mapping[str, Case] = {
-    **_in_each_stage("gcs"),
-    **_in_each_stage("raylet"),
-    **_in_each_stage("environment agent"),
-    **_in_each_stage("dashboard agent"),
-    **_in_each_stage("worker"),
-    **_in_each_stage("driver"),
-    **_in_each_stage("supervisor"),
-    **_in_each_stage("node", clustered=True),
-    **_in_each_stage("gcs", clustered=True),
-    **_in_each_stage("supervisor", clustered=True),
+    **_in_each_stage("gcs", "raylet", "environment agent", "dashboard agent", "worker", "driver", "supervisor"),
+    **_in_each_stage("node", "gcs", "supervisor", clustered=True),
     # Ray is only just starting.
     **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
     # Single actors of a job, and a trainer.

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import yaml
 
 from sdp.datasets.manifest import open_dataset
+from sdp.dreambooth.template import fill
 from sdp.model.checkpoints import find_checkpoint, read_ledger, read_marker
 from sdp.model.sharded import read_tensors
 from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import open_storage
 
-IMAGES, SIDE, STEPS = 160, 64, 24
-PROMPTS = [f"a {color} {shape}" for color in ("red", "blue", "green", "white") for shape in ("circle", "square")]
+IMAGES, STEPS = 160, 24
 _TIMES_AND_PLACES = re.compile(r"(_run|metrics|events|stacks|history|samples)\b|(^|/)_lease")
 """Names of files that each attempt writes again: histories, metrics, leases."""
 
@@ -30,7 +30,7 @@ class Stage:
     name: str
     job: str
     config: Mapping[str, Any]
-    reads: tuple[str, ...] = ()
+    reads: Sequence[str] = ()
     """The stages whose references it needs, directly or not."""
 
     def write(self, folder: Path, output: str) -> Path:
@@ -45,75 +45,8 @@ class Stage:
 
 def stages(root: str) -> dict[str, Stage]:
     """Return the stages, in an order in which each finds its inputs below `root`."""
-    train: dict[str, Any] = {
-        "source": {"uri": f"{root}/process"},
-        "output": {},
-        "model": {"source": "builtin:tiny"},
-        "data": {"mode": "offline", "resolution": SIDE, "batch_size": 16},
-        "max_steps": STEPS,
-        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 5},
-        "precision": "fp32",
-        "checkpoint": {"every_steps": STEPS // 6},
-        "scaling": {"num_workers": 2, "accelerator": "cpu"},
-    }
-    online = {
-        **train,
-        "source": {"uri": f"{root}/download"},
-        "data": {"mode": "online", "resolution": SIDE, "batch_size": 16},
-        "max_steps": STEPS // 2,
-        "encode": {"num_workers": 1, "accelerator": "cpu"},
-    }
-    every = [
-        Stage(
-            "download",
-            "download",
-            {
-                "source": {"uri": f"{root}/metadata", "url_column": "URL", "caption_column": "TEXT"},
-                "output": {"rows_per_file": 20},
-                "image": {"size": SIDE},
-                "fetch": {"timeout_s": 360, "allow_networks": ["127.0.0.0/8"]},
-            },
-        ),
-        Stage(
-            "process",
-            "process",
-            {
-                "source": {"uri": f"{root}/download"},
-                "output": {"rows_per_file": 20},
-                "resolutions": [SIDE],
-                "model": {"source": "builtin:tiny"},
-                "encode": {"accelerator": "cpu"},
-            },
-            ("download",),
-        ),
-        Stage(
-            "score",
-            "score",
-            {
-                "source": {"uri": f"{root}/download"},
-                "output": {"rows_per_file": 20},
-                "encode": {"accelerator": "cpu"},
-            },
-            ("download",),
-        ),
-        Stage("train", "train", train, ("download", "process")),
-        Stage("online", "train", online, ("download",)),
-        Stage(
-            "generate",
-            "generate",
-            {
-                "prompts": PROMPTS,
-                "images_per_prompt": 2,
-                "output": {"rows_per_file": 2},
-                "checkpoint": f"{root}/train",
-                "resolution": SIDE,
-                "sampler": {"steps": 4},
-                "scaling": {"num_workers": 2, "accelerator": "cpu"},
-            },
-            ("download", "process", "train"),
-        ),
-    ]
-    return {stage.name: stage for stage in every}
+    described = fill(Path(__file__).with_suffix(".yaml"), {"root": root})
+    return {name: Stage(name=name, **stage) for name, stage in described.items()}
 
 
 def fingerprint(stage: Stage, output: str) -> dict[str, Any]:

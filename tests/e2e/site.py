@@ -8,8 +8,8 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from sdp.dreambooth.template import fill
 from tests.e2e.kube import Kube, Object
 from tests.e2e.settings import Settings
 
@@ -48,13 +48,12 @@ PLAIN: Object = {
     }
 }
 
-
-RESTRICTED: Object = {
-    "runAsNonRoot": True,
-    **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000),
-    "seccompProfile": {"type": "RuntimeDefault"},
+ENV = {
+    "PYTHONPATH": "/site/code.zip",
+    "AWS_ENDPOINT_URL": "http://storage:7070",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
 }
-CONFINED: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def volumes(settings: Settings) -> list[Object]:
@@ -124,49 +123,20 @@ def keys(kube: Kube, prefix: str) -> list[str]:
 
 
 def _objects(settings: Settings) -> list[Object]:
-    access, secret = f"AK{secrets.token_hex(8)}", secrets.token_hex(20)
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "storage"},
-            "stringData": {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret},
-        },
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "binaryData": {"code.zip": _code()}},
-        _service("storage", 7070),
-        _pod(
-            "storage",
-            {
-                "image": settings.s3_image,
-                "args": ["--port", ":7070", "posix", "/data"],
-                "env": [
-                    _secret("ROOT_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
-                    _secret("ROOT_SECRET_KEY", "AWS_SECRET_ACCESS_KEY"),
-                ],
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            },
-            [{"name": "data", "emptyDir": {}}],
-        ),
-        _service(TOOLS, 8000),
-        _pod(
-            TOOLS,
-            {
-                "image": settings.image,
-                "command": ["python", "-c", SERVE],
-                "env": [
-                    {"name": "PYTHONPATH", "value": "/site/code.zip"},
-                    {"name": "AWS_ENDPOINT_URL", "value": "http://storage:7070"},
-                    {"name": "AWS_REGION", "value": "us-east-1"},
-                    {"name": "AWS_DEFAULT_REGION", "value": "us-east-1"},
-                    *({"name": name, "value": str(value)} for name, value in settings.values.get("env", {}).items()),
-                ],
-                "envFrom": [{"secretRef": {"name": "storage"}}],
-                "volumeMounts": [{"name": "code", "mountPath": "/site"}, *settings.values.get("volumeMounts", [])],
-                "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
-            },
-            [{"name": "code", "configMap": {"name": "code"}}, *volumes(settings)],
-        ),
-    ]
+    values = {
+        "access": f"AK{secrets.token_hex(8)}",
+        "secret": secrets.token_hex(20),
+        "code": _code(),
+        "plain": PLAIN,
+        "s3_image": settings.s3_image,
+        "image": settings.image,
+        "serve": SERVE,
+        "env": [{"name": name, "value": str(value)} for name, value in (ENV | settings.values.get("env", {})).items()],
+        "mounts": [{"name": "code", "mountPath": "/site"}, *settings.values.get("volumeMounts", [])],
+        "volumes": [{"name": "code", "configMap": {"name": "code"}}, *volumes(settings)],
+    }
+    objects: list[Object] = fill(Path(__file__).with_suffix(".yaml"), values)
+    return objects
 
 
 def _code() -> str:
@@ -179,33 +149,3 @@ def _code() -> str:
         code.write(root / "tests/__init__.py", "tests/__init__.py")
         code.mkdir("scripts")  # a namespace package in a zip needs it
     return base64.b64encode(file.getvalue()).decode()
-
-
-def _secret(name: str, key: str) -> Object:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": "storage", "key": key}}}
-
-
-def _service(name: str, port: int) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"selector": {"app": name}, "ports": [{"port": port}]},
-    }
-
-
-def _pod(name: str, container: Object, mounted: list[Any]) -> Object:
-    requests = {"requests": {"cpu": "50m", "memory": "128Mi"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {
-            "affinity": PLAIN,
-            "terminationGracePeriodSeconds": 2,
-            "enableServiceLinks": False,  # VERSITYGW's own settings begin with names that service links take
-            "securityContext": RESTRICTED,
-            "containers": [{"name": name, "resources": requests, "securityContext": CONFINED, **container}],
-            "volumes": mounted,
-        },
-    }

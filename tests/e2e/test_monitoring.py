@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from sdp.dreambooth.template import fill
 from tests.e2e import jobs, site
 from tests.e2e.conftest import enforce
 from tests.e2e.kube import Kube, Object
@@ -20,18 +21,7 @@ CHART = jobs.ROOT / "charts" / "sdp-monitoring"
 RELEASE = "sdp-monitoring"
 SCRAPED_S = 120.0
 RULES = (CHART / "rules" / "recording.yaml", CHART / "rules" / "alerts.yaml")
-METADATA: Object = {"name": "prometheus", "labels": {"app": "prometheus"}}
 EVERY = "2s"
-ANNOTATED: Object = {
-    "job_name": "annotated",
-    "honor_labels": True,
-    "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"own_namespace": True}}],
-    "relabel_configs": [
-        {"source_labels": ["__meta_kubernetes_pod_annotation_prometheus_io_scrape"], "action": "keep", "regex": "true"},
-        {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"},
-    ],
-}
-"""The selector of the exporter's pods in docs/monitoring.md."""
 ASK = """
 import sys, urllib.request
 print(urllib.request.urlopen(f"http://{sys.argv[1]}:9090/api/v1/{sys.argv[2]}", timeout=20).read().decode())
@@ -80,9 +70,11 @@ def ask(
     )
     assert done.returncode == 0, done.stderr
     files = monitoring.get("configmap", f"{RELEASE}-prometheus")["data"]
-    prometheus = _prometheus(settings.prometheus_image)
-    monitoring.apply([*prometheus, *_may_list_pods(monitoring), _config(files)])
-    cluster.apply(_may_list_pods(monitoring))
+    values = {"plain": site.PLAIN, "image": settings.prometheus_image, "every": EVERY, "files": files}
+    objects = fill(Path(__file__).with_name("prometheus.yaml"), {**values, "namespace": monitoring.namespace})
+    files["prometheus.yaml"] = yaml.safe_dump(objects["config"])
+    monitoring.apply([*objects["prometheus"], *objects["may_list_pods"]])
+    cluster.apply(objects["may_list_pods"])
     monitoring.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
     host = f"prometheus.{monitoring.namespace}"
     return lambda what, **asked: json.loads(cluster.python(site.TOOLS, ASK, host, f"{what}?{urlencode(asked)}"))["data"]
@@ -185,70 +177,4 @@ def _values(cluster: Kube, monitoring: Kube, settings: Settings) -> list[str]:
         word
         for name, value in {**values, "exporter": exporter}.items()
         for word in ("--set-json", f"{name}={json.dumps(value)}")
-    ]
-
-
-def _config(files: Object) -> Object:
-    """Return Prometheus' configuration: the chart's two files and their paths."""
-    config = {
-        "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
-        "scrape_config_files": ["scrape.yaml"],
-        "scrape_configs": [ANNOTATED],
-        "rule_files": ["rules.yaml"],
-    }
-    data = {"prometheus.yaml": yaml.safe_dump(config), **files}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": METADATA, "data": data}
-
-
-def _may_list_pods(monitoring: Kube) -> list[Object]:
-    """Return Prometheus' permission in one namespace."""
-    group = "rbac.authorization.k8s.io"
-    return [
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "Role",
-            "metadata": METADATA,
-            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": METADATA,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": "prometheus"},
-            "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": monitoring.namespace}],
-        },
-    ]
-
-
-def _prometheus(image: str) -> list[Object]:
-    """Return a Prometheus pod, its account and its service."""
-    container = {
-        "name": "prometheus",
-        "image": image,
-        "args": ["--config.file=/config/prometheus.yaml", "--storage.tsdb.path=/data"],
-        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 2},
-        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
-        "volumeMounts": [{"name": "config", "mountPath": "/config"}, {"name": "data", "mountPath": "/data"}],
-    }
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": METADATA},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": METADATA,
-            "spec": {"selector": METADATA["labels"], "ports": [{"port": 9090}]},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": METADATA,
-            "spec": {
-                "affinity": site.PLAIN,
-                "serviceAccountName": "prometheus",
-                "terminationGracePeriodSeconds": 2,
-                "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
-                "containers": [container],
-                "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
-            },
-        },
     ]

@@ -1,11 +1,11 @@
 """The inputs and configurations of the jobs that run on hosts, and what their outputs have in common."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sdp.datasets.manifest import open_dataset
+from sdp.dreambooth.template import fill
 from sdp.storage import Storage
 from tests.process_kit import make_images, picture
 
@@ -16,10 +16,6 @@ MOMENTS = ROWS * (SIDE // 8) ** 2 * 2 * 4 * 2
 """Bytes of the mean and deviation of all latents, in fp16: what online training sends."""
 EMBEDDINGS = ROWS * 77 * 64 * 2
 """Bytes of all captions' embeddings by the tiny model, in fp16."""
-ENCODE: Mapping[str, Any] = {
-    "encode": {"accelerator": "A10G", "num_workers": 1},
-    "transform": {"node_labels": {"ray.io/node-group": "cpu"}},
-}
 
 
 def write_images(root: Path) -> None:
@@ -32,31 +28,18 @@ def write_images(root: Path) -> None:
 
 def process(source: str, output: str) -> dict[str, Any]:
     """Return the configuration of a process job."""
-    return {
-        "source": {"uri": source},
-        "output": {"uri": output, "rows_per_file": UNIT},
-        "resolutions": [SIDE],
-        "model": {"source": "builtin:tiny"},
-        **ENCODE,
-    }
+    return _filled("process", source, output)
 
 
 def online(source: str, output: str) -> dict[str, Any]:
     """Return the configuration of a training that encodes while it trains, over one epoch."""
-    return {
-        "source": {"uri": source},
-        "output": {"uri": output},
-        "model": {"source": "builtin:tiny"},
-        "data": {"mode": "online", "resolution": SIDE, "batch_size": 16, "global_batch_size": None},
-        "strategy": {"kind": "ddp", "compile": False},
-        "max_steps": None,
-        "max_epochs": 1,
-        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 5},
-        "precision": "fp32",
-        "checkpoint": {"every_steps": 8},
-        "scaling": {"accelerator": "A100", "num_workers": 1},
-        **ENCODE,
-    }
+    return _filled("online", source, output)
+
+
+def _filled(job: str, source: str, output: str) -> dict[str, Any]:
+    configs = fill(Path(__file__).with_suffix(".yaml"), {"source": source, "output": output})
+    config: dict[str, Any] = configs[job]
+    return config
 
 
 def parts(storage: Storage) -> dict[str, str]:

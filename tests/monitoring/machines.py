@@ -6,21 +6,21 @@ have the pids in there that the jobs tell of themselves, and other ones for the 
 """
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sdp.dreambooth.template import fill
 from tests import nvml
 from tests.exporter_kit import exporting
 from tests.monitoring.chart import Manifest, one
 from tests.monitoring.prometheus import Prometheus, as_prometheus
+from tests.storage_server import Answer, serving
 
 NAMESPACE, CLUSTER, JOB = "training", "sdp", "sdp-train-7xk2p-q8w4z"
 GIB = 1 << 30
@@ -181,21 +181,9 @@ OF_KUBERNETES = (
 @contextmanager
 def kubernetes_metrics() -> Iterator[str]:
     """Serve the metrics of Kubernetes; yield the address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write("".join(f"{line}\n" for line in OF_KUBERNETES).encode())
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    text = "".join(f"{line}\n" for line in OF_KUBERNETES).encode()
+    with serving(lambda _: Answer(200, text, {"Content-Type": "text/plain; version=0.0.4"})) as server:
+        yield server.address.removeprefix("http://")
 
 
 def scraping(
@@ -207,39 +195,24 @@ def scraping(
     operator, exporter = (
         one(manifests, "PodMonitor", f"-{name}")["spec"]["podMetricsEndpoints"][0] for name in ("operator", "exporter")
     )
-    return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "scrape_configs": [
-            {
-                "job_name": "ray",
-                # An agent of Ray answers one scrape at a time, even one that was given up, and takes seconds if busy.
-                "scrape_interval": "3s",
-                "scrape_timeout": "3s",
-                "relabel_configs": as_prometheus(ray["relabelings"]),
-                "metric_relabel_configs": as_prometheus(ray["metricRelabelings"]),
-                "static_configs": [
-                    {"targets": [f"127.0.0.1:{port}"], "labels": _pod_labels(by_pod[pod])}
-                    for pod, port in ports.items()
-                ],
-            },
-            {
-                "job_name": "operator",
-                "honor_labels": operator["honorLabels"],
-                "metric_relabel_configs": as_prometheus(operator["metricRelabelings"]),
-                "static_configs": [{"targets": [kubernetes]}],
-            },
-            {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": [{"targets": [kubernetes]}]},
-            {
-                "job_name": "exporter",
-                "honor_labels": exporter["honorLabels"],
-                "relabel_configs": as_prometheus(exporter["relabelings"]),
-                "static_configs": [
-                    {"targets": [gpus.target], "labels": {**_pod_labels(gpus.machine), "pod": f"exporter-{number}"}}
-                    for number, gpus in enumerate(exporters.values())
-                ],
-            },
+    values = {
+        "ray.relabelings": as_prometheus(ray["relabelings"]),
+        "ray.metric": as_prometheus(ray["metricRelabelings"]),
+        "ray.targets": [
+            {"targets": [f"127.0.0.1:{port}"], "labels": _pod_labels(by_pod[pod])} for pod, port in ports.items()
+        ],
+        "operator.honor": operator["honorLabels"],
+        "operator.metric": as_prometheus(operator["metricRelabelings"]),
+        "kubernetes": [kubernetes],
+        "exporter.honor": exporter["honorLabels"],
+        "exporter.relabelings": as_prometheus(exporter["relabelings"]),
+        "exporter.targets": [
+            {"targets": [gpus.target], "labels": {**_pod_labels(gpus.machine), "pod": f"exporter-{number}"}}
+            for number, gpus in enumerate(exporters.values())
         ],
     }
+    config: dict[str, Any] = fill(Path(__file__).with_name("scraping.yaml"), values)
+    return config
 
 
 def _pod_labels(machine: Machine) -> dict[str, str]:
