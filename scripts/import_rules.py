@@ -49,6 +49,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     },
     {
         "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `launch.py` runs it on Ray Train.",
+        "caption": "`sdp caption`: the same units with other stages; a vision-language model, or requests to a server.",
         "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
     },
     {
@@ -112,7 +113,7 @@ SLEEPS: Mapping[str, str] = {
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""
 
-GPU_ROOMS = frozenset({"runners", "train", "process", "score", "encode", "model", "generate", "evaluate"})
+GPU_ROOMS = frozenset({"runners", "train", "process", "score", "caption", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
     "sdp/runners/here.py": "a worker makes its device that of each thread that calls it",

@@ -67,6 +67,7 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="promtool", apt_package="prometheus"),
         Tool(name="diffusers-oldest", python_packages=("diffusers==0.30.3", "transformers==4.44.2")),
         Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
+        Tool(name="chat-server", python_packages=("fastapi==0.165.0", "openai==3.57.0", "uvicorn==0.54.0")),
         Tool(name="linters", python_packages=("checkov==3.3.30", "zizmor==1.32.0")),
     )
 }

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from sdp import console
 from sdp.errors import UserError
 
-JOBS = ("download", "score", "process", "train", "generate", "evaluate", "dreambooth")
+JOBS = ("download", "score", "caption", "process", "train", "generate", "evaluate", "dreambooth")
 
 PIPELINE = "The pipeline, in order"
 LOOK = "Before and after a job"

@@ -45,6 +45,10 @@ def config_show(args: Arguments) -> None:
 @argument(
     "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=tuple(_RECIPES)
 )
+@argument(
+    "--caption-with MODEL",
+    "also write caption.yaml: a vision-language model, a folder or hub id, describes the pictures",
+)
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
@@ -71,6 +75,8 @@ def init(args: Arguments) -> None:
     start: dict[str, Any] = parse_document(text, "start.yaml")[place]
     if args.pictures:
         del start["download"]
+    if not args.caption_with:
+        del start["caption"]
     files = {job: folder / f"{job}.yaml" for job in start}
     if existing := [str(file) for file in files.values() if file.exists()]:
         raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
@@ -136,6 +142,10 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
             own["process"]["source.tables"] = [{"uri": "captions.parquet", "by": "file"}]
     if by_class and "source.tables" not in own["process"]:
         raise UsageError("init: --caption: {class} stands for folders of pictures, which --pictures does not name here")
+    if args.caption_with:
+        table = {"uri": f"{store}/captions/parts"}
+        own["process"]["source.tables"] = [*own["process"].get("source.tables", []), table]
+        own["process"]["source.caption_column"] = "vlm" if args.pictures else {"caption": 1, "vlm": 9}
     if args.caption and not by_class:
         own["process"]["source.caption"] = args.caption
         own["generate"] = {"prompts": [args.caption]}
@@ -145,6 +155,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
     places = {
         "store": store,
         "model": f"{store}/{base}" if args.store else PINNED if args.gpu else f"builtin:{tiny}",
+        "captioner": args.caption_with or "",
         "source": source or f"{store}/urls.parquet",
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }

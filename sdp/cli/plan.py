@@ -5,12 +5,14 @@ from typing import Any
 
 from sdp.cli.command import LOOK, SETTINGS, Arguments, UsageError, argument, command, say
 
-_PLANNED = ("train", "process", "download")
+_PLANNED = ("train", "process", "caption", "download")
 _PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6", "fast")
 _NOT_TAKEN = {
-    "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory"),
-    "process": ("trainers", "memory"),
-    "download": ("trainers", "encoders", "memory"),
+    "--preset": ("config", "set", "prices", "trainers", "encoders", "rows", "memory", "rate"),
+    "train": ("rate",),
+    "process": ("trainers", "memory", "rate"),
+    "caption": ("trainers", "memory"),
+    "download": ("trainers", "encoders", "memory", "rate"),
 }
 """Options of `sdp plan` that a preset or a job does not take."""
 
@@ -22,6 +24,7 @@ _NOT_TAKEN = {
 @argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge")
 @argument("--encoders [Nx]TYPE", "instances that encode: 40xg5.2xlarge")
 @argument("--rows N", "images in the dataset (default: limit, or one for each training sample)", type=int)
+@argument("--rate N", "captions a second of one GPU, as sdp caption shows them", type=float)
 @argument("--prices FILE", "your prices, in the shape of sdp/plan/prices.yaml")
 @argument("--memory", "also estimate the GPU memory, and the largest batch that fits")
 def plan(args: Arguments) -> None:
@@ -56,7 +59,7 @@ def plan(args: Arguments) -> None:
     )
     if work and not args.trainers and config.scaling.gpu_type is None:
         say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
-    plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, **choices)]
+    plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, rate=args.rate, **choices)]
     if str(getattr(getattr(config, "model", None), "source", "")).startswith("builtin:"):
         say("plan: a builtin model needs no GPU and trains in minutes; the figures are for a model of full size")
     print(show.as_text(plans, work, prices))

@@ -75,6 +75,11 @@ COMMANDS: tuple[Command, ...] = (
         only_failed="score again what failed",
     ),
     job_command(
+        "caption",
+        "Caption pictures by a vision-language model, for process to use in place of alt texts.",
+        only_failed="ask again what failed",
+    ),
+    job_command(
         "process",
         "Encode the images and captions of a dataset to latents and tokens.",
         only_failed="retry the rows that failed",

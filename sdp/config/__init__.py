@@ -52,7 +52,7 @@ def identity(config: JobConfig) -> dict[str, Any]:
     return {path: value for path, value in decisive.items() if path not in _URIS}
 
 
-_URIS = ("source.uri", "model.source", "score.clip_model", "checkpoint", "phase_2.source")
+_URIS = ("source.uri", "model.source", "score.clip_model", "captions.model", "checkpoint", "phase_2.source")
 
 
 def json_schema(job: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from sdp.config.shared import JobConfig
 
-_NAMES = ("download", "score", "process", "train", "generate", "evaluate", "dreambooth")
+_NAMES = ("download", "score", "caption", "process", "train", "generate", "evaluate", "dreambooth")
 
 
 class _Jobs(Mapping[str, type[JobConfig]]):

@@ -56,6 +56,11 @@ FAILURE_REASONS: Mapping[str, str] = {
     "too_small": "fewer pixels than needed",
     "undecodable": "truncated or corrupt image",
     "not_finite": "NaN or infinite values came out of the encoder",
+    "empty_answer": "the model has nothing to say",
+    "refused": "the model declines to describe the picture",
+    "repetitive": "the model repeats the same words",
+    "cut_off": "the answer does not end before max_tokens",
+    "bad_answer": "the server's answer is not one of a chat",
     "crashed": "it crashed its worker, twice",
     "internal": "an error in sdp itself: please report it",
 }

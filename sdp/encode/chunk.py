@@ -29,6 +29,8 @@ class Chunk:
     crops: dict[int, list[ShapeGroup]]
     """By resolution: one group, or one for each shape if crops keep their aspect ratio."""
     buckets: NDArray[np.int16]
+    captions: list[str] = field(default_factory=list)
+    """The items' own captions, where there is no tokenizer."""
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the addresses that became no item."""
 

@@ -165,6 +165,7 @@ class Transform:
             keys=[item.key for item in items],
             tokens=self._tokens([item.caption for item in items]),
             buckets=np.array([item.bucket for item in items], np.int16),
+            captions=[item.caption for item in items if self._tokenizer is None],
             crops={side: _grouped(items, side) for side in self._recipe.resolutions},
             outcomes=outcomes,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sdp.config import JobConfig
+from sdp.config.caption import CaptionConfig
 from sdp.config.process import ProcessConfig
 from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import MANIFEST, open_dataset
@@ -226,14 +227,28 @@ def plans(work: PlannedTraining, prices: Prices) -> list[Plan]:
     return [_plan(replace(work, mode=mode), prices) for mode in modes]
 
 
-def plan_of_data(config: JobConfig, prices: Prices, *, encoders: str | None = None, rows: int | None = None) -> Plan:
-    """Return the plan of a download or of processing."""
+def plan_of_data(
+    config: JobConfig,
+    prices: Prices,
+    *,
+    encoders: str | None = None,
+    rows: int | None = None,
+    rate: float | None = None,
+) -> Plan:
+    """Return the plan of a download, of captions at `rate` a second of a GPU, or of processing."""
     rows = rows or config.limit or _count_images(str(getattr(config.source, "uri", "")))
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
-    if isinstance(config, ProcessConfig):
+    if isinstance(config, ProcessConfig | CaptionConfig):
         encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
         gpus = count * encode_on.gpus if count else config.encode.most
+        if isinstance(config, CaptionConfig):
+            if rate is None:
+                raise UserError(
+                    "plan: expected --rate, the captions a second of one GPU; sdp caption --set limit=200 shows it"
+                )
+            group = _encoder_group(encode_on, gpus, prices)
+            return _alone(Stage("caption", rows * len(config.captions.prompts), rate * gpus, (group,), source="--rate"))
         return _alone(_process(rows, config.resolutions, encode_on, gpus, prices))
     published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
     rate, source = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS, f"published, {published['source']}"

@@ -9,7 +9,6 @@ import numpy as np
 
 from sdp import telemetry
 from sdp.config.process import ProcessConfig
-from sdp.config.score import ScoreConfig
 from sdp.console import Progress, counted, say, table
 from sdp.datasets import manifest
 from sdp.datasets.concurrently import ordered_map
@@ -22,7 +21,7 @@ from sdp.encode.table import assemble
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem
 from sdp.lease import Lease
 from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
-from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
+from sdp.process.prepare import AnyConfig, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.ray import cluster
 from sdp.runners.blocks import Note
 from sdp.runners.desk import State
@@ -37,7 +36,7 @@ from sdp.sources.reading import addresses
 _EMIT_S = 1.0
 
 
-AnyPrepared = Prepared[ProcessConfig | ScoreConfig, RowsSpec]
+AnyPrepared = Prepared[AnyConfig, RowsSpec]
 After = Callable[[Callable[[], None], Sequence[PartInfo], str], int]
 """A `repeated.Find` that gets the lease's check first."""
 

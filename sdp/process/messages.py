@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sdp.config.process import ProcessConfig
-from sdp.config.score import ScoreConfig
 from sdp.console import counted, duration, rate, rerun, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
@@ -13,7 +12,7 @@ from sdp.datasets.output import Output
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.encode.work import EncodeSpec
-from sdp.process.prepare import Config, Prepared, Spec
+from sdp.process.prepare import AnyConfig, Config, Prepared, Spec
 from sdp.runners.desk import State
 from sdp.runners.stages import PrepareStats
 from sdp.telemetry import Telemetry
@@ -138,7 +137,7 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
 
 
 def summary(
-    config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[tuple[str, str]] = ()
+    config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[tuple[str, str]] = ()
 ) -> list[tuple[str, str]]:
     """Return the closing table: the dataset's counts, `more` on its content, this run's figures, the next command."""
     counts = dataset.manifest.counts

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from pyroaring import BitMap64
 
 from sdp.config import identity
+from sdp.config.caption import CaptionConfig
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
 from sdp.datasets import tombstones
@@ -34,7 +35,8 @@ _PIECE_ROWS = 256
 """Most rows of a piece at lower resolutions, where the transform of 256 rows takes about a second of a core."""
 
 
-Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig, covariant=True)
+AnyConfig = ProcessConfig | ScoreConfig | CaptionConfig
+Config = TypeVar("Config", bound=AnyConfig, covariant=True)
 Spec = TypeVar("Spec", bound=RowsSpec, covariant=True)
 
 
@@ -97,9 +99,7 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     return Prepared(config, spec, pictures, head, models)
 
 
-def head_of(
-    config: ProcessConfig | ScoreConfig, kind: str, unit_rows: int, pictures: Pictures, identifying: Mapping[str, Any]
-) -> Head:
+def head_of(config: AnyConfig, kind: str, unit_rows: int, pictures: Pictures, identifying: Mapping[str, Any]) -> Head:
     """Return the identity of an output, in which these keys take the place of the configuration's own."""
     # A higher limit extends the same dataset, and a table may move.
     own = {path: value for path, value in identity(config).items() if path != "limit"}

@@ -20,7 +20,13 @@ from sdp.model.checkpoints import newer_than
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
 
-_TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
+_TITLES = {
+    "images": "Images",
+    "scores": "Scores",
+    "captions": "Captions",
+    "latents": "Latents",
+    "samples": "Pictures drawn",
+}
 _PARTS_READ = 12
 _MISSING = 5
 """Missing parts shown."""
@@ -44,6 +50,10 @@ def dataset_section(
     parts.sort(key=lambda part: part.path)
     problems = [*dataset.problems, *problems]
     gallery = [_pictures(storage, dataset, parts, pictures, problems)] if pictures and "image" in columns else []
+    if kind == "captions" and pictures:
+        from sdp.report.captions import captioned
+
+        gallery = [captioned(dataset, parts, pictures)]
     problems = sorted(set(problems))
     missing = [(work.name, work.unit.start, work.unit.stop) for work in dataset.missing[:_MISSING]]
     blocks = [

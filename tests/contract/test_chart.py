@@ -356,7 +356,7 @@ def test_on_each_cloud_encoders_and_trainers_find_their_nodes(
 
 
 def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configuration(render: Render) -> None:
-    asked = [f"jobs.{name}.limit=9" for name in ("score", "evaluate", "dreambooth")]  # no values of their own
+    asked = [f"jobs.{name}.limit=9" for name in ("score", "caption", "evaluate", "dreambooth")]
     configurations = one(render("minimal", *asked), "ConfigMap")["data"]
     for path in set(MANIFESTS.glob("*.yaml")) - {MANIFESTS / "kustomization.yaml"}:
         job = yaml.safe_load(path.read_text())

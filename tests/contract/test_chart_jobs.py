@@ -88,6 +88,15 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
                 "output.uri": "s3://my-bucket/sd2/scores",
             },
         ),
+        (
+            "caption",
+            "jobs.caption.captions.model=s3://bucket/vlm",
+            {
+                "encode": {"accelerator": "A10G", "num_workers": 8},
+                "source.uri": "s3://my-bucket/sd2/images",
+                "output.uri": "s3://my-bucket/sd2/captions",
+            },
+        ),
         ("score", "jobs.score.encode.accelerator=cpu", {"encode": {"accelerator": "cpu"}}),
         ("score", "jobs.score.limit=9 jobs.process=null", {"encode": {}}),
         # Downloads use the groups without GPUs at their full size: GPUs that they keep busy would never go.

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
     "score": ("score", "process", "encode", "runners"),
+    "caption": ("caption", "process", "encode", "runners"),
     "process": ("process", "encode", "runners"),
     "train": ("train", "encode", "model"),
     "generate": ("generate", "runners"),

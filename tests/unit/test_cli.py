@@ -193,8 +193,8 @@ xyzzy: expected a command, got the unknown command 'xyzzy'; see sdp --help
 --hlep: expected a command, got the unknown option '--hlep'; did you mean sdp --help?
 config: config: expected show or schema, got nothing; see sdp config --help
 config shwo: config: expected show or schema, got 'shwo'; did you mean sdp config show?
-config show trian: config show: JOB: expected download, score, process, train, generate, evaluate or dreambooth, \
-got 'trian'; did you mean train?
+config show trian: config show: JOB: expected download, score, caption, process, train, generate, evaluate or \
+dreambooth, got 'trian'; did you mean train?
 config show train --cofnig x: config show: expected one of its options, got '--cofnig'; did you mean --config?
 config show train --bogus=1: config show: expected one of its options, got '--bogus=1'; see sdp config show --help
 config show train limit=3: config show: expected no further argument, got 'limit=3'; did you mean --set limit=3?

@@ -118,7 +118,7 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
         f"--set scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
     ]
     assert lines("train", *MODEL, "source.image_column=cat", "resolutions=[64]") == [
-        f"--set source.image_column: {unknown}; it is a key of score, process and evaluate",
+        f"--set source.image_column: {unknown}; it is a key of score, caption, process and evaluate",
         f"--set resolutions: {unknown}; it is a key of process",
     ]
     assert lines("download", *ENDS, "model.source=builtin:tiny") == [

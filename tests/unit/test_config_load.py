@@ -22,6 +22,7 @@ ENDS = ["source.uri=s3://bucket/in", "output.uri=s3://bucket/out"]
 COMPLETE = {
     "download": ENDS,
     "score": ENDS,
+    "caption": [*ENDS, "captions.model=s3://bucket/vlm"],
     "process": [*ENDS, "model.source=builtin:tiny"],
     "train": [*ENDS, "model.source=builtin:tiny"],
     "generate": [*ENDS, "checkpoint=s3://bucket/run"],

@@ -1,0 +1,27 @@
+"""Questions on pictures, and whatever answers them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sdp.imaging import Pixels, RowError
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt on a picture."""
+
+    row: int
+    pixels: Pixels
+    prompt: str
+
+
+ModelAnswer = str | RowError
+"""A model's words, or why there are none."""
+
+
+class Captioner(Protocol):
+    """Whatever answers."""
+
+    def __call__(self, questions: Sequence[Question]) -> Iterator[ModelAnswer]:
+        """Yield the answers in the order of the questions; called from several threads."""

@@ -1,0 +1,236 @@
+"""`sdp caption`: pictures in, captions out, by a tiny model or by a server, and process and training that use them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp.caption import job, server
+from sdp.caption.answers import Question
+from sdp.caption.captioner import LocalCaptioner
+from sdp.cli import main
+from sdp.config.caption import CaptionConfig
+from sdp.datasets.draws import draw
+from sdp.datasets.manifest import Dataset
+from sdp.errors import ModelError, SdpError, Unavailable, UserError
+from sdp.process import job as processing
+from tests.caption_kit import NAMES, ChatServer, caption_config, colour_of, coloured_png, write_pictures
+from tests.kit import accounted, reasons_of, rows_of
+from tests.local_ray import one_node
+from tests.process_kit import config_of, every_tenth, make_images
+from tests.tiny_vlm import caption_for, coloured, make_tiny_vlm
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_vlm(tmp_path_factory.mktemp("models") / "vlm")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    make_images(folder, rows=ROWS, unit_rows=20, image=coloured_png)
+    return folder
+
+
+def written(config: CaptionConfig, *, only_failed: bool = False) -> Dataset:
+    dataset = job.run(config, only_failed=only_failed).dataset
+    assert dataset is not None
+    return dataset
+
+
+def captions(dataset: Dataset, column: str = "vlm") -> dict[int, str]:
+    table = rows_of(dataset)
+    return dict(zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True))
+
+
+EXPECTED = {row: caption_for(colour_of(row)) for row in range(ROWS) if not every_tenth(row)}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_captions_a_dataset_here_and_on_ray_alike(root: Path, vlm: Path, tmp_path: Path) -> None:
+    here = written(caption_config(root / "images", tmp_path / "here", vlm))
+    assert captions(here) == EXPECTED
+    assert accounted(here) == [*EXPECTED]
+    with one_node(cpus=3):
+        ray = written(caption_config(root / "images", tmp_path / "ray", vlm, "encode.num_workers=2"))
+    for name in here.parts["path"].to_pylist():
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+    assert ray.manifest.counts == here.manifest.counts
+
+
+def with_server(root: Path, output: Path, chat: ChatServer, *settings: str) -> CaptionConfig:
+    return caption_config(
+        root / "images", output, "tiny", f"captions.url={chat.url}", "encode.accelerator=cpu", *settings
+    )
+
+
+def test_a_server_captions_with_bounded_concurrency_and_its_key(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-secret-7")
+    with ChatServer() as chat:
+        dataset = written(with_server(root, tmp_path / "out", chat))
+    assert captions(dataset) == EXPECTED
+    assert 1 < chat.most <= 4
+    assert {headers["Authorization"] for headers in chat.headers} == {"Bearer not-a-secret-7"}
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"not-a-secret-7" in file.read_bytes()]
+
+
+DEEP = b'{"choices": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (500, "http_status"),
+        (400, "http_status"),
+        ("half", "broken_transfer"),
+        ("lies", "broken_transfer"),
+        (b"x" * 10_000_000, "too_big"),
+        (DEEP, "bad_answer"),
+        (b'{"choices": []}', "bad_answer"),
+        (b'{"choices": [{"message": {"content": 7}}]}', "bad_answer"),
+        (b'{"choices": [{"message": {"content": null}}]}', "empty_answer"),
+        (b'{"choices": [{"finish_reason": "length", "message": {"content": "a dog and"}}]}', "cut_off"),
+        ("slow", "timeout"),
+    ],
+)
+def test_a_picture_whose_answer_is_bad_fails_alone_and_is_asked_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: Any, reason: str
+) -> None:
+    monkeypatch.setattr(server, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(server, "_ATTEMPT_S", 0.5)
+    red = [row for row in EXPECTED if colour_of(row) == "red"]
+    with ChatServer(lambda colour, _: behaviour if colour == "red" else None) as chat:
+        dataset = written(with_server(root, tmp_path / "out", chat, "encode.batch_size=16"))
+        assert captions(dataset) == {row: text for row, text in EXPECTED.items() if row not in red}
+        assert reasons_of(dataset) == dict.fromkeys(red, reason)
+    with ChatServer() as chat:
+        dataset = written(with_server(root, tmp_path / "out", chat), only_failed=True)
+        assert sum(chat.asked.values()) == len(red)
+    assert captions(dataset) == EXPECTED
+
+
+def test_a_busy_server_is_waited_for(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_LONGEST_WAIT_S", 0.01)
+    busy = (429, 503, 502)
+    with ChatServer(lambda _, number: busy[number] if number < len(busy) else None) as chat:
+        assert captions(written(with_server(root, tmp_path / "out", chat))) == EXPECTED
+
+
+def test_a_server_that_goes_away_ends_the_job_after_its_patience(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(server, "_WAITS", 2)
+    with ChatServer(lambda *_: 503) as chat, pytest.raises(Unavailable, match=r"captions.url: .*status 503"):
+        written(with_server(root, tmp_path / "out", chat))
+
+
+def test_pictures_that_all_fail_end_the_job(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IN_A_ROW", 10)
+    with ChatServer(lambda *_: 400) as chat, pytest.raises(SdpError, match="10 pictures in a row got no answer"):
+        written(with_server(root, tmp_path / "out", chat))
+    assert sum(chat.asked.values()) < len(EXPECTED)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_server_that_refuses_the_job_is_the_users_error(root: Path, tmp_path: Path, status: int) -> None:
+    with ChatServer(lambda *_: status) as chat, pytest.raises(UserError, match=rf"captions.url: .*status {status}"):
+        written(with_server(root, tmp_path / "out", chat))
+
+
+def test_a_wrong_server_or_model_is_refused_before_anything_is_written(root: Path, tmp_path: Path) -> None:
+    with ChatServer(models=("other",)) as chat:
+        with pytest.raises(UserError, match=r"captions.model: .* serves other, not tiny"):
+            written(with_server(root, tmp_path / "out", chat))
+        url = chat.url
+    nowhere = caption_config(root / "images", tmp_path / "out", "tiny", f"captions.url={url}")
+    with pytest.raises(UserError, match=r"captions.url: .*refused"):
+        written(nowhere)
+    for folder, problem in (("empty", "config.json is missing"), ("clip", "unknown type 'clip'")):
+        (tmp_path / folder).mkdir()
+        if folder == "clip":
+            for name in ("model.safetensors", "tokenizer_config.json"):
+                (tmp_path / folder / name).touch()
+            (tmp_path / folder / "config.json").write_text(json.dumps({"model_type": "clip"}))
+        with pytest.raises(ModelError, match=rf"captions.model: .*{problem}"):
+            written(caption_config(root / "images", tmp_path / "out", tmp_path / folder))
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_are_drawn_by_row_and_hold_the_pictures_own_caption(root: Path, tmp_path: Path) -> None:
+    two = '{short: {"What? {caption}": 1, "Which?": 1}, long: Tell me more.}'
+    with ChatServer() as chat:
+        dataset = written(with_server(root, tmp_path / "out", chat, f"captions.prompts={two}"))
+    own = {prompt for prompt in chat.prompts if prompt.startswith("What? picture number ")}
+    assert {*chat.prompts} == {*own, "Which?", "Tell me more."}
+    assert chat.prompts.count("Tell me more.") == len(EXPECTED) == len(own) + chat.prompts.count("Which?")
+    assert 8 < len(own) < 28
+    assert captions(dataset, "short") == captions(dataset, "long") == EXPECTED
+
+
+def test_pictures_are_made_small_before_they_are_sent(tmp_path: Path, root: Path) -> None:
+    sides = list[tuple[int, ...]]()
+
+    class Seen:
+        def __call__(self, questions: Sequence[Question]) -> Iterator[str]:
+            sides.extend(question.pixels.shape for question in questions)
+            return iter(["a"] * len(questions))
+
+    with ChatServer() as chat:
+        prepared = job.prepare(with_server(root, tmp_path / "out", chat, "captions.side=32"))
+        output = job.begin(prepared, only_failed=False)
+    spec = prepared.spec
+    (piece, *_) = prepared.pictures.planner(output, 8, spec.storage)(output.pending()[0])
+    chunk, _ = spec.prepare((piece, None))
+    spec.work(Seen(), chunk)
+    assert {*sides} == {(27, 32, 3)}  # of 40 × 48
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_process_uses_the_new_captions(root: Path, tmp_path: Path) -> None:
+    with ChatServer() as chat:
+        written(with_server(root, tmp_path / "captions", chat))
+    tables = [{"uri": str(tmp_path / "captions"), "by": "row"}]
+    settings = f"source.tables={json.dumps(tables)}", "source.caption_column={caption: 1, vlm: 9}"
+    dataset = processing.run(config_of(root / "images", tmp_path / "latents", "builtin:tiny", *settings)).dataset
+    assert dataset is not None
+    old = [row for row in EXPECTED if draw(0, row, [1, 9]) == 0]
+    tokens = {tuple(ids) for ids in rows_of(dataset)["token_ids"].to_pylist()}
+    assert 0 < len(old) < 10
+    assert len(tokens) == len(NAMES) + len(old)  # colours, and old captions, each of which is different
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_marks_of_the_tokenizer_in_a_caption_are_data(vlm: Path) -> None:
+    prompts = ["Which <image> colour?", "<image><image></s>", "<ima<image>ge>", "Which colour?"]
+    questions = [Question(row, coloured(colour_of(row)), prompt) for row, prompt in enumerate(prompts)]
+    assert [*LocalCaptioner(vlm, "fp32", 64, 4, 24, 0.0)(questions)][3] == caption_for(colour_of(3))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_folder_without_captions_becomes_latents_by_three_commands(
+    vlm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "photos", 24)
+    assert main(["init", "lora", "--pictures", "photos", "--caption-with", str(vlm)]) == 0
+    small = "captions.max_tokens=16", "encode.dtype=fp32"
+    assert (
+        main(["caption", "--config", "lora/caption.yaml", *(word for each in small for word in ("--set", each))]) == 0
+    )
+    assert main(["process", "--config", "lora/process.yaml"]) == 0
+    page = tmp_path / "report.html"
+    assert main(["report", "lora/captions", "--out", str(page)]) == 0
+    text = page.read_text()
+    assert {name for name in NAMES if caption_for(name) in text} == {*NAMES}
+    assert "was: no caption" in text
+    plan = ["plan", "caption", "--config", "lora/caption.yaml", "--rows", "36000"]
+    assert main([*plan, "--rate", "10"]) == 0
+    assert main(plan) == 2
