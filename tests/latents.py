@@ -13,7 +13,14 @@ from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
 from sdp.encode.transform import bucket_shapes
 from sdp.storage import list_source, open_storage
+from sdp.train.data.latents import WeightedDataset
+from sdp.train.data.mixture import MixturePlan
+from sdp.train.data.order import Shuffle
+from sdp.train.data.reader import Reader
+from sdp.train.data.stored import StoredRows
 from tests.kit import write_source
+
+SHUFFLE = Shuffle(lanes=3, units=2, row_groups=2)
 
 
 def make_latents(
@@ -131,3 +138,10 @@ def _fixed(values: "np.ndarray", shape: tuple[int, ...]) -> tuple[pa.Array, dict
 def split_address(address: int) -> tuple[int, int]:
     """Return the number of a mixture's dataset, and the address in it."""
     return address >> 40, address & ((1 << 40) - 1)
+
+
+def latents_reader(*datasets: WeightedDataset, rank: int = 0, world: int = 1) -> Reader:
+    """A reader of latents that mixes them narrowly."""
+    groups, weights = (tuple(each) for each in zip(*((d.dataset.row_groups, d.weight) for d in datasets), strict=True))
+    plan = MixturePlan(groups, 5, SHUFFLE, weights)
+    return Reader(plan, StoredRows(datasets, mixed=len(datasets) > 1), rank, world)

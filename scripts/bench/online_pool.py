@@ -38,10 +38,12 @@ from sdp.runners.stages import PrepareStats
 from sdp.sources.reading import Columns
 from sdp.storage import open_storage
 from sdp.train import online
-from sdp.train.data.encoded import EncodedReader
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Transformed, _encode_spec
-from sdp.train.data.online import Online, slices_ahead
+from sdp.train.data import encoded
+from sdp.train.data.images import ImagesDataset, Transformed, _encode_spec, slices_ahead
+from sdp.train.data.mixture import MixturePlan
 from sdp.train.data.order import RowGroups, Shuffle
+from sdp.train.data.reader import Reader
+from sdp.train.data.rows import Rows, items_of
 from sdp.train.data.weights import RowWeights
 
 SIDE = 256
@@ -139,7 +141,7 @@ def gpu(*_: Any) -> threading.Lock:
     return threading.Lock()
 
 
-def encode(images: ImagesDataset, busy: threading.Lock, made: Transformed) -> EncodedSlice:
+def encode(images: ImagesDataset, busy: threading.Lock, made: Transformed) -> Rows:
     """Return moments and text of a slice, after the time that an A10G would take."""
     count = len(made.rows)
     latents, text = images.columns
@@ -148,7 +150,8 @@ def encode(images: ImagesDataset, busy: threading.Lock, made: Transformed) -> En
         began = time.monotonic()
         assert made.chunk.crops[SIDE][0].values[-1, -1, -1, -1] == 0  # the bytes have arrived
         _sleep_until(began + count / (_pace * ENCODER_RATE))
-    return EncodedSlice(made.rows, np.ones(count, np.float32), moments, np.ones((count, text.width), np.uint8), ())
+    captions = np.ones((count, text.width), np.uint8)
+    return Rows(made.rows, np.ones(count, np.float32), items_of(moments), items_of(captions))
 
 
 def _sleep_until(when: float) -> None:
@@ -187,11 +190,10 @@ class SleepingTrainers:
     """Trainers that take batches from the real readers at an A100's pace, and synchronise at each step."""
 
     def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
-        shape = Shuffle(lanes=TRAINERS, units=1, row_groups=1)
-        readers = [
-            EncodedReader(images, Online(online.submitter(pool), ahead), 0, shape, rank, TRAINERS, ahead=READ_AHEAD)
-            for rank in range(TRAINERS)
-        ]
+        shuffle = Shuffle(lanes=TRAINERS, units=1, row_groups=1)
+        plan = MixturePlan((images.row_groups,), 0, shuffle)
+        sources = [encoded.EncodedRows(images, encoded.online(online.submitter(pool), ahead)) for _ in range(TRAINERS)]
+        readers = [Reader(plan, source, rank, TRAINERS, READ_AHEAD) for rank, source in enumerate(sources)]
         self._ended: list[float] = []
         self._together = threading.Barrier(TRAINERS, timeout=MOST_WARM_S)
         executor = ThreadPoolExecutor(TRAINERS)

@@ -95,13 +95,13 @@ def reference(folder: Path) -> dict[str, float]:
 
 def direct(folder: Path) -> dict[str, float]:
     """Read fp16 bytes with threads of this process, as sdp does."""
-    from sdp.train.data.direct import DirectReader
-    from sdp.train.data.order import Shuffle
+    from sdp.train.assemble import latents_reader
     from sdp.train.data.sources import open_sources
+    from sdp.train.world import World
 
     def batches() -> Iterator[Any]:
-        sources = open_sources(_config(folder))
-        yield from _of_reader(DirectReader(sources.datasets, 0, Shuffle(), 0, 1))
+        config = _config(folder)
+        yield from _of_reader(latents_reader(config, open_sources(config), World()))
 
     return _measured(batches, str(folder / "sdp"))
 

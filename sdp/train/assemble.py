@@ -24,17 +24,16 @@ from sdp.model.sources import LocalModel, resolve
 from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.sources.joined import contents_of
 from sdp.train.checkpoint import CheckpointManager
-from sdp.train.data.batch import Reader
-from sdp.train.data.buckets import BucketReader
 from sdp.train.data.columns import TEXT
-from sdp.train.data.direct import DirectReader
-from sdp.train.data.encoded import EncodedReader, Engine
-from sdp.train.data.images import open_columns, open_images
+from sdp.train.data.encoded import EncodedRows, Engine, Submit, online
+from sdp.train.data.images import open_columns, open_images, slices_ahead
 from sdp.train.data.latents import refuse_another_encoder
-from sdp.train.data.online import Online, Submit, slices_ahead
+from sdp.train.data.mixture import MixturePlan
 from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
+from sdp.train.data.reader import Reader
 from sdp.train.data.sources import Sources, open_sources
+from sdp.train.data.stored import StoredRows
 from sdp.train.data.weights import row_weights
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective, draw
@@ -69,8 +68,8 @@ def assemble(
     stopwatch = Stopwatch(world.device)
     reader, datasets, empty = make_reader(config, model, world, submit, stopwatch)
     metadata = {"model": {"source": str(model.source), "digest": model.digest}, **datasets, "epoch_rows": reader.rows}
-    if isinstance(reader, BucketReader):
-        metadata["granule"] = reader.granule
+    if reader.plan.granule is not None:
+        metadata["granule"] = reader.plan.granule
     begin_from = config.model.start_from
     try:
         return Trainer(
@@ -112,9 +111,9 @@ def make_reader(
         sources = open_sources(config)
         for source in sources.all:
             refuse_another_encoder(config, source.written, source.dataset, model)
-        latents = offline_reader(config, sources, world)
-        embedded = latents.columns[1].name == TEXT
-        return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
+        embedded = sources.all[0].dataset.text.name == TEXT
+        empty_text = partial(_stored_empty, sources, model, world) if embedded else None
+        return latents_reader(config, sources, world), sources.metadata, empty_text
     dataset = open_pinned(config, 0, config.source.uri, "images")
     collocated = config.data.mode == "collocated"
     columns = open_columns(config, dataset) if collocated else None
@@ -131,29 +130,18 @@ def make_reader(
     else:
         if submit is None:
             raise UserError("data.mode: expected offline or collocated without Ray, got 'online'; train on Ray")
-        engine = Online(submit, slices_ahead(config, images, world.size))
+        engine = online(submit, slices_ahead(config, images, world.size))
         empty = submit(None) if config.text_encoded else None
-    load_weights = partial(row_weights, images.storage, config.data.holdout, config.limit)
+    rows = EncodedRows(images, engine, partial(row_weights, images.storage, config.data.holdout, config.limit))
     ahead = 0 if collocated else 4  # or a thread would encode while a step computes
-    reader = EncodedReader(
-        images, engine, config.seed, Shuffle(), world.rank, world.size, load_weights, ahead, world.device
-    )
-    return reader, {"dataset": dataset.lineage}, empty
+    plan = MixturePlan((images.row_groups,), config.seed, Shuffle())
+    return Reader(plan, rows, world.rank, world.size, ahead, world.device), {"dataset": dataset.lineage}, empty
 
 
-def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
+def latents_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
     """Return the reader of this worker's share of the latents."""
-    data = config.data
-    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
-    return make(
-        sources.datasets,
-        config.seed,
-        Shuffle(),
-        world.rank,
-        world.size,
-        threads=data.readers,
-        device=world.device,
-    )
+    rows = StoredRows(sources.datasets, config.data.readers, mixed=len(sources.all) > 1)
+    return Reader(sources.plan(config), rows, world.rank, world.size, device=world.device)
 
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:

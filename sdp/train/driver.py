@@ -34,7 +34,7 @@ class TrainSummary:
 def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
     """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Works in the main thread only.
 
-    An action that finds nothing to save raises KeyboardInterrupt.
+    The action raises KeyboardInterrupt if there is nothing to save.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -29,8 +29,7 @@ from sdp.ray.waiting import Place, PlaceRequest, Stall, own_groups, place_of, re
 from sdp.runners.placement import Placement, plan_placement
 from sdp.train import group, online
 from sdp.train.board import RESIZE, Board, WorkerReport
-from sdp.train.data.images import ImagesDataset, open_images
-from sdp.train.data.online import slices_ahead
+from sdp.train.data.images import ImagesDataset, open_images, slices_ahead
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, on_signals
 from sdp.train.messages import progress_line

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
@@ -31,9 +31,12 @@ from sdp.runners.blocks import Note, pack, unpack
 from sdp.runners.desk import WORK, State
 from sdp.runners.on_ray import OnRay
 from sdp.runners.placement import Placement
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, crashed_slice
-from sdp.train.data.online import Submit
+from sdp.train.data.images import ImagesDataset, Slice, crashed_slice
 from sdp.train.data.order import RowGroups
+from sdp.train.data.rows import joined
+
+if TYPE_CHECKING:
+    from sdp.train.data.encoded import Submit
 
 _RETRIES = 3
 """Retries of what was lost with its node."""
@@ -66,7 +69,7 @@ def start_pool(images: ImagesDataset, placement: Placement, board: Any, requests
     )
 
 
-def submitter(pool: Any) -> Submit:
+def submitter(pool: Any) -> "Submit":
     """Return a trainer's function that submits slices to the pool.
 
     A slice's turn is its number among this trainer's slices, and the pool encodes by turn: trainers wait for each other
@@ -86,7 +89,7 @@ def submitter(pool: Any) -> Submit:
                     raise references
                 try:
                     parts = [unpack(block)[1] for block in ray.get(references)]
-                    return parts[0] if data_slice is None else EncodedSlice.joined(parts)
+                    return joined(parts) if len(parts) > 1 else parts[0]
                 except ObjectLostError:  # its node is gone
                     request = pool.encode.remote(data_slice, turn)
             raise SdpError(f"encode: a result was lost {_RETRIES} times; check the encoders' nodes")

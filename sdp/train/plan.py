@@ -10,7 +10,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.families import DENOISER
 from sdp.model import sources
-from sdp.model.checkpoints import TrainState, find_checkpoint, read_config, read_marker, read_state
+from sdp.model.checkpoints import EpochStart, TrainState, find_checkpoint, read_config, read_marker, read_state
 from sdp.model.layout import ModelSource
 from sdp.plan.memory import fit
 from sdp.sources.joined import contents_of
@@ -19,6 +19,7 @@ from sdp.storage import Storage, open_storage
 from sdp.train.data.columns import TEXT
 from sdp.train.data.images import open_columns
 from sdp.train.data.latents import LatentsDataset, open_latents, refuse_another_encoder, refuse_embeddings
+from sdp.train.data.order import Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources
 from sdp.train.limits import last_step, reached_limit, used_up_budget
@@ -177,7 +178,9 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
         _check_encoder(config, source.written, source.dataset, model)
     if opened.buckets is not None:
         _refuse_split_granules(config)
-    return opened.rows, opened.positions(config), opened.all[0].dataset.text.name == TEXT, None
+    steps = opened.plan(config)
+    positions = steps.positions(EpochStart(lanes=max(Shuffle().lanes, config.scaling.most)))
+    return steps.rows, positions, opened.all[0].dataset.text.name == TEXT, None
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:

@@ -11,8 +11,6 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import UserError
 from sdp.storage import open_storage
 from sdp.train.data.latents import GroupReader, open_latents
-from sdp.train.data.order import RowRange
-from sdp.train.data.rows import Loader, empty_rows
 from sdp.train.data.weights import row_weights
 
 
@@ -25,13 +23,13 @@ def ray_dataset(uri: str, *, resolution: int = 256, holdout: float = 0.0) -> ray
 
     def load(batch: dict[str, Any]) -> dict[str, Any]:
         (group,) = batch["id"].tolist()
-        rows = empty_rows(count := int(latents.row_groups.rows[group]), latents.columns)
-        Loader(GroupReader(latents), weigh).load([RowRange(group, 0, count)], np.arange(count), rows)
+        rows = GroupReader(latents).rows(group)
+        rows = rows[weigh(rows.rows) > 0]
         loaded = {"row": rows.rows}
         for column, values in zip(latents.columns, (rows.latents, rows.text), strict=True):
-            numbers = values.view(column.dtype).reshape(count, *column.shape)
+            numbers = values.view(column.dtype).reshape(len(rows), *column.shape)
             loaded[column.name] = numbers if column.dtype.kind == "f" else numbers.astype(np.int64)
-        return {name: values[rows.weights > 0] for name, values in loaded.items()}
+        return loaded
 
     if not ray.is_initialized():  # Ray by itself would join, or wait for, what was last started on this machine
         ray.init(os.environ.get("RAY_ADDRESS") or "local")

@@ -20,8 +20,9 @@ from sdp.model.checkpoints import EMA, MODEL, EpochStart, TrainState, read_state
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import Storage
 from sdp.train.checkpoint import CheckpointManager, SavedCheckpoint
-from sdp.train.data.batch import Batch, Reader
+from sdp.train.data.batch import Batch
 from sdp.train.data.order import Shuffle
+from sdp.train.data.reader import Reader
 from sdp.train.limits import reached_limit, used_up_budget
 from sdp.train.optimizer import AdamW, Ema, learning_rate, skips
 from sdp.train.randomness import RowRandom, seed_of_phase
@@ -212,8 +213,7 @@ class Trainer:
             if not state.position:  # an epoch in progress keeps its order
                 lanes = max(Shuffle().lanes, self.world.size)
                 state.start = replace(state.start, lanes=lanes)
-            batches = self.reader.batches(epoch, state.position, self.batch_size, state.start)
-            with closing(batches):  # type: ignore[type-var]  # all readers are generators
+            with closing(self.reader.batches(epoch, state.position, self.batch_size, state.start)) as batches:
                 while state.epoch == epoch:
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)

@@ -30,7 +30,7 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import save_flight_record
 from sdp.train.data.batch import Batch
-from sdp.train.data.direct import DirectReader
+from sdp.train.data.reader import Reader
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.settle import settled
@@ -211,13 +211,13 @@ def test_every_bad_row_is_counted_however_many_checkpoints_come_between(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint stores the list of bad rows, so that bad rows before and after it are both counted."""
-    shown, read, bad = RegistryBackend(), DirectReader.batches, iter((5, 0, 3, 3, 1, 0))
+    shown, read, bad = RegistryBackend(), Reader.batches, iter((5, 0, 3, 3, 1, 0))
 
     def spoilt(*place: Any) -> Iterator[Batch]:
         for batch in read(*place):
             yield replace(batch, bad=(Outcome(0, FAILED, "undecodable"),) * next(bad, 0))
 
-    monkeypatch.setattr(DirectReader, "batches", spoilt)
+    monkeypatch.setattr(Reader, "batches", spoilt)
     callbacks = [EmitMetrics(Telemetry(shown, "run")), SaveCheckpoints(2)]
     trainer = assemble(*settled(config(root, max_steps=6)), World(), callbacks=callbacks)
     trainer.train()

@@ -22,7 +22,8 @@ from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_reader
 from sdp.train.callbacks.profile import Profile
-from sdp.train.data.batch import PAD, Batch
+from sdp.train.data.batch import Batch
+from sdp.train.data.rows import PAD
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.settle import settled

@@ -18,7 +18,7 @@ from sdp.families.sd import SD
 from sdp.model.checkpoints import read_weights
 from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
-from sdp.train.assemble import offline_reader
+from sdp.train.assemble import latents_reader
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.sources import open_sources
@@ -102,7 +102,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         networks=TrainedNetworks(SD, unet),
         objective=Objective(scaled_linear(), how.objective),
         conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
-        reader=offline_reader(how, open_sources(how), world),
+        reader=latents_reader(how, open_sources(how), world),
         checkpointer=CheckpointManager(run, world, {}),
         stopwatch=Stopwatch(world.device),
         callbacks=callbacks,

@@ -1,5 +1,6 @@
 """Several workers: the strategies agree, and a run continues with any number of them."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,10 @@ def rows_read(world: World, root: Path, run: str) -> int:
     """Train an epoch; return the number of rows that this worker read."""
     count, read = 0, GroupReader.read
 
-    def counting(reader: GroupReader, row_range: RowRange) -> Any:
+    def counting(reader: GroupReader, ranges: Sequence[RowRange], *into: Any) -> None:
         nonlocal count
-        count += len(row_range)
-        return read(reader, row_range)
+        count += sum(map(len, ranges))
+        read(reader, ranges, *into)
 
     GroupReader.read = counting  # type: ignore[method-assign]  # in a process of its own
     with mock.patch("sdp.train.trainer.Shuffle", partial(Shuffle, lanes=1)):  # fewer than there are workers

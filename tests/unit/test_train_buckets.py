@@ -1,19 +1,22 @@
 """Latents of several shapes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import open_storage
-from sdp.train.data.batch import PAD, Batch
-from sdp.train.data.buckets import BucketReader
-from sdp.train.data.granules import count_buckets, views
-from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.mixture import WeightedDataset
+from sdp.train.data.batch import Batch
+from sdp.train.data.granules import GranulePlan, count_buckets, views
+from sdp.train.data.latents import GroupReader, LatentsDataset, WeightedDataset, open_latents
 from sdp.train.data.order import RowRange, Shuffle
+from sdp.train.data.reader import Reader
+from sdp.train.data.rows import PAD
+from sdp.train.data.stored import StoredRows
 from sdp.train.data.weights import RowWeights
 from sdp.train.validation import load_validation_batch
 from sdp.train.world import World
@@ -28,10 +31,12 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LatentsDataset:
     return open_latents(dataset, 64)
 
 
-def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> BucketReader:
+def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> Reader:
     counts = count_buckets(latents, open_storage(str(run)), write=True)
     datasets = tuple(WeightedDataset(view) for view in views(latents, counts))
-    return BucketReader(datasets, 5, Shuffle(lanes=2, units=2, row_groups=2), rank, world, granule=GRANULE)
+    groups = tuple(source.dataset.row_groups for source in datasets)
+    plan = GranulePlan(groups, 5, Shuffle(lanes=2, units=2, row_groups=2), GRANULE)
+    return Reader(plan, StoredRows(datasets), rank, world)
 
 
 def micro_batches(batch: Batch) -> list[Batch]:
@@ -85,10 +90,10 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
 ) -> None:
     count, read = 0, GroupReader.read
 
-    def counting(reader: GroupReader, row_range: RowRange) -> object:
+    def counting(reader: GroupReader, ranges: Sequence[RowRange], *into: Any) -> None:
         nonlocal count
-        count += len(row_range)
-        return read(reader, row_range)
+        count += sum(map(len, ranges))
+        read(reader, ranges, *into)
 
     monkeypatch.setattr(GroupReader, "read", counting)
     for rank in range(4):

@@ -1,4 +1,4 @@
-"""The direct reader."""
+"""The reader of latents."""
 
 import threading
 from dataclasses import replace
@@ -12,15 +12,11 @@ import torch
 
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
-from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import open_latents
-from sdp.train.data.mixture import WeightedDataset
-from sdp.train.data.order import Shuffle
+from sdp.train.data.latents import WeightedDataset, open_latents
+from sdp.train.data.reader import Reader
+from sdp.train.data.rows import PAD
 from sdp.train.data.weights import RowWeights
-from tests.latents import latent_of, make_latents, tokens_of
-
-SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
+from tests.latents import latent_of, latents_reader, make_latents, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +24,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make_latents(tmp_path_factory.mktemp("latents"), 203, failed=10)
 
 
-def reader(dataset: Dataset, rank: int = 0, world: int = 1, load_weights: Any = RowWeights) -> DirectReader:
-    return DirectReader((WeightedDataset(open_latents(dataset, 64), load_weights=load_weights),), 5, SHAPE, rank, world)
+def reader(dataset: Dataset, rank: int = 0, world: int = 1, load_weights: Any = RowWeights) -> Reader:
+    return latents_reader(WeightedDataset(open_latents(dataset, 64), load_weights=load_weights), rank=rank, world=world)
 
 
 def test_each_written_row_comes_once_with_its_own_latent_and_text(dataset: Dataset) -> None:
@@ -71,7 +67,7 @@ def test_leaving_in_mid_epoch_leaves_no_thread_behind(dataset: Dataset) -> None:
     before = threading.active_count()
     batches = reader(dataset).batches(0, 0, 4)
     next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert threading.active_count() == before
 
 

@@ -1,7 +1,7 @@
-"""Batches of online-encoded images have the same order, share and account as those of the direct reader."""
+"""Batches of images that are encoded meanwhile have the same order, share and account as those of latents."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,16 @@ from sdp.config.train import TrainConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.model.sources import resolve
-from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader
-from sdp.train.data.encoded import EncodedReader
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, open_images
-from sdp.train.data.latents import open_latents
-from sdp.train.data.mixture import WeightedDataset
-from sdp.train.data.online import Online
-from sdp.train.data.order import Shuffle
-from tests.latents import make_latents
+from sdp.train.data.encoded import EncodedRows, Engine, online
+from sdp.train.data.images import ImagesDataset, Slice, open_images
+from sdp.train.data.latents import WeightedDataset, open_latents
+from sdp.train.data.mixture import MixturePlan
+from sdp.train.data.reader import Reader
+from sdp.train.data.rows import PAD, Rows, items_of
+from tests.latents import SHUFFLE, latents_reader, make_latents
 from tests.process_kit import make_images
 from tests.training import config
 
-SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
 ROWS = 203
 
 
@@ -63,7 +60,7 @@ class Fake:
     def __init__(self, images: ImagesDataset) -> None:
         self.images, self.asked = images, Counter[int]()
 
-    def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
+    def __call__(self, slices: Iterator[Slice]) -> Generator[Rows]:
         for data_slice in slices:
             rows = self._rows(data_slice)
             self.asked.update(rows[data_slice.needed].tolist())
@@ -71,12 +68,12 @@ class Fake:
             bad = (rows % 7 == 0) & data_slice.needed
             values = np.zeros((len(rows), latents.width // 2), np.float16)
             values[:] = rows[:, None]
-            yield EncodedSlice(
+            yield Rows(
                 rows,
                 (data_slice.needed & ~bad).astype(np.float32),
-                values.view(np.uint8),
-                np.zeros((len(rows), text.width), np.uint8),
-                tuple(Outcome(row, FAILED, "undecodable") for row in rows[bad].tolist()),
+                items_of(values),
+                items_of(np.zeros((len(rows), text.width), np.uint8)),
+                bad={row: Outcome(row, FAILED, "undecodable") for row in rows[bad].tolist()},
             )
 
     def _rows(self, data_slice: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -85,14 +82,14 @@ class Fake:
         return addresses(data_slice.piece)
 
 
-def reader(images: ImagesDataset, engine: object, rank: int = 0, world: int = 1) -> EncodedReader:
-    return EncodedReader(images, engine, 5, SHAPE, rank, world)  # type: ignore[arg-type]
+def reader(images: ImagesDataset, engine: Engine, rank: int = 0, world: int = 1) -> Reader:
+    return Reader(MixturePlan((images.row_groups,), 5, SHUFFLE), EncodedRows(images, engine), rank, world)
 
 
 @pytest.mark.parametrize(
     ("world", "batch", "position"), [(1, 16, 0), (2, 15, 0), (3, 20, 60), (5, 8, 41), (4, 50, 150)]
 )
-def test_every_trainer_takes_what_the_direct_reader_gives_it(
+def test_every_trainer_takes_what_it_takes_of_latents(
     images: ImagesDataset, latents: Dataset, world: int, batch: int, position: int
 ) -> None:
     asked = Counter[int]()
@@ -100,11 +97,8 @@ def test_every_trainer_takes_what_the_direct_reader_gives_it(
     for rank in range(world):
         engine = Fake(images)
         actual = list(reader(images, engine, rank, world).batches(1, position, batch))
-        expected = list(
-            DirectReader((WeightedDataset(open_latents(latents, 64)),), 5, SHAPE, rank, world).batches(
-                1, position, batch
-            )
-        )
+        stored = latents_reader(WeightedDataset(open_latents(latents, 64)), rank=rank, world=world)
+        expected = list(stored.batches(1, position, batch))
         assert [b.rows.tolist() for b in actual] == [b.rows.tolist() for b in expected]
         for got in actual:
             valid = got.rows != PAD
@@ -122,18 +116,19 @@ def test_run_ahead_is_bounded_and_results_come_in_order(images: ImagesDataset) -
     under_way, most = [0], [0]
     inner = Fake(images)
 
-    def ask(data_slice: Slice) -> object:
+    def ask(data_slice: Slice | None) -> Callable[[], Rows]:
+        assert data_slice is not None
         under_way[0] += 1
         most[0] = max(most[0], under_way[0])
 
-        def get() -> EncodedSlice:
+        def get() -> Rows:
             under_way[0] -= 1
-            (made,) = inner.encoded(iter([data_slice]))
+            (made,) = inner(iter([data_slice]))
             return made
 
         return get
 
-    rows = [b.rows.tolist() for b in reader(images, Online(ask, 5)).batches(0, 0, 16)]  # type: ignore[arg-type]
+    rows = [b.rows.tolist() for b in reader(images, online(ask, 5)).batches(0, 0, 16)]
     assert rows == [b.rows.tolist() for b in reader(images, inner).batches(0, 0, 16)]
     assert most[0] == 6
 

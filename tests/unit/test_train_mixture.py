@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
-from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import open_latents
-from sdp.train.data.mixture import Mixture, WeightedDataset, refuse_another_kind, shares_of
-from sdp.train.data.order import Shuffle
-from tests.latents import latent_of, make_latents, split_address
-
-SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
+from sdp.train.data.latents import WeightedDataset, open_latents
+from sdp.train.data.mixture import Mixture, shares_of
+from sdp.train.data.reader import Reader
+from sdp.train.data.sources import refuse_another_kind
+from tests.latents import latent_of, latents_reader, make_latents, split_address
 
 
 def positions(
@@ -108,10 +106,9 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     return [make_latents(root / "a", 103, failed=10), make_latents(root / "b", 30, unit_rows=15)]
 
 
-def reader(datasets: list[Dataset], rank: int = 0, world: int = 1) -> DirectReader:
+def reader(datasets: list[Dataset], rank: int = 0, world: int = 1) -> Reader:
     first, second = (open_latents(dataset, 64) for dataset in datasets)
-    datasets = (WeightedDataset(first), WeightedDataset(second, 0.75))
-    return DirectReader(datasets, 5, SHAPE, rank, world)
+    return latents_reader(WeightedDataset(first), WeightedDataset(second, 0.75), rank=rank, world=world)
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -8,7 +8,7 @@ from sdp.train.data.order import EpochOrder, RowGroups, Shuffle
 
 PARTS = [[8, 8, 8, 3], [8, 8], [5], [8, 8, 8, 8, 1], [], [8, 7]]
 GOLDEN = [35, 59, 25, 86, 80, 24, 37, 60, 26, 82, 58, 14]
-SHAPE = Shuffle(lanes=3, units=2, row_groups=2)
+SHUFFLE = Shuffle(lanes=3, units=2, row_groups=2)
 
 
 def address(row_groups: RowGroups, row_group: int, row: int) -> int:
@@ -27,7 +27,7 @@ def row_at(order: EpochOrder, position: int) -> int:
 
 def rows_of(order: EpochOrder, start: int, stop: int, rank: int, world: int) -> list[int]:
     return [
-        row_at(order, row * order.lanes + take.lane)
+        row_at(order, row * order.lanes + take.lane.number)
         for take in order.share(start, stop, rank, world)
         for row in range(take.start, take.stop)
     ]
@@ -35,7 +35,7 @@ def rows_of(order: EpochOrder, start: int, stop: int, rank: int, world: int) -> 
 
 def test_the_order_is_the_one_it_always_was() -> None:
     # A resumed run counts on it: a change of these numbers is a change of every epoch under way.
-    order = EpochOrder(7, 1, RowGroups.of(PARTS), SHAPE)
+    order = EpochOrder(7, 1, RowGroups.of(PARTS), SHUFFLE)
     assert [row_at(order, p) for p in range(12)] == GOLDEN
 
 
@@ -79,7 +79,7 @@ def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batc
     takes = [
         [t for at in range(start, 512, batch) for t in order.share(at, at + batch, r, world)] for r in range(world)
     ]
-    lanes = [{take.lane for take in of_worker} for of_worker in takes]
+    lanes = [{take.lane.number for take in of_worker} for of_worker in takes]
     assert sum(map(len, lanes)) == len(set().union(*lanes))
     assert sum(take.stop - take.start for of_worker in takes for take in of_worker) == 512 - start
 

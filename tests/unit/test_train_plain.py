@@ -10,12 +10,10 @@ import pytest
 
 from sdp.errors import DatasetError
 from sdp.model.sources import resolve
-from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import refuse_another_encoder
-from sdp.train.data.order import Shuffle
+from sdp.train.data.rows import PAD
 from sdp.train.data.sources import open_sources
-from tests.latents import latent_of, tokens_of
+from tests.latents import latent_of, latents_reader, tokens_of
 from tests.training import config
 
 ROWS = 40
@@ -52,7 +50,7 @@ def write(root: Path, form: Any = tensors, scale: float = 1.0, rows: int = ROWS,
 def batches(root: Path, **columns: Any) -> Any:
     how = config(root, source__columns={**COLUMNS, **columns})
     sources = open_sources(how, write=lambda: None)
-    return DirectReader(sources.datasets, 0, Shuffle(lanes=2, units=2, row_groups=2), 0, 1).batches(0, 0, 8)
+    return latents_reader(*sources.datasets).batches(0, 0, 8)
 
 
 @pytest.mark.parametrize("form", [tensors, nested, fixed, shaped])

@@ -30,7 +30,7 @@ class MeasureValidationLoss(Callback):
         settings = self.config.evaluate
         if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
             return
-        validation = measure(
+        trainer.gauges["validation"] = measure(
             trainer.networks,
             trainer.objective,
             trainer.conditioning,
@@ -42,5 +42,4 @@ class MeasureValidationLoss(Callback):
         for module in trainer.networks.modules():  # without a backward pass, fsdp keeps the gathered weights
             if isinstance(module, FSDPModule):
                 module.reshard()
-        trainer.gauges["validation"] = {**validation.by_timestep, "all": validation.mean}
         trainer.gauges["validation_step"] = report.step

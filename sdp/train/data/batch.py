@@ -1,39 +1,21 @@
-"""A batch, and the interface of the readers that return it."""
+"""A batch, and how it is made from rows."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sdp.datasets.outcomes import Outcome
-from sdp.model.checkpoints import EpochStart
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column, RowColumns
+from sdp.train.data.rows import PAD, Rows, blank_rows, items_of
 
-
-class Reader(Protocol):
-    """The interface of readers. All readers yield the same kind of batches."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-
-    def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (for other readers)
-        """Return the number of positions in an epoch."""
-        return self.rows
-
-    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
-        """Yield this worker's share of each batch from a position on. Shares have the same length on all workers."""
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (for other readers)
-        """Return the start of the next epoch."""
-        return start
-
-
-PAD = -1
-"""The address of padding; its weight is 0."""
+ShapePart = tuple[RowColumns, Sequence[Rows]]
+"""The columns and the rows of a micro-batch of one shape."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +77,49 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors, bad=())
+
+
+def batch_of(columns: RowColumns, size: int, filled: Sequence[Rows], *, pin: bool = False) -> Batch:
+    """Join rows into a batch, padded to `size`; the only place where a batch's bytes are copied."""
+    latents, text = columns
+    kind = "token_ids" if text.name == TOKEN_IDS else "text"
+    tensors: dict[str, Any] = {
+        "rows": torch.empty(size, dtype=torch.int64),
+        "weights": torch.empty(size),
+        "latents": torch.empty((size, *latents.shape), dtype=_torch_dtype(latents), pin_memory=pin),
+        kind: torch.empty((size, *text.shape), dtype=_torch_dtype(text), pin_memory=pin),
+    }
+    into = (
+        tensors["rows"].numpy(),
+        tensors["weights"].numpy(),
+        items_of(tensors["latents"].numpy()),
+        items_of(tensors[kind].numpy()),
+    )
+    if any(part.epoch is not None for part in filled):
+        tensors["epochs"] = torch.empty(size, dtype=torch.int64)
+    at = 0
+    for part in filled:
+        stop = at + len(part)
+        for target, values in zip(into, part.arrays, strict=True):
+            target[at:stop] = values
+        if "epochs" in tensors:
+            tensors["epochs"][at:stop] = part.epoch
+        at = stop
+    for tensor in tensors.values():
+        tensor[at:] = 0
+    tensors["rows"][at:] = PAD
+    bad = tuple(part.bad[row] for part in filled if part.bad for row in part.rows.tolist() if row in part.bad)
+    return Batch(**tensors, moments=latents.name.startswith(MOMENTS), bad=bad)
+
+
+def batch_of_shapes(parts: Sequence[ShapePart], size: int, *, pin: bool = False) -> Batch:
+    """Join micro-batches of one shape each, all padded to `size`, into a batch that `Batch.split` takes apart again."""
+    widest, text = max((columns for columns, _ in parts), key=lambda columns: columns[0].numbers)
+    columns = replace(widest, shape=(widest.numbers,)), text
+    filled = [rows for _, part in parts for rows in (*part, blank_rows(size - sum(map(len, part)), columns))]
+    shapes = tuple(latents.shape for (latents, _), _ in parts)
+    return replace(batch_of(columns, size * len(parts), filled, pin=pin), shapes=shapes)
+
+
+def _torch_dtype(column: Column) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, column.dtype)).dtype

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from sdp.encode.chunk import ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed
+from sdp.train.data.images import ImagesDataset, Slice, Transformed
+from sdp.train.data.rows import Rows
 from sdp.train.stopwatch import Stopwatch
 
 _AHEAD = 2
@@ -28,8 +29,8 @@ class Collocated:
     workers: int
     stopwatch: Stopwatch
 
-    def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
-        """See Engine."""
+    def __call__(self, slices: Iterator[Slice]) -> Generator[Rows]:
+        """Yield the rows of each slice, in order."""
         # No fork: this process has threads, and perhaps CUDA.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
@@ -39,7 +40,7 @@ class Collocated:
             loader: Any = DataLoader(
                 _Slices(self.images),
                 batch_size=None,
-                sampler=_SliceSampler(slices),
+                sampler=slices,  # which it takes as they are
                 num_workers=self.workers,
                 prefetch_factor=_AHEAD,
                 worker_init_fn=_use_one_thread,
@@ -67,16 +68,6 @@ class _Slices(Dataset[Any]):
             return _with_values(self._images.prepare(data_slice)[0], torch.from_numpy)
         except SdpError as error:
             return error
-
-
-class _SliceSampler:
-    """A sampler that passes slices on as they are."""
-
-    def __init__(self, slices: Iterator[Slice]) -> None:
-        self._slices = slices
-
-    def __iter__(self) -> Iterator[Slice]:
-        return self._slices
 
 
 def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Transformed:

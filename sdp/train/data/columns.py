@@ -1,7 +1,7 @@
 """The columns of a latents dataset: which ones a file has, in which form, and their bytes as arrays."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,12 @@ class Column:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    stored: str = ""
+    """Its name in a file, where it is bytes of this shape and dtype unless `factor` or `shapes` is set."""
+    factor: float | None = None
+    """The scale of stored lists of numbers."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The shapes among which a row's bucket chooses, if rows differ in length."""
 
     @property
     def numbers(self) -> int:
@@ -39,41 +45,29 @@ class Column:
     def width(self) -> int:
         return self.numbers * self.dtype.itemsize
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The form of a column in a file: bytes in the final form, or lists of numbers to be scaled."""
-
-    name: str
-    factor: float | None = None
-    """The scale of numbers; None for bytes."""
-    shapes: tuple[tuple[int, ...], ...] = ()
-    """The shapes among which a row's bucket chooses, if rows differ in length."""
-
-    def items(self, data: pa.ChunkedArray, column: Column) -> list[Items]:
-        """Return the column's arrays chunk by chunk; bytes are not copied."""
-        kind = np.dtype((np.void, column.width))
+    def items(self, data: pa.ChunkedArray) -> list[Items]:
+        """Return the arrays of stored rows chunk by chunk; bytes are not copied."""
+        kind = np.dtype((np.void, self.width))
         if self.factor is not None:
-            return [_converted(chunk, column, self.factor).view(kind).reshape(-1) for chunk in data.chunks]
+            return [_converted(chunk, self, self.factor).view(kind).reshape(-1) for chunk in data.chunks]
         if self.shapes:
-            return [_equal_items(chunk, column).view(kind) for chunk in data.chunks]
+            return [_equal_items(chunk, self).view(kind) for chunk in data.chunks]
         values = [(chunk, np.frombuffer(chunk.buffers()[1], dtype=kind)) for chunk in data.chunks]
         return [items[chunk.offset : chunk.offset + len(chunk)] for chunk, items in values]
 
 
-def find_columns(
-    file: pq.ParquetFile, uri: str, resolution: int, columns: ColumnsConfig
-) -> tuple[Column, Column, Stored, Stored]:
+RowColumns = tuple[Column, Column]
+"""The columns of latents and of text."""
+
+
+def find_columns(file: pq.ParquetFile, uri: str, resolution: int, columns: ColumnsConfig) -> RowColumns:
     """Return the columns of latents and text, by one of the files: all have the same."""
+    text = _text_name(file.schema_arrow, uri, columns)
+    return _find_latents(file, uri, resolution, columns), _find_text(file, text, uri)
+
+
+def _find_latents(file: pq.ParquetFile, uri: str, resolution: int, columns: ColumnsConfig) -> Column:
     schema = file.schema_arrow
-    latents, stored_latents = _find_latents(file, schema, uri, resolution, columns)
-    text, stored_text = _find_text(file, _text_name(schema, uri, columns), uri)
-    return latents, text, stored_latents, stored_text
-
-
-def _find_latents(
-    file: pq.ParquetFile, schema: pa.Schema, uri: str, resolution: int, columns: ColumnsConfig
-) -> tuple[Column, Stored]:
     if columns.latents is None:
         kinds = {f"{LATENTS}{resolution}", f"{MOMENTS}{resolution}"} & set(schema.names)
         if not kinds:
@@ -89,7 +83,7 @@ def _find_latents(
     if pa.types.is_fixed_size_binary(field.type) or (pa.types.is_binary(field.type) and BUCKET in schema.names):
         return _describe_field(field, uri)
     shape = LatentSpace().shape(resolution)
-    column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
+    column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16), name, columns.factor or 1.0)
     count, of_kind = _numbers_a_row(file, field, uri)
     if count != column.numbers or of_kind != "f":
         what = "numbers" if of_kind == "f" else "whole numbers"
@@ -97,18 +91,17 @@ def _find_latents(
             f"source.columns.latents: expected {column.numbers} numbers per row, {shape} at data.resolution "
             f"{resolution}, got {count} {what} in {name} of {uri}; name the column of that resolution"
         )
-    stored = Stored(name, factor=columns.factor or 1.0)
     if columns.factor is None:
-        _refuse_unscaled(file, column, stored, uri)
-    return column, stored
+        _refuse_unscaled(file, column, uri)
+    return column
 
 
-def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: str) -> None:
+def _refuse_unscaled(file: pq.ParquetFile, column: Column, uri: str) -> None:
     """Refuse raw VAE output, whose standard deviation is about five times what the U-Net expects."""
-    sample = np.concatenate(stored.items(_first_rows(file, stored.name), column)).view(column.dtype)
+    sample = np.concatenate(column.items(_first_rows(file, column.stored))).view(column.dtype)
     if sample.size and (deviation := float(np.std(sample.astype(np.float32)))) > 3:
         raise DatasetError(
-            f"source.columns.factor: {stored.name} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
+            f"source.columns.factor: {column.stored} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
             "it to 0.18215, or to 1 to use the latents as they are"
         )
 
@@ -122,25 +115,25 @@ def _text_name(schema: pa.Schema, uri: str, columns: ColumnsConfig) -> str:
     return name
 
 
-def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Stored]:
+def _find_text(file: pq.ParquetFile, name: str, uri: str) -> Column:
     """Return a column of token ids or embeddings; plain numbers of other tools are Stable Diffusion's."""
     tokens = TextSpace().tokens
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
-        column, stored = _describe_field(field, uri)
+        column = _describe_field(field, uri)
         kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
         if len(column.shape) == (1 if kind == TOKEN_IDS else 2):
-            return Column(kind, column.shape, column.dtype), stored
+            return replace(column, name=kind)
         count = column.numbers
     else:
         count, of_kind = _numbers_a_row(file, field, uri)
         if of_kind == "i" and count == tokens:
-            return Column(TOKEN_IDS, (tokens,), TextSpace().stored), Stored(field.name, factor=1.0)
+            return Column(TOKEN_IDS, (tokens,), TextSpace().stored, name, factor=1.0)
         if of_kind == "f" and count and count % tokens == 0:
-            return Column(TEXT, (tokens, count // tokens), np.dtype(np.float16)), Stored(field.name, factor=1.0)
+            return Column(TEXT, (tokens, count // tokens), np.dtype(np.float16), name, factor=1.0)
     raise DatasetError(
         f"source.columns.text: expected {tokens} token ids or {tokens} × width numbers per row, got {count} in "
-        f"{field.name} of {uri}; name another column"
+        f"{name} of {uri}; name another column"
     )
 
 
@@ -150,20 +143,20 @@ def _field(schema: pa.Schema, name: str, uri: str, key: str) -> pa.Field:
     return schema.field(name)
 
 
-def _describe_field(field: pa.Field, uri: str) -> tuple[Column, Stored]:
+def _describe_field(field: pa.Field, uri: str) -> Column:
     """Return a column of bytes whose metadata has its dtype and its shape, or several shapes if it is of buckets."""
     metadata = field.metadata or {}
     try:
         dtype = np.dtype(metadata[b"dtype"].decode())
         if pa.types.is_binary(field.type):
             shapes = tuple(tuple(map(int, shape)) for shape in json.loads(metadata[b"shapes"]))
-            return Column(field.name, max(shapes, key=np.prod), dtype), Stored(field.name, shapes=shapes)
-        column = Column(field.name, tuple(json.loads(metadata[b"shape"])), dtype)
+            return Column(field.name, max(shapes, key=np.prod), dtype, field.name, shapes=shapes)
+        column = Column(field.name, tuple(json.loads(metadata[b"shape"])), dtype, field.name)
     except (KeyError, ValueError, TypeError) as error:
         raise DatasetError(f"{uri}: column {field.name} has no shape and dtype in its metadata ({error})") from error
     if field.type.byte_width != column.width:
         raise DatasetError(f"{uri}: column {field.name} is {field.type}, expected {column.width} bytes per row")
-    return column, Stored(field.name)
+    return column
 
 
 def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
@@ -186,19 +179,11 @@ def _first_rows(file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
 
 def _flat(array: pa.Array) -> pa.Array:
     """Return all numbers of an array of tensors or of lists of any depth."""
-    while True:
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        elif (
-            pa.types.is_list(array.type)
-            or pa.types.is_large_list(array.type)
-            or pa.types.is_fixed_size_list(array.type)
-        ):
-            array = array.flatten()
-        elif pa.types.is_floating(array.type) or pa.types.is_integer(array.type):
-            return array
-        else:
-            raise TypeError(f"{array.type} inside")
+    lists = array.storage if isinstance(array, pa.ExtensionArray) else array
+    values = pc.list_flatten(lists, recursive=True)
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+        raise TypeError(f"{values.type} inside")
+    return values
 
 
 def _converted(array: pa.Array, column: Column, factor: float) -> NDArray[np.generic]:

@@ -8,20 +8,19 @@ A granule takes `data.batch_size` positions of the epoch.
 
 import io
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdp.console import Progress
 from sdp.datasets.concurrently import ordered_map
 from sdp.errors import DatasetError, NotFound
+from sdp.model.checkpoints import EpochStart
 from sdp.storage import Storage
-from sdp.train.data.columns import BUCKET, Column
+from sdp.train.data.columns import BUCKET
 from sdp.train.data.latents import GroupReader, LatentsDataset
-from sdp.train.data.mixture import WeightedDataset
-from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, Shuffle, shuffled
+from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, Route, RowGroups, Shuffle, shuffled
 
 
 def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
@@ -30,7 +29,7 @@ def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
         replace(
             dataset,
             row_groups=replace(dataset.row_groups, rows=counts[:, bucket]),
-            latents=Column(dataset.latents.name, shape, dataset.latents.dtype),
+            latents=replace(dataset.latents, shape=shape),
             bucket=bucket,
         )
         for bucket, shape in enumerate(dataset.shapes)
@@ -65,46 +64,67 @@ def count_buckets(dataset: LatentsDataset, run: Storage, *, write: bool) -> Ints
     return counts
 
 
-class Granules:
-    """The granules of an epoch in order, each with its bucket and rows; None where a lane has no more."""
+@dataclass(frozen=True)
+class GranulePlan:
+    """The plan of a dataset whose rows have several shapes. Its buckets count as datasets."""
 
-    def __init__(self, orders: list[EpochOrder], granule: int) -> None:
-        self._orders, self._granule = orders, granule
-        self._lanes = orders[0].lanes
-        self._drawn: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    row_groups: tuple[RowGroups, ...]
+    """Those of each bucket."""
+    seed: int
+    shuffle: Shuffle
+    granule: int
+    _positions: dict[int, int] = field(default_factory=dict)
+    """Positions of an epoch, by its number of lanes; kept because every step asks for them."""
 
-    def __len__(self) -> int:
-        # The first lane has at least as many rows of each bucket as any other.
-        return self._lanes * int(self._counts(0).sum())
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return sum(int(groups.rows.sum()) for groups in self.row_groups)
 
-    def __getitem__(self, number: int) -> tuple[int, LaneRange] | None:
-        at, lane = divmod(number, self._lanes)
-        if lane not in self._drawn:
-            self._drawn[lane] = self._draw(lane)
-        buckets, numbers = self._drawn[lane]
-        if at >= len(buckets):
-            return None
-        bucket, start = int(buckets[at]), int(numbers[at]) * self._granule
-        rows = self._orders[bucket].lane_rows(lane)
-        return bucket, LaneRange(lane, start, min(start + self._granule, rows))
+    def positions(self, start: EpochStart) -> int:
+        """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
+        if start.lanes not in self._positions:
+            orders = self._orders(0, start)
+            # The first lane has at least as many rows of each bucket as any other.
+            self._positions[start.lanes] = orders[0].lanes * int(self._counts(orders, 0).sum()) * self.granule
+        return self._positions[start.lanes]
 
-    def _counts(self, lane: int) -> Ints:
+    def after(self, _: int, start: EpochStart) -> EpochStart:
+        """Return the start of the next epoch."""
+        return start
+
+    def steps(self, epoch: int, start: EpochStart, route: Route) -> Iterator[list[LaneRange]]:
+        """Yield a worker's granules of each step to the epoch's end."""
+        orders, drawn = self._orders(epoch, start), dict[int, tuple[Ints, Ints]]()
+        last, step = self.positions(start) // self.granule, route.batch_size // self.granule
+        for at in range(route.position // self.granule, last, step):
+            granules = []
+            # A granule's number decides its worker, so each worker keeps to its own lanes.
+            for number in range(at + (route.rank - at) % route.world, min(at + step, last), route.world):
+                place, lane = divmod(number, orders[0].lanes)
+                if lane not in drawn:
+                    drawn[lane] = self._draw(orders, lane)
+                buckets, starts = drawn[lane]
+                if place < len(buckets):  # otherwise the lane has no more
+                    order, begin = orders[buckets[place]], int(starts[place])
+                    end = min(begin + self.granule, order.lane_rows(lane))
+                    granules.append(LaneRange(order.lane(lane), begin, end))
+            yield granules
+
+    def _orders(self, epoch: int, start: EpochStart) -> list[EpochOrder]:
+        shuffle = self.shuffle.with_lanes(start.lanes)
+        return [EpochOrder(self.seed, epoch, groups, shuffle, n) for n, groups in enumerate(self.row_groups)]
+
+    def _counts(self, orders: list[EpochOrder], lane: int) -> Ints:
         """Return the number of granules of a lane, by bucket."""
-        return np.array([-(-order.lane_rows(lane) // self._granule) for order in self._orders], np.int64)
+        return np.array([-(-order.lane_rows(lane) // self.granule) for order in orders], np.int64)
 
-    def _draw(self, lane: int) -> tuple[Ints, Ints]:
-        """Return a lane's granules in order: the bucket of each, and its number within that bucket."""
-        counts = self._counts(lane)
+    def _draw(self, orders: list[EpochOrder], lane: int) -> tuple[Ints, Ints]:
+        """Return a lane's granules in order: the bucket of each, and its first row in the bucket's lane."""
+        counts = self._counts(orders, lane)
         buckets = np.repeat(np.arange(len(counts)), counts)
-        order = self._orders[0]
-        buckets = buckets[shuffled(len(buckets), order.seed, order.epoch, GRANULES, lane)]
-        numbers = np.empty_like(buckets)
+        buckets = buckets[shuffled(len(buckets), self.seed, orders[0].epoch, GRANULES, lane)]
+        starts = np.empty_like(buckets)
         for bucket, count in enumerate(counts.tolist()):
-            numbers[buckets == bucket] = np.arange(count)
-        return buckets, numbers
-
-
-def count_positions(buckets: Sequence[WeightedDataset], seed: int, shape: Shuffle, granule: int) -> int:
-    """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
-    orders = [EpochOrder(seed, 0, source.dataset.row_groups, shape) for source in buckets]
-    return len(Granules(orders, granule)) * granule
+            starts[buckets == bucket] = np.arange(count) * self.granule
+        return buckets, starts

@@ -31,9 +31,10 @@ from sdp.sources.pictures import Selection, open_pictures
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, addresses
 from sdp.storage import Storage
-from sdp.train.data.columns import Column
+from sdp.train.data.columns import Column, RowColumns
 from sdp.train.data.latents import select_parts
-from sdp.train.data.order import RowGroups
+from sdp.train.data.order import RowGroups, Shuffle
+from sdp.train.data.rows import Rows, blank_rows, items_of
 from sdp.train.data.weights import RowWeights
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _SLICE_BYTES, _SLICE_ROWS = 50_000_000, 256
 """Maximum size of a slice, in bytes of pixels and in rows: a few encoder batches, small beside a worker's memory."""
+_PER_ENCODER = 4
+"""Slices in flight for each encoder: two at the encoder, one in transform, one finished and not yet fetched."""
 _EVERYTHING = Work(Unit(0, 0, 1 << 62))
 
 
@@ -56,15 +59,11 @@ class ImagesDataset:
     """The weights that are known in advance; rows of weight 0 are not encoded."""
 
     @property
-    def rows(self) -> int:
-        return int(self.row_groups.rows.sum())
-
-    @property
     def resolution(self) -> int:
         return self.spec.recipe.resolutions[0]
 
     @property
-    def columns(self) -> tuple[Column, Column]:
+    def columns(self) -> RowColumns:
         """The columns of an encoded row: latents and text."""
         shape = self.spec.shape
         values = shape.space.shape(self.resolution, moments=shape.content == "moments")
@@ -99,27 +98,29 @@ class ImagesDataset:
         return self.spec.load_encoder(device)
 
     def work(self, worker: "Encoder", value: "Transformed | None") -> Any:
-        """Return the EncodedSlice of a transformed slice, or the embedding of the empty caption."""
+        """Return the rows of a transformed slice, or the embedding of the empty caption.
+
+        Rows that are not needed, filtered or bad are zeros with weight 0.
+        """
         if value is None:
             return self.spec.embed_empty(worker)
         chunk = value.chunk
         if not len(chunk):
-            return self.zeros(value.rows, chunk.outcomes)
+            return self.unused(value.rows, chunk.outcomes)
         encoded = worker(chunk)
-        result, good = self.zeros(value.rows, encoded.outcomes), encoded.good
+        result, good = self.unused(value.rows, encoded.outcomes), encoded.good
         at = _places(result.rows, chunk.rows[good])
         (group,) = encoded.latents[self.resolution]
         result.weights[at] = 1
-        result.latents[at] = _bytes(group.values[good[group.positions]])
+        result.latents[at] = items_of(group.values[good[group.positions]])
         text = chunk.tokens if encoded.text is None else encoded.text
-        result.text[at] = _bytes(text[good].astype(self.spec.shape.text.stored, copy=False))
+        result.text[at] = items_of(text[good].astype(self.spec.shape.text.stored, copy=False))
         return result
 
-    def zeros(self, rows: NDArray[np.int64], outcomes: Sequence[Outcome]) -> "EncodedSlice":
-        """Return a slice none of whose rows counts, with the bad ones of their outcomes."""
-        latents, text = (np.zeros((len(rows), column.width), np.uint8) for column in self.columns)
-        bad = tuple(outcome for outcome in outcomes if outcome.outcome == FAILED)
-        return EncodedSlice(rows, np.zeros(len(rows), np.float32), latents, text, bad)
+    def unused(self, rows: NDArray[np.int64], outcomes: Sequence[Outcome]) -> Rows:
+        """Return rows none of which counts, with the bad ones of their outcomes."""
+        bad = {outcome.row: outcome for outcome in outcomes if outcome.outcome == FAILED}
+        return replace(blank_rows(len(rows), self.columns), rows=rows, bad=bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +161,6 @@ class Transformed:
     """The crops, and the reasons why rows have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedSlice:
-    """The encoded rows of a slice; rows that are not needed, filtered or bad are zeros with weight 0."""
-
-    rows: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    latents: NDArray[np.uint8]
-    """Raw bytes, one line per row."""
-    text: NDArray[np.uint8]
-    bad: tuple[Outcome, ...]
-
-    @staticmethod
-    def joined(parts: "Sequence[EncodedSlice]") -> "EncodedSlice":
-        if len(parts) == 1:
-            return parts[0]
-        rows, weights, latents, text = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "weights", "latents", "text")
-        )
-        return EncodedSlice(rows, weights, latents, text, tuple(outcome for part in parts for outcome in part.bad))
-
-
 def open_columns(config: TrainConfig, dataset: Dataset) -> Columns:
     """Return the columns of an images dataset that are encoded, with the tables joined to them."""
     section = config.source
@@ -204,11 +184,18 @@ def open_images(
     )
 
 
-def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> EncodedSlice:
-    """Return a slice whose needed rows are recorded as crashed, because it killed its worker each time."""
+def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> Rows:
+    """Return the rows of a slice with the needed ones recorded as crashed, because it killed its worker each time."""
     rows = addresses(data_slice.piece, images.spec.storage)
     dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[data_slice.needed].tolist()]
-    return images.zeros(rows, dead)
+    return images.unused(rows, dead)
+
+
+def slices_ahead(config: TrainConfig, images: ImagesDataset, world: int) -> int:
+    """Return the slices that one of `world` trainers has in flight: a window, and its share of the encoders' queue."""
+    groups = images.row_groups.rows[: Shuffle().row_groups]
+    window = int(sum(-(-rows // images.slice_rows) for rows in groups.tolist()))
+    return window + -(-_PER_ENCODER * config.encode.most // world)
 
 
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns) -> EncodeSpec:
@@ -235,7 +222,3 @@ def _places(rows: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.
     order = np.argsort(rows, kind="stable")
     places: NDArray[np.int64] = order[np.searchsorted(rows[order], selected)]
     return places
-
-
-def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)

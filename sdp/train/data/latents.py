@@ -1,9 +1,9 @@
-"""Latents datasets for training: opening them, and reading their row groups as arrays."""
+"""Latents datasets for training: opening them, and reading their row groups."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from threading import Lock
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,10 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import reading
 from sdp.errors import DatasetError, one_line
 from sdp.model.sources import LocalModel
-from sdp.train.data.columns import BUCKET, TEXT, Column, Items, Stored, find_columns
+from sdp.train.data.columns import BUCKET, TEXT, Column, RowColumns, find_columns
 from sdp.train.data.order import Ints, RowGroups, RowRange
+from sdp.train.data.rows import Rows, empty_rows
+from sdp.train.data.weights import RowWeights, Weigh
 
 _FOOTERS = 256
 """Files whose footers a reader keeps."""
@@ -40,8 +42,6 @@ class LatentsDataset:
     row_groups: RowGroups
     latents: Column
     text: Column
-    stored_latents: Stored
-    stored_text: Stored
     low: Ints
     """The first address of each row group, if no column has the addresses."""
     addressed: bool = True
@@ -50,21 +50,31 @@ class LatentsDataset:
     """The only bucket in this view of the dataset, if crops have several shapes."""
 
     @property
-    def rows(self) -> int:
-        return int(self.row_groups.rows.sum())
-
-    @property
-    def columns(self) -> tuple[Column, Column]:
+    def columns(self) -> RowColumns:
         return self.latents, self.text
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of crops, if there are several."""
-        return self.stored_latents.shapes
+        return self.latents.shapes
 
     def locate(self, row_group: int) -> tuple[str, int]:
         """Return the path of a row group's file, and its number within the file."""
         return self.paths[int(self.row_groups.part[row_group])], int(self.row_groups.group[row_group])
+
+
+@dataclass(frozen=True)
+class WeightedDataset:
+    """A dataset of a run."""
+
+    dataset: LatentsDataset
+    weight: float = 1.0
+    """Number of its samples for each sample of the first dataset."""
+    load_weights: Callable[[], Weigh] = RowWeights
+    """Returns the rows' weights; called at the beginning of each epoch."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    written: Dataset | None = None
+    """The dataset as sdp wrote it; None for plain files."""
 
 
 def open_latents(
@@ -128,28 +138,40 @@ class GroupReader:
     def __init__(self, dataset: LatentsDataset) -> None:
         self.dataset = dataset
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
-        self._lock = Lock()
 
-    def read(self, row_range: RowRange) -> tuple[Ints, list[list[Items]]]:
-        """Return the addresses of a range, and the items of latents and of text, chunk by chunk."""
+    def rows(self, row_group: int) -> Rows:
+        """Return the rows of a row group, without their weights."""
+        whole = self._whole(row_group)
+        into = empty_rows(len(whole), self.dataset.columns)
+        self.read([whole], into, np.arange(len(whole)))
+        return into
+
+    def read(self, ranges: Sequence[RowRange], into: Rows, places: Ints) -> None:
+        """Read the rows of some ranges, without their weights; the n-th row of all goes to places[n] of `into`."""
         data = self.dataset
-        kinds = [(data.stored_latents, data.latents), (data.stored_text, data.text)]
-        table = self._table(row_range, [stored.name for stored, _ in kinds])
-        try:
-            return self._addresses(row_range, table), [stored.items(table[stored.name], kind) for stored, kind in kinds]
-        except (DatasetError, TypeError, pa.ArrowException) as error:
-            path, group = data.locate(row_range.row_group)
-            raise DatasetError(f"{data.files.uri_of(path)}: row group {group}: {error}; repair the file") from error
+        for row_range in ranges:
+            table = self._table(row_range, [column.stored for column in data.columns])
+            own, places = np.split(places, [len(row_range)])
+            try:
+                into.rows[own] = self._addresses(row_range, table)
+                for column, target in zip(data.columns, (into.latents, into.text), strict=True):
+                    at = 0
+                    for items in column.items(table[column.stored]):
+                        target[own[at : at + len(items)]] = items
+                        at += len(items)
+            except (DatasetError, TypeError, pa.ArrowException) as error:
+                path, group = data.locate(row_range.row_group)
+                raise DatasetError(f"{data.files.uri_of(path)}: row group {group}: {error}; repair the file") from error
 
     def buckets(self, row_group: int) -> NDArray[np.int16]:
         """Return the bucket of each row of a row group."""
-        all_rows = RowRange(row_group, 0, int(self.dataset.row_groups.rows[row_group]))
-        values: NDArray[np.int16] = self._table(all_rows, [BUCKET])[BUCKET].to_numpy()
+        values: NDArray[np.int16] = self._table(self._whole(row_group), [BUCKET])[BUCKET].to_numpy()
         return values
 
-    def addresses(self, row_range: RowRange) -> Ints:
-        """Return the addresses of a range, without reading its items."""
-        return self._addresses(row_range, self._table(row_range, []) if self.dataset.addressed else None)
+    def addresses(self, row_group: int) -> Ints:
+        """Return the addresses of a row group, without reading its items."""
+        whole = self._whole(row_group)
+        return self._addresses(whole, self._table(whole, []) if self.dataset.addressed else None)
 
     def _addresses(self, row_range: RowRange, table: pa.Table | None) -> Ints:
         if not self.dataset.addressed or table is None:
@@ -157,6 +179,9 @@ class GroupReader:
             return np.arange(first + row_range.start, first + row_range.stop)
         rows: Ints = table["row"].to_numpy()
         return rows
+
+    def _whole(self, row_group: int) -> RowRange:
+        return RowRange(row_group, 0, int(self.dataset.row_groups.rows[row_group]))
 
     def _table(self, row_range: RowRange, names: list[str]) -> pa.Table:
         data = self.dataset
@@ -179,14 +204,11 @@ class GroupReader:
         return table.slice(row_range.start, len(row_range))
 
     def _open(self, path: str) -> pq.ParquetFile:
-        with self._lock:
-            footer = self._footers.get(path)
+        footer = self._footers.get(path)
         file = pq.ParquetFile(
             self.dataset.files.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
         )
-        if footer is None:
-            with self._lock:
-                self._footers[path] = file.metadata
-                if len(self._footers) > _FOOTERS:
-                    self._footers.popitem(last=False)
+        self._footers[path] = file.metadata
+        if len(self._footers) > _FOOTERS:
+            self._footers.popitem(last=False)
         return file

@@ -6,36 +6,18 @@ Passes over the others continue from epoch to epoch; the number of a pass is tha
 record where in its pass each dataset was when the epoch began, since datasets may change between epochs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.datasets.manifest import Dataset
-from sdp.errors import DatasetError
-from sdp.model.checkpoints import DatasetPosition
-from sdp.train.data.latents import LatentsDataset
-from sdp.train.data.weights import RowWeights, Weigh
+from sdp.model.checkpoints import DatasetPosition, EpochStart
+from sdp.train.data.order import EpochOrder, LaneRange, Route, RowGroups, Shuffle
 
 _PATTERN = 4096
 """Length of the pattern in positions; weights are exact to this fraction."""
-
-
-@dataclass(frozen=True)
-class WeightedDataset:
-    """A dataset of a mixture."""
-
-    dataset: LatentsDataset
-    weight: float = 1.0
-    """Number of its samples for each sample of the first dataset."""
-    load_weights: Callable[[], Weigh] = RowWeights
-    """Returns the rows' weights; called at the beginning of each epoch."""
-    lineage: Mapping[str, Any] = field(default_factory=dict)
-    written: Dataset | None = None
-    """The dataset as sdp wrote it; None for plain files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +106,6 @@ class Mixture:
         return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(belongs, axis=0)])
 
 
-def mixture_of(datasets: tuple[WeightedDataset, ...]) -> Mixture:
-    return Mixture(tuple(source.dataset.rows for source in datasets), tuple(source.weight for source in datasets))
-
-
 def shares_of(spans: Sequence[MixtureSpan], rank: int, world: int) -> list[tuple[MixtureSpan, int, int]]:
     """Return one worker's share of some spans: for each span, the first of its rows and the end.
 
@@ -144,12 +122,51 @@ def shares_of(spans: Sequence[MixtureSpan], rank: int, world: int) -> list[tuple
     return share
 
 
-def refuse_another_kind(first: WeightedDataset, other: WeightedDataset) -> None:
-    """Raise a DatasetError if two datasets of a mixture have other columns."""
-    for one, another in zip(first.dataset.columns, other.dataset.columns, strict=True):
-        if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
-            raise DatasetError(
-                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.dataset.files.uri_of('')} has "
-                f"it, got {another.name} of {another.dtype} {another.shape} in {other.dataset.files.uri_of('')}; "
-                "process both alike"
-            )
+@dataclass(frozen=True)
+class MixturePlan:
+    """The plan of one dataset, or of several that are mixed."""
+
+    row_groups: tuple[RowGroups, ...]
+    """Those of each dataset."""
+    seed: int
+    shuffle: Shuffle
+    weights: tuple[float, ...] = (1.0,)
+    granule: None = None
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return Mixture(tuple(int(groups.rows.sum()) for groups in self.row_groups), self.weights)
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return self.mixture.rows
+
+    def positions(self, _: EpochStart) -> int:
+        """Return the number of positions in an epoch."""
+        return self.rows
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return the start of the next epoch."""
+        return start if len(self.row_groups) == 1 else replace(start, places=self.mixture.after(epoch, start.places))
+
+    def steps(self, epoch: int, start: EpochStart, route: Route) -> Iterator[list[LaneRange]]:
+        """Yield a worker's rows of each step to the epoch's end."""
+        shuffle = self.shuffle.with_lanes(start.lanes)
+        passes: dict[int, EpochOrder] = {}
+
+        def order_of(span: MixtureSpan) -> EpochOrder:
+            number = span.dataset
+            if number not in passes or passes[number].epoch != span.epoch:
+                passes[number] = EpochOrder(self.seed, span.epoch, self.row_groups[number], shuffle, number)
+            return passes[number]
+
+        rank, world = route.rank, route.world
+        for first in range(route.position, self.rows, route.batch_size):
+            spans = self.mixture.spans(epoch, first, first + route.batch_size, start.places)
+            if len(self.row_groups) == 1:
+                (span,) = spans
+                yield list(order_of(span).share(span.start, span.stop, rank, world))
+            else:
+                shares = shares_of(spans, rank, world)
+                yield [r for span, at, to in shares for r in order_of(span).lane_ranges(span.start, span.stop, at, to)]

@@ -57,7 +57,7 @@ def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, writ
     files = list_source(uri, options)
     root = root_of(uri, files)
     try:
-        return _unchanged(_moved(_read(run, name), root), files, uri, options)
+        return _unchanged(_read(run, name, root), files, uri, options)
     except NotFound:
         table = _listed(files, options)
     if write:
@@ -98,12 +98,6 @@ def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
-def _moved(listing: pa.Table, root: str) -> pa.Table:
-    """Return the list with the source's present folder; it is kept with paths relative to that folder."""
-    paths = [join(root, path) if root else path for path in listing["uri"].to_pylist()]
-    return listing.set_column(0, _SCHEMA.field(0), pa.array(paths, pa.string()))
-
-
 def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: StorageOptions) -> pa.Table:
     """Return the list if the files still match it."""
     by_uri = {file.uri: file for file in files}
@@ -118,5 +112,8 @@ def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: St
     return listing
 
 
-def _read(run: Storage, name: str) -> pa.Table:
-    return pq.ParquetFile(pa.BufferReader(run.read(name))).read().cast(_SCHEMA)
+def _read(run: Storage, name: str, root: str) -> pa.Table:
+    """Return the kept list, whose paths are relative to the source's folder, with the folder's present URI."""
+    listing = pq.ParquetFile(pa.BufferReader(run.read(name))).read().cast(_SCHEMA)
+    paths = [join(root, path) if root else path for path in listing["uri"].to_pylist()]
+    return listing.set_column(0, _SCHEMA.field(0), pa.array(paths, pa.string()))

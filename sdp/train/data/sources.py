@@ -12,9 +12,9 @@ from sdp.datasets.output import HEAD
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
 from sdp.train.data.columns import TEXT
-from sdp.train.data.granules import count_buckets, count_positions, views
-from sdp.train.data.latents import open_latents, refuse_embeddings
-from sdp.train.data.mixture import WeightedDataset, mixture_of, refuse_another_kind
+from sdp.train.data.granules import GranulePlan, count_buckets, views
+from sdp.train.data.latents import WeightedDataset, open_latents, refuse_embeddings
+from sdp.train.data.mixture import MixturePlan
 from sdp.train.data.order import Ints, Shuffle
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
@@ -37,17 +37,12 @@ class Sources:
             return tuple(replace(source, dataset=view) for view in views(source.dataset, self.buckets))
         return self.all
 
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch, over all datasets."""
-        return mixture_of(self.all).rows
-
-    def positions(self, config: TrainConfig) -> int:
-        """Return the positions of an epoch with as many lanes as the most trainers need."""
-        if self.buckets is None:
-            return self.rows
-        shape = Shuffle(lanes=max(Shuffle().lanes, config.scaling.most))
-        return count_positions(self.datasets, config.seed, shape, config.data.batch_size)
+    def plan(self, config: TrainConfig) -> MixturePlan | GranulePlan:
+        """Return the rows of each step."""
+        groups = tuple(source.dataset.row_groups for source in self.datasets)
+        if self.buckets is not None:
+            return GranulePlan(groups, config.seed, Shuffle(), config.data.batch_size)
+        return MixturePlan(groups, config.seed, Shuffle(), tuple(source.weight for source in self.all))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -78,6 +73,17 @@ def open_sources(config: TrainConfig, *, write: Callable[[], None] | None = None
         )
     run = open_storage(config.output.uri, config.storage.options())
     return replace(sources, buckets=count_buckets(sources.all[0].dataset, run, write=write is not None))
+
+
+def refuse_another_kind(first: WeightedDataset, other: WeightedDataset) -> None:
+    """Raise a DatasetError if two datasets of a mixture have other columns."""
+    for one, another in zip(first.dataset.columns, other.dataset.columns, strict=True):
+        if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
+            raise DatasetError(
+                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.dataset.files.uri_of('')} has "
+                f"it, got {another.name} of {another.dtype} {another.shape} in {other.dataset.files.uri_of('')}; "
+                "process both alike"
+            )
 
 
 def embedded(config: TrainConfig) -> bool:
