@@ -177,8 +177,8 @@ class MeasuredPool(online.EncoderPool):
 
     _busy_s = _idle_s = 0.0
 
-    def _count(self, note: Note, encoders: int) -> None:
-        super()._count(note, encoders)
+    def _count(self, note: Note) -> None:
+        super()._count(note)
         self._busy_s += note.busy_s
         self._idle_s += note.idle_s
 

@@ -46,7 +46,7 @@ _SETTLE_S = 60.0
 
 def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
-    resources = cluster.connect()
+    cluster.connect()
     scaling = config.scaling
     trainers = place_of("scaling", scaling)
 
@@ -55,9 +55,8 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
         return wait_for("train", [*beside, trainers], scaling.wait_s, grows=grows, check=lease.check)[-1]
 
     images = _images(config, plan)
-    encoders = [] if images is None else _placement(config, resources).places(prepares=True)
+    encoders = [] if images is None else _placement(config).places(prepares=True)
     workers = room(*encoders, grows=cluster.joined())  # the nodes of a new head join one after another
-    resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # On this driver's node, so that the loss of another node does not end the job.
     board = cluster.start_beside_driver(Board)
@@ -68,8 +67,10 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
     try:
         while True:
             if images is not None and pool is None:
+                beside = replace(trainers, least=workers, most=workers)
+                placement = _with_count(_placement(config), beside, lease)
                 requests = scaling.most * (slices_ahead(config, images, scaling.most) + 1)
-                pool = online.start_pool(images, _placement(config, resources), board, requests)
+                pool = online.start_pool(images, placement, board, requests)
             more = replace(trainers, least=0, most=scaling.most - workers)
             with _follow_attempt(board, lease, plan, more):
                 error = _attempt({**loop_config, "pool": pool}, trainers, workers)
@@ -165,12 +166,22 @@ def _images(config: TrainConfig, plan: TrainPlan) -> ImagesDataset | None:
     return open_images(config, dataset, model, plan.columns)
 
 
-def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
+def _placement(config: TrainConfig) -> Placement:
     """Return where images are encoded, beside the trainers."""
     scaling, encode, transform = config.scaling, config.encode, config.transform
     cluster.require_accelerator("encode.accelerator", encode.gpu_type)
     cluster.require_labels("transform.node_labels", transform.node_labels)
+    resources = cluster.connect()
     return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
+
+
+def _with_count(placement: Placement, trainers: Place, lease: Lease) -> Placement:
+    """Return the placement of a fixed number of encoders: as many as have places beside the trainers."""
+    count, place = placement.least, replace(placement.workers, most=placement.most)
+    if place.bundle and count < placement.most:
+        places = [trainers, place]
+        count = wait_for("train", places, placement.wait_s, grows=cluster.joined(), check=lease.check)[-1]
+    return replace(placement, least=count, most=count)
 
 
 def _check_start(stall: Stall, now: float) -> None:

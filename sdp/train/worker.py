@@ -29,7 +29,7 @@ from sdp.train.world import World
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
 _REPORT_S = 1.0
-"""Time between a trainer's reports of its pace to the encoders' pool."""
+"""Time between questions for the encoders' figures."""
 _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
@@ -114,30 +114,20 @@ class FollowBoard(Callback):
 
 @dataclass
 class FollowPool(Callback):
-    """Reports the trainers' pace to the pool, and the pool's figures and changes to the run."""
+    """Adds the encoders' figures to the metrics, and records their deaths, on the main worker."""
 
     pool: Any
     announce: Callable[[str], Any]
-    _steps: int = 0
-    _samples: int = 0
-    _busy_s: float = 0.0
-    _reported_at: float = 0.0
+    _asked_at: float = 0.0
     _status: Any = None
     """A reference to the pool's status, while it is on the way."""
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        self._steps += 1
-        if self._steps <= online.WARM_UP:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        if not trainer.world.is_main:
             return
-        self._samples += trainer.batch_size
-        # The worker that waited longest for data is the one that did not wait for other workers.
-        self._busy_s += report.seconds - report.parts.get("data", 0.0)
         now = time.monotonic()
-        if now - self._reported_at > _REPORT_S:
-            self.pool.pace.remote(trainer.world.size, trainer.world.rank, self._samples, self._busy_s)
-            self._reported_at, self._samples, self._busy_s = now, 0, 0.0
-            if trainer.world.is_main and self._status is None:
-                self._status = self.pool.status.remote()
+        if self._status is None and now - self._asked_at > _REPORT_S:
+            self._status, self._asked_at = self.pool.status.remote(), now
         if self._status is not None and ray.wait([self._status], timeout=0)[0]:
             self._record_status(trainer)
 
@@ -147,9 +137,9 @@ class FollowPool(Callback):
             self._record_status(trainer)
 
     def _record_status(self, trainer: Trainer) -> None:
-        figures, changes = ray.get(self._status)
+        figures, deaths = ray.get(self._status)
         self._status = None
         trainer.gauges.update(figures)
-        for reason in changes:
+        for reason in deaths:
             trainer.checkpointer.run.record("encoders", count=figures["encoders"], reason=reason)
             self.announce(reason)

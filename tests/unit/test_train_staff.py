@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sdp.errors import SdpError
+from sdp.ray.waiting import Place
 from sdp.runners.blocks import Note
 from sdp.runners.desk import State
 from sdp.runners.placement import Placement, plan_placement
+from sdp.train.launch import _with_count
 from sdp.train.online import EncoderPool, submitter
 from tests.training import config
 from tests.waiting import until
@@ -73,7 +75,7 @@ def pool_of(*, asked_before: bool, board: Any = None) -> EncoderPool:
     """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
     pool = EncoderPool(images, Placement(least=1, most=4, wait_s=60.0, output="out"), board)
-    pool._target = pool._serving = int(asked_before)
+    pool._serves = asked_before
     return pool
 
 
@@ -120,9 +122,9 @@ def test_a_request_that_is_given_up_does_not_end_the_pipeline(board: Any) -> Non
     async def script() -> None:
         pool = pool_of(asked_before=True, board=board)
         (kept,) = await asked(pool, "a", "b")
-        pool._start(1)
+        threading.Thread(target=pool._serve).start()
         assert await asyncio.wait_for(kept, 10) == ["rows of b"]
-        pool._serving = pool._target = 0
+        pool._serves = False
         assert not await pool.has_failed()
 
     asyncio.run(script())
@@ -133,33 +135,30 @@ def test_all_open_requests_get_the_error_that_ends_the_pool_even_if_one_is_over(
         pool = pool_of(asked_before=True, board=board)
         kept = await asked(pool, "a", "b", "c")
         for reason in ("a node is lost", "another one, too"):
-            pool._fail(SdpError(reason), 1)
+            pool._fail(SdpError(reason))
         assert [str(error) for error in await asyncio.wait_for(asyncio.gather(*kept), 10)] == ["a node is lost"] * 2
-        late = threading.Thread(target=pool._serve, args=(1,))  # with results that nobody waits for any more
+        late = threading.Thread(target=pool._serve)  # with results that nobody waits for any more
         late.start()
         until(pool._waiting.empty, "all requests are fed")
-        pool._serving = pool._target = 0
+        pool._serves = False
         late.join()
         assert str(pool._error) == "another one, too"
 
     asyncio.run(script())
 
 
-def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdp.train.online._CALIBRATE_S", -1.0)
-    served: list[int] = []
-    monkeypatch.setattr(EncoderPool, "_start", lambda _, encoders: served.append(encoders))
+@pytest.mark.parametrize(("least", "most", "cpus", "count"), [(1, 8, 1.0, 3), (2, 2, 1.0, 2), (2, 8, 0.0, 2)])
+def test_as_many_encoders_start_as_have_places_beside_the_trainers(
+    monkeypatch: pytest.MonkeyPatch, least: int, most: int, cpus: float, count: int
+) -> None:
+    asked: list[list[tuple[int, int]]] = []
 
-    async def script() -> None:
-        pool = pool_of(asked_before=True)
-        await pool.pace(2, 0, 300, 1.0)
-        assert not served, "an encoder's pace is not known yet"
-        pool._warm_rows, pool._warm_busy_s = 100, 1.0
-        for samples in (300, 900):
-            await pool.pace(2, 0, samples, 1.0)
-        await pool.pace(1, 0, 150, 1.0)
-        reasons = (await pool.status())[1]
-        assert [reason.partition(":")[0] for reason in reasons] == ["3 encoders", "2 encoders"]
+    def wait_for(_: str, places: list[Place], *rest: Any, **more: Any) -> list[int]:  # noqa: ARG001
+        asked.append([(place.least, place.most) for place in places])
+        return [2, 3]
 
-    asyncio.run(script())
-    assert served == [3, 2]
+    monkeypatch.setattr("sdp.train.launch.wait_for", wait_for)
+    trainers, lease = Place("scaling", {"CPU": 1.0}, 2, 2), SimpleNamespace(check=None)
+    placed = _with_count(Placement(least=least, most=most, cpus=cpus), trainers, lease)  # type: ignore[arg-type]
+    assert (placed.least, placed.most) == (count, count)
+    assert asked == [[(2, 2), (1, 8)]] * (count == 3)
