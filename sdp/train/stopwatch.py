@@ -27,10 +27,8 @@ class Stopwatch:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._measured = 0.0
         """Seconds of the host in blocks so far, from which a block around them subtracts."""
-        self.encoded = 0
-        """Rows that this trainer has encoded."""
-        self.peaks: dict[str, int] | None = None
-        """The most memory allocated on the GPU by activity, while the job is profiled and names them in the profile."""
+        self.named = False
+        """True while the job is profiled, and activities are named in the profile."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
@@ -39,11 +37,8 @@ class Stopwatch:
         `host` measures the CPU's time, such as waiting for data.
         """
         cuda = self._device.type == "cuda"
-        peaks = None if host else self.peaks
         start, before = time.perf_counter(), self._measured
-        if peaks is not None and cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        with record_function(ANNOTATION + activity) if self.peaks is not None else nullcontext():
+        with record_function(ANNOTATION + activity) if self.named else nullcontext():
             if cuda and not host:
                 stream = torch.cuda.current_stream(self._device)
                 began = record(stream, timing=True)
@@ -55,8 +50,6 @@ class Stopwatch:
         if host or not cuda:
             self._add(activity, elapsed - (self._measured - before))
         self._measured = before + elapsed
-        if peaks is not None and cuda:
-            peaks[activity] = max(peaks.get(activity, 0), torch.cuda.max_memory_allocated(self._device))
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap; work that the GPU has not finished counts in the next lap."""

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import distributed
 
-from sdp.console import size
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import UserError
 from sdp.report.run import run_section
@@ -25,7 +24,7 @@ from sdp.train.assemble import assemble
 from sdp.train.callbacks import tensorboard
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
-from sdp.train.callbacks.profile import Profile, phases
+from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import save_flight_record
@@ -45,32 +44,18 @@ from tests.workers import run_workers
 
 def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> None:
     train(config(root, max_steps=6), callbacks=[Profile(steps=2, start=3)])
-    head, phases, operations = (root / "run/profile/summary.txt").read_text().split("\n\n", 2)
+    head, operations = (root / "run/profile/summary.txt").read_text().split("\n\n", 1)
     assert head == "step 5, 2 steps on cpu"
-    rows = [line.split() for line in phases.splitlines()]
-    names = ["phase", "data", "copy", "forward", "backward", "optimizer", "other", "all", "measured"]
-    assert [row[0] for row in rows] == names
-    assert sum(float(row[1]) for row in rows[1:-2]) == pytest.approx(float(rows[-1][1]), abs=0.1)
-    assert "aten::" in operations
+    rows = {line.split()[0]: line.split() for line in operations.splitlines() if line.strip()}
+    assert {"sdp.forward", "sdp.backward"} <= rows.keys()
+    assert rows["sdp.backward"][-1] == "2", "the calls"
+    assert "CPU Mem" in operations
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
-    named = sorted((e for e in trace["traceEvents"] if e["name"] == "sdp.backward"), key=lambda e: e["ts"])
-    assert sum(event["dur"] for event in named) / 2e3 == pytest.approx(float(rows[4][1]), rel=0.2)
-    assert len(named) == 2
+    assert len([e for e in trace["traceEvents"] if e["name"] == "sdp.backward"]) == 2
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
-    storage = open_storage(str(root / "run"))
-    section = run_section(storage)
+    section = run_section(open_storage(str(root / "run")))
     assert "Where a step's time and memory go" in [block.title for block in section.blocks]
-
-
-def test_a_phase_has_its_mean_time_and_its_highest_peak() -> None:
-    table = phases({"forward": 0.6, "data": 0.2}, {"forward": 3 << 30}, 2, 0.9)
-    header, forward, data, whole, measured = table.splitlines()
-    assert header.split() == ["phase", "ms", "a", "step", "share", "peak", "memory"]
-    assert forward.split() == ["forward", "300.00", "75.0%", *size(3 << 30).split()]
-    assert data.split() == ["data", "100.00", "25.0%"]
-    assert whole.split() == ["all", "400.00"]
-    assert measured.split() == ["measured", "450.00"]
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])

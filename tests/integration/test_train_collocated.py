@@ -21,7 +21,6 @@ from sdp.model.latents import to_pixels
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_reader
-from sdp.train.callbacks.profile import Profile
 from sdp.train.data.batch import Batch
 from sdp.train.data.rows import PAD
 from sdp.train.job import run
@@ -111,21 +110,12 @@ class Times(Callback):
         self.reports.append(report)
 
 
-def test_encoding_is_a_phase_of_its_own_and_the_phases_add_up_to_the_step(root: Path) -> None:
+def test_encoding_is_an_activity_of_its_own_and_the_activities_fit_into_the_step(root: Path) -> None:
     times = Times()
-    trainer = train(how(root, "timed", max_steps=6), callbacks=[times, Profile(steps=2, start=3)])
-    assert trainer.stopwatch.encoded >= 48
+    train(how(root, "timed", max_steps=6), callbacks=[times])
+    assert sum(report.parts.get("encode", 0.0) for report in times.reports) > 0
     for report in times.reports:
         assert sum(report.parts.values()) <= report.seconds
-    encode = sum(report.parts.get("encode", 0.0) for report in times.reports[:5])
-
-    _, phases, _ = (root / "timed/profile/summary.txt").read_text().split("\n\n", 2)
-    rows = [line.split() for line in phases.splitlines()[1:]]
-    names = ["encode", "data", "copy", "forward", "backward", "optimizer", "other", "all", "measured"]
-    assert [row[0] for row in rows] == names
-    assert sum(float(row[1]) for row in rows[:-2]) == pytest.approx(float(rows[-2][1]), abs=0.1)
-    # In bursts of a slice: the mean over the rows that were encoded, for the eight of a step.
-    assert float(rows[0][1]) == pytest.approx(1e3 * encode * 8 / trainer.stopwatch.encoded, rel=0.01)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(root: Path) -> None:

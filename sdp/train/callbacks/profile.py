@@ -2,8 +2,7 @@
 
 import gzip
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,15 +10,15 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule
 
-from sdp.console import counted, size, table
+from sdp.console import counted
 from sdp.train.run_folder import PROFILE
 from sdp.train.trainer import Callback, StepReport, Trainer
 
 log = logging.getLogger(__name__)
 
 TRACE, MEMORY = "profile/trace.json.gz", "profile/memory.pickle"
-_OPERATIONS = 25
-"""Operations in the summary, the longest first."""
+_OPERATIONS = 40
+"""Operations in the summary, the longest first; a step's activities (sdp.forward, …) are among them."""
 
 
 @dataclass
@@ -29,12 +28,6 @@ class Profile(Callback):
     steps: int
     start: int = 10
     _profiler: Any = None
-    _seconds: dict[str, float] = field(default_factory=dict)
-    """The profiled steps' time by activity."""
-    _step_s: float = 0.0
-    """The profiled steps' time."""
-    _encode_s: float = 0.0
-    """Time of encoding since this job began."""
 
     def on_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
@@ -45,16 +38,11 @@ class Profile(Callback):
             profile_memory=True,
         )
         self._profiler.start()
-        trainer.stopwatch.peaks = {}  # from the start, since the encoder may not work in the profiled steps
+        trainer.stopwatch.named = True
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if self._profiler is None:
             return
-        self._encode_s += report.parts.get("encode", 0.0)
-        if self._profiler.step_num >= self.start:
-            self._step_s += report.seconds
-            for activity, seconds in report.parts.items():
-                self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
         self._profiler.step()
         if self._profiler.step_num == self.start and trainer.world.device.type == "cuda":
             torch.cuda.memory._record_memory_history()
@@ -73,9 +61,8 @@ class Profile(Callback):
             self._profiler.stop()
 
     def _write(self, trainer: Trainer) -> None:
-        peaks, trainer.stopwatch.peaks = trainer.stopwatch.peaks or {}, None
         run, cuda = trainer.checkpointer.run, trainer.world.device.type == "cuda"
-        steps = self._profiler.step_num - self.start
+        steps, trainer.stopwatch.named = self._profiler.step_num - self.start, False
         if steps <= 0:
             return
         with TemporaryDirectory(prefix="sdp-profile-") as scratch:
@@ -86,34 +73,9 @@ class Profile(Callback):
                 torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
                 torch.cuda.memory._record_memory_history(enabled=None)
                 run.storage.publish(MEMORY, file.read_bytes())
-        order = "self_device_time_total" if cuda else "self_cpu_time_total"
-        parts = [
-            f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}",
-            phases(self._spread(trainer, steps), peaks, steps, self._step_s),
-            self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60),
-        ]
-        run.storage.publish(PROFILE, "\n\n".join(parts).encode())
+        head = f"step {trainer.state.step}, {counted(steps, 'step')} on {trainer.world.device}"
+        order = "device_time_total" if cuda else "cpu_time_total"
+        table = self._profiler.key_averages().table(sort_by=order, row_limit=_OPERATIONS, max_name_column_width=60)
+        run.storage.publish(PROFILE, f"{head}\n\n{table}".encode())
         run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(PROFILE))
         log.info("profiled %d steps: %s", steps, run.storage.uri_of(PROFILE))
-
-    def _spread(self, trainer: Trainer, steps: int) -> dict[str, float]:
-        """Return the profiled steps' time by activity, with that of encoding, which comes in bursts, for their rows."""
-        seconds = {**self._seconds, "other": max(0.0, self._step_s - sum(self._seconds.values()))}
-        if encoded := trainer.stopwatch.encoded:
-            rows = steps * -(-trainer.batch_size // trainer.world.size)
-            seconds = {"encode": 0.0, **seconds} | {"encode": self._encode_s * rows / encoded}
-        return seconds
-
-
-def phases(seconds: Mapping[str, float], peaks: Mapping[str, int], steps: int, measured: float) -> str:
-    """Return a table of a step's activities: their mean time, and the most memory that was allocated in them.
-
-    Their sum is not the `measured` time if rows of these steps were encoded in others.
-    """
-    whole = sum(seconds.values()) or 1.0
-    rows = [
-        (name, f"{1e3 * spent / steps:,.2f}", f"{spent / whole:.1%}", size(peaks[name]) if name in peaks else "")
-        for name, spent in seconds.items()
-    ]
-    rows += [(name, f"{1e3 * spent / steps:,.2f}", "", "") for name, spent in (("all", whole), ("measured", measured))]
-    return table(rows, ("phase", "ms a step", "share", "peak memory"))

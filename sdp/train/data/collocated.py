@@ -52,7 +52,6 @@ class Collocated:
                 raise result
             with self.stopwatch.measure("encode"):
                 encoded = self.images.work(self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
-            self.stopwatch.encoded += len(result.chunk)
             yield encoded
 
 
