@@ -120,11 +120,10 @@ class TrainState:
         else:  # a mean of all steps would carry the high losses of the first ones
             self.loss += (loss - self.loss) * max(0.01, 10 / (max(1, self.taken) + 9))
 
-    def spend(self, seconds: float, trainers: int, encoders: int, gpus: float) -> None:
-        """Count the time of a step and of those who worked in it."""
+    def bill(self, seconds: float, *, trainers: int = 0, encoders: int = 0, gpu: bool) -> None:
+        """Count the hours of those who worked in a step, each with a GPU or without."""
         hours = seconds / 3600
-        self.seconds += seconds
-        self.gpu_hours += hours * gpus
+        self.gpu_hours += hours * (trainers + encoders) * gpu
         self.trainer_hours += hours * trainers
         self.encoder_hours += hours * encoders
 

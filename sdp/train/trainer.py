@@ -326,9 +326,7 @@ class Trainer:
         done = self._account(batch, loss, round(samples), verdict)
         now = time.perf_counter()
         seconds, self._ended = now - self._ended, now
-        encoders = self.gauges.get("encoders", 0)
-        gpus = self.world.size * (self.world.device.type == "cuda") + encoders * bool(self.config.encode.gpu_each)
-        state.spend(seconds, self.world.size, encoders, gpus)
+        state.seconds += seconds
         report = StepReport(
             step=state.step, epoch=epoch, epoch_done=done, loss=loss, norm=norm, samples=round(samples),
             bad=len(batch.bad), learning_rate=rate, verdict=verdict, seconds=seconds, parts=self.stopwatch.lap(),

@@ -114,7 +114,7 @@ class FollowBoard(Callback):
 
 @dataclass
 class FollowPool(Callback):
-    """Adds the encoders' figures to the metrics, and records their deaths, on the main worker."""
+    """Adds the encoders' figures to the metrics, bills their time, and records their deaths, on the main worker."""
 
     pool: Any
     announce: Callable[[str], Any]
@@ -122,9 +122,11 @@ class FollowPool(Callback):
     _status: Any = None
     """A reference to the pool's status, while it is on the way."""
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if not trainer.world.is_main:
             return
+        encoders, gpu = trainer.gauges.get("encoders", 0), bool(trainer.config.encode.gpu_each)
+        trainer.state.bill(report.seconds, encoders=encoders, gpu=gpu)
         now = time.monotonic()
         if self._status is None and now - self._asked_at > _REPORT_S:
             self._status, self._asked_at = self.pool.status.remote(), now

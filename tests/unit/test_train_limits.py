@@ -42,3 +42,10 @@ def test_the_last_step_is_that_of_the_first_limit(tmp_path: Path) -> None:
     state = TrainState(step=3, epoch=1, position=8)
     assert last_step(config(tmp_path, max_steps=100, max_epochs=3), state, rows=20, batch=8) == 3 + 2 + 3
     assert last_step(config(tmp_path, max_steps=5, max_epochs=3), state, rows=20, batch=8) == 5
+
+
+def test_hours_are_those_of_all_trainers_and_encoders_and_gpu_hours_of_those_with_a_gpu() -> None:
+    state = TrainState(0)
+    state.bill(1800, trainers=4, gpu=True)
+    state.bill(3600, encoders=3, gpu=False)
+    assert (state.trainer_hours, state.encoder_hours, state.gpu_hours) == (2, 3, 2)

@@ -25,7 +25,7 @@ _RECENT = 30
 
 @dataclass
 class RecordMetrics(Callback):
-    """Records metrics on the main worker, and hands each line to all callbacks.
+    """Records metrics and the trainers' hours on the main worker, and hands each line to all callbacks.
 
     They are written once a minute, with checkpoints and at the end.
     """
@@ -59,6 +59,8 @@ class RecordMetrics(Callback):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:
             return
+        world = trainer.world
+        trainer.state.bill(report.seconds, trainers=world.size, gpu=world.device.type == "cuda")
         self._steps.append(report)
         if report.step % self.every_steps == 0:
             self._line(trainer, report, self._log)
