@@ -108,8 +108,7 @@ class TrainEncodeConfig(CompiledEncoderConfig):
     """
 
     num_workers: Workers = key(1)
-    """Number of encoders (online), or a range: the run starts with min, measures the pace of encoders and trainers, and
-    chooses a number; and again if the trainers' changes."""
+    """Number of encoders (online), or a range: as many as have places beside the trainers when training starts."""
     batch_size: Positive | None = key(None)
     """Images per encoder batch; null means 64 at 256 px and a quarter at twice the side. Halved automatically where
     memory is short."""
