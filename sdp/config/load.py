@@ -26,6 +26,8 @@ _LARGEST_FILE = 1 << 17
 """Characters; PyYAML takes up to three seconds for as many."""
 _PATHS = ("uri", "checkpoint", "start_from", "source", "model", "clip_model", "aesthetics", "urls", "domains", "sha256")
 """The last names of keys that may hold a local path."""
+_AT_A_SERVER = "captions.model"
+"""The key whose value may be a model's name at a server."""
 _ELSEWHERE = re.compile(r"\s|$|/|~|[A-Za-z][A-Za-z0-9+.-]*:")
 """The beginnings of absolute paths, URIs and names of models."""
 _UNREADABLE: Mapping[type[Exception], tuple[str, str, str]] = {
@@ -194,7 +196,7 @@ def _beside(value: Any, key: str, folder: Path) -> Any:
     if not isinstance(value, str) or key.rpartition(".")[2] not in _PATHS or _ELSEWHERE.match(value):
         return value
     beside = folder / value
-    of_hub = "@" in value and not key.endswith("uri") and not beside.exists()
+    of_hub = ("@" in value or key == _AT_A_SERVER) and not key.endswith("uri") and not beside.exists()
     return value if of_hub else os.path.normpath(beside)
 
 

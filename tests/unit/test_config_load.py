@@ -265,3 +265,11 @@ def test_paths_in_a_file_are_relative_to_it_and_those_of_overrides_to_the_workin
         assert (config.output.uri, config.source.tables[0].uri) == ("my/latents", "my/captions.parquet")
     config = load("process", "my/process.yaml", ["output.uri=other"])
     assert config.output.uri == "other"
+
+
+def test_a_models_name_at_a_server_is_a_path_only_if_a_folder_has_it(tmp_path: Path) -> None:
+    text = "source: {uri: in}\noutput: {uri: out}\ncaptions: {model: owner/vlm, url: http://127.0.0.1:1/v1}\n"
+    path = write(tmp_path, text)
+    assert load("caption", path).captions.model == "owner/vlm"  # type: ignore[attr-defined]
+    (tmp_path / "owner/vlm").mkdir(parents=True)
+    assert load("caption", path).captions.model == str(tmp_path / "owner/vlm")  # type: ignore[attr-defined]
