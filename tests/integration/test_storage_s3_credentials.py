@@ -22,6 +22,9 @@ def without_keys(s3_env: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()
     return s3_env
 
