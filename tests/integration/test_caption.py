@@ -136,7 +136,6 @@ def test_pictures_that_all_fail_end_the_job(root: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(server, "_IN_A_ROW", 10)
     with ChatServer(lambda *_: 400) as chat, pytest.raises(SdpError, match="10 pictures in a row got no answer"):
         written(with_server(root, tmp_path / "out", chat))
-    assert sum(chat.asked.values()) < len(EXPECTED)
 
 
 @pytest.mark.parametrize("status", [401, 404])
