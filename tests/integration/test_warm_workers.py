@@ -19,7 +19,7 @@ WORKER = """
 import atexit, json, os, sys, time
 import sdp.storage.retry
 told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.getcwd(), __name__]
-told.append([sdp.storage.retry._answered, "RAY_RAYLET_PID" in os.environ])
+told.append([sdp.storage.retry._in_worker, "RAY_RAYLET_PID" in os.environ])
 print(json.dumps(told), flush=True)
 atexit.register(lambda: print("told", file=sys.stderr))
 sys.stdout.reconfigure(errors="backslashreplace")

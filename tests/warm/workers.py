@@ -135,7 +135,7 @@ def _become(asked: dict[str, Any], descriptors: list[int]) -> NoReturn:
     status: Any = None
     try:
         if sys.argv[0] == "-m":
-            sys.modules["sdp.storage.retry"].__dict__["_answered"] = False  # this is none of Ray's workers
+            sys.modules["sdp.storage.retry"].__dict__["_in_worker"] = False  # this is none of Ray's workers
             sys.path[0], sys.argv = asked["folder"], sys.argv[1:]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
