@@ -20,7 +20,7 @@ from sdp.model import sharded
 from sdp.model.checkpoints import TrainState
 from sdp.storage import open_storage
 from sdp.train.checkpoint import CheckpointManager
-from sdp.train.data.prefetch import prefetched
+from sdp.train.data.reader import prefetched
 from sdp.train.run_folder import RunFolder
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.world import World
