@@ -63,8 +63,6 @@ def parse(text: str) -> ModelSource:
     if text.startswith(("s3://", "gs://")):
         return ModelSource("bucket", text.rstrip("/"))
     match = _HUB_ID.fullmatch(text)
-    if match and not Path(text).is_dir():
-        families.refuse_unsupported(match["repo"].rpartition("/")[2], f"model source {text}")
     # An existing folder comes first, as in the libraries. A revision means the hub.
     if match and (match["revision"] is not None or not Path(text).is_dir()):
         if not _REVISION.fullmatch(match["revision"] or ""):
@@ -76,6 +74,15 @@ def parse(text: str) -> ModelSource:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise ModelError(f"model source {text}: unknown form; expected {FORMS}")
     return ModelSource("local", text)
+
+
+def _model(source: ModelSource | str) -> ModelSource:
+    """Return the source of a diffusion model; refuse one whose name on the hub is that of a kind that sdp lacks."""
+    if not isinstance(source, str):
+        return source
+    if (match := _HUB_ID.fullmatch(source)) and not Path(source).is_dir():
+        families.refuse_unsupported(match["repo"].rpartition("/")[2], f"model source {source}")
+    return parse(source)
 
 
 def check(
@@ -90,7 +97,7 @@ def check(
     The denoiser must have weights if `pretrained`; a run with new ones needs only its configuration.
     This reads names and configurations, a few kilobytes, but no weights. It needs no torch.
     """
-    source = parse(source) if isinstance(source, str) else source
+    source = _model(source)
     exists, read = _files(source, storage)
     family = _family(exists, read)
     _require_files(source, exists, parts, family, pretrained=pretrained)
@@ -105,7 +112,7 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
 
     The digest is that of the content, which must match a pinned `sha256`.
     """
-    source = parse(source) if isinstance(source, str) else source
+    source = _model(source)
     path = fetch(source, storage)
     names = layout.present(path)
     if not names:
@@ -141,7 +148,7 @@ def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None
 
 def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family:
     """Return the family of a source."""
-    return _family(*_files(parse(source) if isinstance(source, str) else source, storage))
+    return _family(*_files(_model(source), storage))
 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:

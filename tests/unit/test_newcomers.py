@@ -40,7 +40,11 @@ def test_an_option_of_another_trainer_leads_to_ours(option: str, hint: str, caps
 )
 def test_a_model_of_another_kind_is_refused_by_its_name(name: str, kind: str) -> None:
     with pytest.raises(ModelError, match=f"{kind} is not supported; Stable Diffusion and PRX are"):
-        parse(name)
+        check(name)
+
+
+def test_a_network_of_another_job_may_have_the_name_of_such_a_kind() -> None:
+    assert parse(f"Salesforce/blip2-flan-t5-xl@{'0' * 40}").uri == "Salesforce/blip2-flan-t5-xl"
 
 
 def test_a_folder_of_another_kind_of_model_is_refused_by_its_pipeline(tmp_path: Path) -> None:
