@@ -7,23 +7,14 @@ from sdp.config.caption import CaptionConfig
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.model import networks
 from sdp.process.prepare import Prepared, head_of
-from sdp.sources.pictures import Pictures, Selection, open_pictures
+from sdp.sources.pictures import open_section
 from sdp.storage import open_storage
-
-
-def open_source_of(config: CaptionConfig) -> Pictures:
-    """Open the pictures to caption."""
-    source = config.source
-    selection = Selection(
-        image=source.image_column, caption=source.caption_column, text=source.caption, tables=source.tables
-    )  # fmt: skip
-    return open_pictures("source", source.uri, config.storage.options(), selection)
 
 
 def prepare(config: CaptionConfig) -> Prepared[CaptionConfig, CaptionSpec]:
     """Check everything that is cheap to check. Writes nothing."""
     options, asked = config.storage.options(), config.captions
-    output, pictures = open_storage(config.output.uri, options), open_source_of(config)
+    output, pictures = open_storage(config.output.uri, options), open_section(config.source, options)
     network = None
     if asked.url is None:
         network = networks.find(asked.model, "captions.model", storage=options, captions=True)

@@ -17,12 +17,10 @@ from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Chunk
 from sdp.encode.transform import Crops, Transform
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem, reason_to_skip
-from sdp.imaging import Pixels, RowError, decode, shrink
+from sdp.imaging import Pixels, RowError, fit
 from sdp.model import networks
 from sdp.model.layout import ModelSource
 from sdp.runners.stages import PrepareStats
-from sdp.sandbox import child
-from sdp.sandbox.decoders import Sandbox, once_a_thread
 
 OWN = "{caption}"
 """Stands in a prompt for the picture's own caption."""
@@ -101,15 +99,4 @@ class CaptionSpec(RowsSpec):
 
 def _look(spec: CaptionSpec, data: bytes | memoryview, _: int) -> Crops:
     """Return a picture of which no side is longer than the model's."""
-    side = spec.side
-    pixels = child.unpacked(*_sandbox(side)(data)) if spec.foreign else decode(data, min_side=side).pixels
-    tall, wide = pixels.shape[:2]
-    scale = side / max(tall, wide)
-    if scale < 1:
-        pixels = shrink(pixels, max(1, round(wide * scale)), max(1, round(tall * scale)))
-    return 0, {side: pixels}
-
-
-@once_a_thread
-def _sandbox(min_side: int) -> Sandbox:
-    return Sandbox(partial(child.pixels, min_side=min_side))
+    return 0, {spec.side: fit(spec.pixels(data, spec.side), spec.side)}

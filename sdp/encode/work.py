@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,10 +24,12 @@ from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
 from sdp.families.classes import know_compiler
 from sdp.families.tokenizer import load_tokenizer, tokenize
+from sdp.imaging import Pixels, decode
 from sdp.model import load, sources
 from sdp.model.layout import ModelSource
 from sdp.runners.stages import PrepareStats, Preparing
-from sdp.sandbox.decoders import once_a_thread
+from sdp.sandbox import child
+from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, SourceRow, read_piece
 from sdp.storage import Storage, StorageOptions
@@ -54,6 +56,12 @@ class SourceSpec:
     """Rows of the source that repeat the content of a lower row."""
     foreign: bool = True
     """True if only sandboxed decoders may read the images: `sdp download` has not checked them."""
+
+    def pixels(self, data: bytes | memoryview, min_side: int) -> Pixels:
+        """Decode an image, to at least this shorter side."""
+        if self.foreign:
+            return child.unpacked(*_sandbox(min_side)(data))
+        return decode(data, min_side=min_side).pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +161,11 @@ def reason_to_skip(spec: SourceSpec) -> Callable[[int], str | None]:
 
 
 _sandboxed_crops = once_a_thread(SandboxedCrops)
+
+
+@once_a_thread
+def _sandbox(min_side: int) -> Sandbox:
+    return Sandbox(partial(child.pixels, min_side=min_side))
 
 
 @lru_cache(maxsize=1)

@@ -152,6 +152,13 @@ def shrink(pixels: Pixels, width: int, height: int) -> Pixels:
     return cut(Image(pixels, "", columns, rows), Box(0, 0, columns, rows), width, height)
 
 
+def fit(pixels: Pixels, side: int) -> Pixels:
+    """Resize an image until no side is longer than this."""
+    tall, wide = pixels.shape[:2]
+    scale = side / max(tall, wide)
+    return pixels if scale >= 1 else shrink(pixels, max(1, round(wide * scale)), max(1, round(tall * scale)))
+
+
 def _filter(pixels: Pixels, edges: tuple[float, float, float, float], width: int, height: int) -> Pixels:
     """Resize by a bicubic filter whose support grows with the reduction, so that nothing aliases."""
     from PIL import Image as Pillow

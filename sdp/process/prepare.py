@@ -24,7 +24,7 @@ from sdp.errors import UserError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model import sources
 from sdp.sources.joined import contents_of
-from sdp.sources.pictures import Pictures, Selection, open_pictures
+from sdp.sources.pictures import Pictures, open_section
 from sdp.storage import open_storage
 
 PART_BYTES = 256_000_000
@@ -71,13 +71,8 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     output = open_storage(config.output.uri, options)
     needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
     source = sources.check(config.model.source, needed, storage=options)
-    section = config.source
     encode = config.encode
-    selection = Selection(
-        image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
-        tables=section.tables, scores=scores_of(config.filters),
-    )  # fmt: skip
-    pictures = open_pictures("source", section.uri, options, selection)
+    pictures = open_section(config.source, options, required=True, scores=scores_of(config.filters))
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
     spec = EncodeSpec(

@@ -1,22 +1,23 @@
 """Pictures beside their captions, old and new, read from the source of a captions dataset."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
 import numpy as np
 
-from sdp.caption.prepare import open_source_of
 from sdp.config import parse
 from sdp.config.caption import RESERVED, CaptionConfig
 from sdp.datasets.inspect import Description
 from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.errors import SdpError
-from sdp.imaging import RowError
+from sdp.imaging import RowError, fit
 from sdp.report.page import Block, Gallery, Tile, listing
 from sdp.sandbox import child
 from sdp.sandbox.decoders import Sandbox
-from sdp.sources.reading import SourceRow, read_piece
+from sdp.sources.pictures import open_section
+from sdp.sources.pieces import Piece
+from sdp.sources.reading import Columns, SourceRow, read_piece
 
 _EDGE = 256
 _PIECE = 32
@@ -29,13 +30,15 @@ def captioned(dataset: Description, parts: Sequence[PartInfo], pictures: int) ->
         return listing("Captions", ["not shown before the dataset is complete"])
     config, gone, tiles = parse("caption", dataset.dataset.manifest.config), dataset.taken_down.rows, list[Tile]()
     assert isinstance(config, CaptionConfig)
-    sandbox = Sandbox(partial(child.pixels, min_side=_EDGE))
+    sandbox, options = Sandbox(partial(child.pixels, min_side=_EDGE)), config.storage.options()
     try:
+        source = open_section(config.source, options)
+        planner = source.planner(dataset.output, _PIECE, options)
         for number, part in enumerate(parts, 1):
             batches = iter_rows(dataset.output.storage, part.path, None, _PIECE)
             usable = (row for batch in batches for row in batch.to_pylist() if row["row"] not in gone)
             new = {row["row"]: row for row in islice(usable, pictures * number // len(parts) - len(tiles))}
-            for row in _sources(config, dataset, part, [*new]):
+            for row in _first_rows(planner(part.work) if new else (), [*new], source.columns, config):
                 texts = [str(text) for name, text in new[row.row].items() if name not in RESERVED]
                 try:
                     picture = _thumbnail(sandbox, row.image or b"")
@@ -47,12 +50,13 @@ def captioned(dataset: Description, parts: Sequence[PartInfo], pictures: int) ->
     return Gallery("New captions, above the old", [("", tiles)])
 
 
-def _sources(config: CaptionConfig, dataset: Description, part: PartInfo, rows: Sequence[int]) -> Iterator[SourceRow]:
-    """Yield the source's rows of a part with these addresses, which are its first."""
+def _first_rows(
+    pieces: Iterable[Piece], rows: Sequence[int], columns: Columns, config: CaptionConfig
+) -> Iterator[SourceRow]:
+    """Yield the source's rows with these addresses, which are among the first of some pieces."""
     options, left = config.storage.options(), set(rows)
-    source = open_source_of(config)
-    for piece in source.planner(dataset.output, _PIECE, options)(part.work) if rows else ():
-        for row in read_piece(piece, source.columns, options=options, only=np.array(rows), seed=config.seed):
+    for piece in pieces:
+        for row in read_piece(piece, columns, options=options, only=np.array(rows), seed=config.seed):
             left.discard(row.row)
             yield row
         if not left:
@@ -63,11 +67,6 @@ def _thumbnail(sandbox: Sandbox, data: bytes | memoryview) -> bytes:
     """Return a picture of strangers as a small JPEG."""
     import simplejpeg
 
-    from sdp.imaging import shrink
-
-    pixels = child.unpacked(*sandbox(data))
-    tall, wide = pixels.shape[:2]
-    scale = min(1.0, _EDGE / max(tall, wide))
-    small = shrink(pixels, max(1, round(wide * scale)), max(1, round(tall * scale)))
-    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(small), 85)
+    pixels = fit(child.unpacked(*sandbox(data)), _EDGE)
+    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 85)
     return made

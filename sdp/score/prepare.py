@@ -9,7 +9,7 @@ from sdp.model import networks
 from sdp.model.clip import find_predictor, view_of
 from sdp.process.prepare import Prepared, head_of
 from sdp.score.stages import HASH, HASHED_SIDE, ScoreSpec
-from sdp.sources.pictures import Selection, open_pictures
+from sdp.sources.pictures import open_section
 from sdp.storage import open_storage
 
 _TEXT_BATCH = 256
@@ -17,7 +17,7 @@ _TEXT_BATCH = 256
 
 def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     """Check everything that is cheap to check. Writes nothing."""
-    options, score, source = config.storage.options(), config.score, config.source
+    options, score = config.storage.options(), config.score
     output = open_storage(config.output.uri, options)
     clip = predictor = None
     if score.clip_model is not None:
@@ -27,10 +27,7 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     if clip is not None and score.aesthetics is not None:
         predictor = find_predictor(score.aesthetics, clip, options)
     view = None if clip is None else view_of(clip)
-    selection = Selection(
-        image=source.image_column, caption=source.caption_column, text=source.caption, tables=source.tables
-    )  # fmt: skip
-    pictures = open_pictures("source", source.uri, options, selection)
+    pictures = open_section(config.source, options)
     side = HASHED_SIDE if view is None else view.side
     spec = ScoreSpec(
         recipe=Recipe((HASH,) if view is None else (HASH, side), seed=config.seed),

@@ -13,13 +13,10 @@ from sdp.encode.chunk import Chunk
 from sdp.encode.transform import Crops, Transform
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem, reason_to_skip
 from sdp.families.tokenizer import load_clip_tokenizer
-from sdp.imaging import decode
 from sdp.model import load, networks
 from sdp.model.clip import Predictor, View
 from sdp.model.layout import ModelSource
 from sdp.runners.stages import PrepareStats
-from sdp.sandbox import child
-from sdp.sandbox.decoders import Sandbox, once_a_thread
 from sdp.score.near import perceptual_hash
 from sdp.storage import StorageOptions
 
@@ -95,17 +92,11 @@ class ScoreSpec(RowsSpec):
 
 def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
     """Return an image's hash and CLIP's view of it."""
-    least = spec.min_side
-    pixels = child.unpacked(*_sandbox(least)(data)) if spec.foreign else decode(data, min_side=least).pixels
+    pixels = spec.pixels(data, spec.min_side)
     crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
     if spec.view is not None:
         crops[spec.view.side] = spec.view.cut(pixels)
     return 0, crops
-
-
-@once_a_thread
-def _sandbox(min_side: int) -> Sandbox:
-    return Sandbox(partial(child.pixels, min_side=min_side))
 
 
 @lru_cache(maxsize=1)

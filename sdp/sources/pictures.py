@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sdp.config.process import JoinedTable
+from sdp.config.process import JoinedTable, ProcessSource
 from sdp.datasets.footers import read_new_footer
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Output
@@ -127,6 +127,17 @@ def open_pictures(
     columns = selection.columns(key, _CAPTIONS[kind], options)
     captions, others = _check_columns(key, columns, folder.uri_of(written[0]), options, selection.needs_captions)
     return Pictures(folder.uri, columns, captions, others, dataset)
+
+
+def open_section(
+    section: ProcessSource, options: StorageOptions, *, required: bool = False, scores: Sequence[Score] = ()
+) -> Pictures:
+    """Open the pictures of a job's section `source`."""
+    selection = Selection(
+        image=section.image_column, caption=section.caption_column, text=section.caption, required=required,
+        tables=section.tables, scores=scores,
+    )  # fmt: skip
+    return open_pictures("source", section.uri, options, selection)
 
 
 def _open_files(key: str, uri: str, options: StorageOptions, selection: Selection) -> Pictures:
