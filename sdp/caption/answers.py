@@ -21,7 +21,7 @@ ModelAnswer = str | RowError
 
 
 class Captioner(Protocol):
-    """Whatever answers."""
+    """A model, or a server that has one."""
 
     def __call__(self, questions: Sequence[Question]) -> Iterator[ModelAnswer]:
         """Yield the answers in the order of the questions; called from several threads."""

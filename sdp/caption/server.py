@@ -76,20 +76,20 @@ class ServerCaptioner:
             {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{picture}"}},
             {"type": "text", "text": question.prompt},
         ]
-        body = {**self._asked, "messages": [{"role": "user", "content": content}], "seed": question.row % 2**31}
-        answer: ModelAnswer = ""
-        for _ in range(_TRIES):
+        chat = {**self._asked, "messages": [{"role": "user", "content": content}], "seed": question.row % 2**31}
+        body, tries, may_help = json.dumps(chat).encode(), 0, True
+        while may_help and tries < _TRIES:
+            tries += 1
             with self._slots:
-                answer = self._attempt(json.dumps(body).encode())
-            if not isinstance(answer, RowError) or answer.reason == "cut_off" or answer.detail.startswith("status 4"):
-                break
+                answer, may_help = self._attempt(body)
         with self._lock:
             self._failed = self._failed + 1 if isinstance(answer, RowError) and answer.reason != "cut_off" else 0
             if self._failed >= _IN_A_ROW:
                 raise SdpError(f"captions.url: {self._url}: {self._failed} pictures in a row got no answer: {answer}")
         return answer
 
-    def _attempt(self, body: bytes) -> ModelAnswer:
+    def _attempt(self, body: bytes) -> tuple[ModelAnswer, bool]:
+        """Ask once; return the answer, and whether another attempt may help."""
         timeout = urllib3.Timeout(connect=20.0, read=_ATTEMPT_S)
         try:
             response = self._pool.request(
@@ -101,15 +101,16 @@ class ServerCaptioner:
             if isinstance(cause, failures.NewConnectionError | failures.ConnectTimeoutError):
                 raise self._unavailable(cause) from None
             slow = isinstance(cause, failures.TimeoutError)
-            return RowError("timeout" if slow else "broken_transfer", one_line(cause, 120))
+            return RowError("timeout" if slow else "broken_transfer", one_line(cause, 120)), True
         if response.status == 200:
-            return _answer_in(data)
+            answer = _answer_in(data)
+            return answer, isinstance(answer, RowError) and answer.reason != "cut_off"
         detail = f"status {response.status}: {one_line(data.decode(errors='replace'), 120)}"
         if response.status in _REFUSED:
             raise UserError(f"captions.url: {self._url}: {detail}; {_REFUSED[response.status]}")
         if response.status in _BUSY:
             raise self._unavailable(detail)
-        return RowError("http_status", detail)
+        return RowError("http_status", detail), not 400 <= response.status < 500
 
     def _unavailable(self, cause: object) -> Unavailable:
         advice = f"after {_WAITS} retries; run the same command again once the server answers"
