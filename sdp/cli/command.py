@@ -115,11 +115,10 @@ def unknown_argument(unknown: str, parser: Parser, command: Command) -> str:
     """Return the error message for an argument that a command does not have."""
     options = [option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"]
     if unknown.startswith("-"):
-        name = unknown.partition("=")[0].lstrip("-").replace("-", "_")
-        if "set" in options and (hint := _OF_OTHERS.get(name)):
-            return f"{command.name}: expected one of its options, got {unknown!r}; {hint}"
-        near = nearest(unknown.partition("=")[0].lstrip("-"), options, parser.prog, "--")
-        return f"{command.name}: expected one of its options, got {unknown!r}; {near}"
+        name = unknown.partition("=")[0].lstrip("-")
+        hint = _OF_OTHERS.get(name.replace("-", "_")) if "set" in options else None
+        hint = hint or nearest(name, options, parser.prog, "--")
+        return f"{command.name}: expected one of its options, got {unknown!r}; {hint}"
     is_setting = "=" in unknown and "set" in options
     hint = f"did you mean --set {unknown}?" if is_setting else f"see {parser.prog} --help"
     return f"{command.name}: expected no further argument, got {unknown!r}; {hint}"
