@@ -45,12 +45,15 @@ def plan(args: Arguments) -> None:
         expected = "less than 1e15" if args.rows > 0 else "more than 0"
         raise UsageError(f"plan: --rows: expected {expected}, got {args.rows:g}")
     from sdp.config import draft
+    from sdp.model.sources import BUILTIN
     from sdp.plan import make, memory, show
     from sdp.plan.prices import load_prices
 
     prices = load_prices(args.prices)
-    config: Any = draft(args.job, args.config, args.set).config
-    family, model, folder = _planned_model(config)
+    drafted = draft(args.job, args.config, args.set)
+    config: Any = drafted.config
+    named = str(drafted.value("model.source") or "")
+    family, model, folder = _planned_model(named)
     if family != "Stable Diffusion":
         say(f"plan: speeds of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
     choices = {"encoders": args.encoders, "rows": args.rows}
@@ -60,21 +63,19 @@ def plan(args: Arguments) -> None:
     if work and not args.trainers and config.scaling.gpu_type is None:
         say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, rate=args.rate, **choices)]
-    if str(getattr(getattr(config, "model", None), "source", "")).startswith("builtin:"):
+    if named.startswith(BUILTIN):
         say("plan: a builtin model needs no GPU and trains in minutes; the figures are for a model of full size")
     print(show.as_text(plans, work, prices))
     for estimate in _memories(config, work, model) if args.memory else ():
         print(f"\n{memory.as_text(estimate)}")
 
 
-def _planned_model(config: Any) -> tuple[str, Any, Path | None]:
+def _planned_model(name: str) -> tuple[str, Any, Path | None]:
     """Return a local model's family, known model and folder; for any other, Stable Diffusion 2 and no folder."""
     from sdp.families import INDEX
     from sdp.families.sd import SD, SD2
     from sdp.model import sources
 
-    model = getattr(config, "model", None)
-    name = str(model.source) if model else ""
     if not (name.startswith(sources.BUILTIN) or Path(name, INDEX).is_file()):
         return SD.name, SD2, None  # elsewhere, or not there yet
     family = sources.family(name)

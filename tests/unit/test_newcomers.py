@@ -80,6 +80,9 @@ def test_a_plan_of_a_builtin_model_says_that_it_needs_no_gpu(capsys: pytest.Capt
     keys = {"source.uri": "latents", "output.uri": "run", "model.source": "builtin:tiny", "max_steps": "100"}
     assert main(["plan", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]) == 0
     assert "a builtin model needs no GPU" in capsys.readouterr().err
+    del keys["model.source"]
+    assert main(["plan", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]) == 0
+    assert "builtin" not in capsys.readouterr().err
 
 
 def test_the_line_after_an_export_draws_what_the_run_drew() -> None:
