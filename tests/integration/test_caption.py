@@ -233,3 +233,11 @@ def test_a_folder_without_captions_becomes_latents_by_three_commands(
     plan = ["plan", "caption", "--config", "lora/caption.yaml", "--rows", "36000"]
     assert main([*plan, "--rate", "10"]) == 0
     assert main(plan) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_drawn_answers_in_the_usual_precision_are_the_same_each_time(vlm: Path) -> None:
+    questions = [Question(row, coloured(colour_of(row)), "Which colour?") for row in range(6)]
+    first, second = ([*LocalCaptioner(vlm, "bf16", 64, 4, 24, 0.7)(questions)] for _ in range(2))
+    assert first == second
+    assert all(isinstance(answer, str) and answer.startswith("a ") for answer in first)
