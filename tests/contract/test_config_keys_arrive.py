@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
-    "score": ("score", "process", "encode", "runners"),
-    "caption": ("caption", "process", "encode", "runners"),
-    "process": ("process", "encode", "runners"),
+    "score": ("score", "process", "encode", "runners", "sources"),
+    "caption": ("caption", "process", "encode", "runners", "sources"),
+    "process": ("process", "encode", "runners", "sources"),
     "train": ("train", "encode", "model"),
     "generate": ("generate", "runners"),
     "evaluate": ("evaluate", "runners"),
