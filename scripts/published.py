@@ -20,7 +20,19 @@ VAE: Mapping[str, Any] = {
     "up_block_types": ["UpDecoderBlock2D"] * 4,
 }
 
-PRX: Mapping[str, Mapping[str, Any]] = {
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "klein-4b": {
+        "_class_name": "Flux2Transformer2DModel",
+        "attention_head_dim": 128,
+        "axes_dims_rope": [32, 32, 32, 32],
+        "guidance_embeds": False,
+        "in_channels": 128,
+        "joint_attention_dim": 7680,
+        "num_attention_heads": 24,
+        "num_layers": 5,
+        "num_single_layers": 20,
+    }
+} | {
     name: {
         "_class_name": "PRXTransformer2DModel",
         "axes_dim": [32, 32],
@@ -34,7 +46,7 @@ PRX: Mapping[str, Mapping[str, Any]] = {
     }
     for name, depth, heads in (("prx-424m", 14, 18), ("prx-1.2b", 16, 28))
 }
-"""PRX's transformer in two sizes, with Qwen3-0.6B's states and a VAE of 16 channels."""
+"""FLUX.2 klein base 4B's, and PRX's in two sizes, with Qwen3-0.6B's states and a VAE of 16 channels."""
 
 SCHEDULER: Mapping[str, Any] = {
     "_class_name": "DDIMScheduler",

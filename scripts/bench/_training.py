@@ -28,15 +28,17 @@ def environment(case: dict[str, Any]) -> dict[str, str]:
 
 def make_model(folder: Path, *, tiny: bool, name: str = "sd2") -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
-    from scripts.published import PRX, SCHEDULER
+    from scripts.published import SCHEDULER, TRANSFORMERS
+    from sdp.families import every
     from sdp.families.sd import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
     files: dict[str, Any] = {"unet/config.json": SD2.unet, "scheduler/scheduler_config.json": SCHEDULER}
-    if name in PRX:
-        files = {"model_index.json": {"_class_name": "PRXPipeline"}, "transformer/config.json": PRX[name]}
+    if own := TRANSFORMERS.get(name):
+        family = next(each for each in every() if each.denoiser_class == own["_class_name"])
+        files = {"model_index.json": {"_class_name": family.pipeline}, f"{family.denoiser}/config.json": own}
     for file, content in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(json.dumps(dict(content)))
@@ -121,8 +123,10 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         world=world,
         networks=networks,
         objective=objective,
-        conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
-        reader=_Noise(case, world),
+        conditioning=make_conditioning(config, model, world)
+        if case["tiny"]
+        else _conditioning(config, networks, world),
+        reader=_Noise(case, networks, world),
         checkpointer=CheckpointManager(RunFolder(open_storage(config.output.uri)), world, {}),
         stopwatch=Stopwatch(world.device),
         callbacks=callbacks,
@@ -140,15 +144,17 @@ def _text_encoder(*_: Any, device: Any, dtype: Any = None) -> Any:
         return CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(dtype or torch.float32).eval().requires_grad_(False)
 
 
-def _conditioning(config: Any, world: Any) -> Any:
-    """Return the conditioning on captions of Stable Diffusion 2's tokens."""
+def _conditioning(config: Any, networks: Any, world: Any) -> Any:
+    """Return the conditioning on captions of Stable Diffusion 2's tokens, or on embeddings."""
     import torch
 
     from sdp.families.sd import SD2
     from sdp.train.step import Conditioning
 
     if config.objective.prediction == "flow":
-        return Conditioning(torch.zeros(256, 1024, device=world.device, dtype=torch.bfloat16), lambda ids: ids)
+        *_, text = networks.family.flops_inputs(networks.denoiser, 8)
+        empty = torch.zeros(text.shape[1:], device=world.device, dtype=torch.bfloat16)
+        return Conditioning(empty, lambda ids: ids)
     if config.model.train_text_encoder:
         return Conditioning(torch.zeros(77, device=world.device, dtype=torch.int64), lambda ids: ids)
     encoder = _text_encoder(device=world.device, dtype=torch.bfloat16)
@@ -161,12 +167,14 @@ class _Noise:
 
     rows = 10**12
 
-    def __init__(self, case: dict[str, Any], world: Any) -> None:
+    def __init__(self, case: dict[str, Any], networks: Any, world: Any) -> None:
         import torch
 
         from sdp.train.data.batch import Batch
 
-        side, size = case["resolution"] // 8, case["batch"]
+        example, _, states = networks.family.flops_inputs(networks.denoiser, 8)
+        channels, size = example.shape[1], case["batch"]
+        side = case["resolution"] // (16 if channels > 32 else 8)  # FLUX.2 packs squares of latents
         pin = world.device.type == "cuda"
         generator = torch.Generator().manual_seed(world.rank)
 
@@ -174,10 +182,10 @@ class _Noise:
             return tensor.pin_memory() if pin else tensor
 
         if case.get("model", "sd2") == "sd2":
-            channels, ids = 4, torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)
+            ids = torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)
             text = {"token_ids": pinned(ids)}
         else:
-            channels, text = 16, {"text": pinned(torch.ones(size, 256, 1024, dtype=torch.float16))}
+            text = {"text": pinned(torch.ones(size, *states.shape[1:], dtype=torch.float16))}
         self._batches = [
             Batch(
                 torch.arange(size) + number * size,

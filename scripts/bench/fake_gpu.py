@@ -67,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--resolution", type=int)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--model", choices=("sd2", "prx-424m", "prx-1.2b"), default="sd2")
+    parser.add_argument("--model", choices=("sd2", "prx-424m", "prx-1.2b", "klein-4b"), default="sd2")
+    parser.add_argument("--lora", type=int, help="train matrices of this rank instead of the network")
     parser.add_argument("--json", action="store_true", help="print each case as one line of JSON, with all figures")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         "resolution": options.resolution or (64 if options.tiny else 256),
         "tiny": options.tiny,
         "model": options.model,
+        "lora": options.lora,
     }
     reports = {}
     with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder:
@@ -199,7 +201,11 @@ def _trainer(case: dict[str, Any]) -> Any:
 def fakes(graphs: "Graphs") -> Iterator[None]:
     """Use fake tensors, with stand-ins for the few functions that do not support them."""
     import torch
-    from diffusers import PRXTransformer2DModel, UNet2DConditionModel  # noqa: F401  # importing these creates real tensors
+    from diffusers import (  # noqa: F401  # importing these creates real tensors
+        Flux2Transformer2DModel,
+        PRXTransformer2DModel,
+        UNet2DConditionModel,
+    )
     from torch import Tensor, nn
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from transformers import CLIPTextModel  # noqa: F401
@@ -253,7 +259,8 @@ def _replicated() -> Any:
             super().__init__()
             self.module = module
             for weights in module.parameters():
-                weights.register_post_accumulate_grad_hook(self._send)
+                if weights.requires_grad:
+                    weights.register_post_accumulate_grad_hook(self._send)
 
         def forward(self, *inputs: Any, **options: Any) -> Any:
             return self.module(*inputs, **options)

@@ -41,7 +41,9 @@ def config_show(args: Arguments) -> None:
     argument("--pictures URI", "a folder of pictures, tars or Parquet with images, in place of URLs to download"),
 )
 @argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
-@argument("--family NAME", "the kind of model: sd (default) or prx", choices=("sd", "prx"), default="sd")
+@argument(
+    "--family NAME", "the kind of model: sd (default), prx or klein", choices=("sd", "prx", "klein"), default="sd"
+)
 @argument(
     "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=tuple(_RECIPES)
 )
@@ -151,7 +153,11 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         own["generate"] = {"prompts": [args.caption]}
     from sdp.families.sd import PINNED
 
-    tiny, base = {"sd": ("tiny", "stable-diffusion-2-base"), "prx": ("tiny-prx", "prx")}[args.family]
+    tiny, base = {
+        "sd": ("tiny", "stable-diffusion-2-base"),
+        "prx": ("tiny-prx", "prx"),
+        "klein": ("tiny-klein", "FLUX.2-klein-base-4B"),
+    }[args.family]
     places = {
         "store": store,
         "model": f"{store}/{base}" if args.store else PINNED if args.gpu else f"builtin:{tiny}",
@@ -333,7 +339,7 @@ def report(args: Arguments) -> None:
 @argument("OUT", "the folder to write, new or empty, or the file; {step} in it is the step")
 @one_of(
     argument("--single-file", "write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read"),
-    argument("--lora", "write only a run's LoRA to OUT, which diffusers' load_lora_weights reads"),
+    argument("--lora", "write only a run's LoRA to OUT, which ComfyUI, AUTOMATIC1111 and diffusers read"),
 )
 @argument("--raw", "export the weights themselves, not their moving average")
 @argument("--dtype DTYPE", "fp32 (default) or fp16", choices=("fp32", "fp16"), default="fp32")

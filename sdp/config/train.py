@@ -298,6 +298,9 @@ class LoraConfig(Section):
     targets: tuple[Name, ...] = key(("to_q", "to_k", "to_v", "to_out.0"), shapes_output=True)
     """Name endings of the U-Net's layers that get one; the default is all of attention. In a text encoder that is
     trained, all of attention gets one."""
+    start_from: Uri | None = key(None, shapes_output=True, example="./subject.safetensors")
+    """A LoRA's file of the same rank to begin with, of sdp, kohya's scripts or diffusers; its layers are the default
+    targets."""
 
     @property
     def scale(self) -> float:
@@ -307,6 +310,8 @@ class LoraConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         if not self.targets:
             yield self.problem("targets", "one or more name endings", "list some, such as to_q", "none")
+        if self.start_from is not None and self.rank is None:
+            yield self.problem("rank", "that of the file while start_from is set", "often 4 to 64", "null")
 
 
 class SecondPhaseConfig(Section):

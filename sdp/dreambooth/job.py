@@ -117,12 +117,12 @@ def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
     """Return the command or URI for each use of the results."""
     folder = config.output.uri.rstrip("/")
-    one_file = sources.family(config.model.source, storage=config.storage.options()) is SD
-    target = "subject.safetensors --lora" if config.lora.rank is not None and one_file else "FOLDER"
+    family = sources.family(config.model.source, storage=config.storage.options())
+    target = "subject.safetensors --lora" if config.lora.rank is not None and family.lora_names else "FOLDER"
     comfy = ("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw")
     return [
         ("pictures", f"{folder}/{PICTURES}/images"),
         ("for diffusers", f"sdp export {folder}/{RUN} {target} --raw"),
-        *([comfy] if one_file else []),
+        *([comfy] if family is SD else []),
         ("report", page),
     ]

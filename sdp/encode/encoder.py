@@ -5,7 +5,6 @@ up to rounding: kernels for another batch size or device add in another order. L
 once.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from sdp.encode.chunk import Chunk, Encoded, ShapeGroup
 from sdp.encode.recipe import TEXT, TEXT_BATCH, EncoderSettings
 from sdp.families import Family, latent_space
 from sdp.families.sd import SD
-from sdp.model.latents import to_pixels
+from sdp.model.latents import scale_of, to_pixels
 
 EncodeBatch = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
 """Encodes a batch of items, given their positions in the chunk; returns values, and whether each item is finite."""
@@ -133,6 +132,7 @@ class Encoder(BatchEncoder):
     ) -> None:
         super().__init__(settings, device)
         self._family, self._space = family, latent_space(vae.config)
+        self._scale = scale_of(vae, self.device)
         last = getattr(vae, "quant_conv", None) or nn.Identity()
         self._moments = self._prepared(nn.Sequential(vae.encoder, last))
         self._text = None if text_encoder is None else self._prepared(text_encoder)
@@ -189,16 +189,16 @@ class Encoder(BatchEncoder):
 
     def _encode(self, pixels: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return scaled fp16 latents of uint8 pixels (n, rows, columns, 3), and which of them are finite."""
-        planes, space = to_pixels(pixels).to(DTYPES[self._settings.dtype]), self._space
+        planes, scale = to_pixels(pixels).to(DTYPES[self._settings.dtype]), self._scale
         encoded = self._moments(planes).float()
-        if space.drawn:
-            mean, log_variance = encoded.chunk(2, dim=1)
-            log_variance = log_variance.clamp(*_LOG_VARIANCE)
-            if noise is None:  # the moments of the scaled latent, so that readers need not scale
-                mean = (mean - space.shift) * space.scale
-                return _finite(torch.cat([mean, log_variance + 2 * math.log(space.scale)], dim=1))
-            encoded = mean + (log_variance * 0.5).exp() * noise
-        return _finite((encoded - space.shift) * space.scale)
+        if not self._space.drawn:
+            return _finite((encoded - scale.shift) * scale.factor)
+        mean, log_variance = map(scale.packed, encoded.chunk(2, dim=1))
+        log_variance = log_variance.clamp(*_LOG_VARIANCE)
+        if noise is not None:
+            return _finite((mean + (log_variance * 0.5).exp() * noise - scale.shift) * scale.factor)
+        # The moments of the scaled latent, so that readers need not scale.
+        return _finite(torch.cat([(mean - scale.shift) * scale.factor, log_variance + 2 * scale.factor.log()], dim=1))
 
 
 class _Feeder:

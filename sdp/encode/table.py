@@ -21,7 +21,7 @@ from sdp.encode.chunk import Encoded, ShapeGroup
 from sdp.encode.transform import bucket_shapes
 from sdp.families import LatentSpace, TextSpace
 
-LAYOUT = Layout(row_group_rows=1024, compression="none")
+LAYOUT = Layout(row_group_rows=1024, compression="none", shared="text_embedding")
 EMPTY_TEXT = "_text/empty.npy"
 """The embedding of the empty caption, for caption dropout."""
 

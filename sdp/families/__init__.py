@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 INDEX = "model_index.json"
-_SIZES = ("block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth")
+_SIZES = (
+    *("block_out_channels", "layers_per_block", "cross_attention_dim", "hidden_size", "depth"),
+    *("num_layers", "num_single_layers", "num_attention_heads"),
+)
 """The keys of a denoiser's configuration that decide its size."""
+LoraNames = Literal["kohya", "diffusers"]
 DENOISER = "denoiser"
 """The part that is trained; each family has a folder name for it."""
 TICKS = 1 << 24
@@ -41,6 +45,8 @@ class LatentSpace:
     shift: float = 0.0
     drawn: bool = True
     """True if the VAE returns a distribution to draw latents from."""
+    patch: int = 1
+    """The side of the squares of the VAE's output that are one latent each, with the channels of all."""
 
     def shape(self, width: int, height: int | None = None, *, moments: bool = False) -> tuple[int, int, int]:
         """Return the channels, rows and columns of a picture's latents, or of their mean and log-variance."""
@@ -121,10 +127,16 @@ class Family(ABC):
     """The other networks' folders, the key that names their kind, and its values."""
     text_key: ClassVar[str]
     """The denoiser's key for the size of a token's embedding."""
+    text_layers: ClassVar[tuple[int, ...]] = ()
+    """The layers of the text encoder whose states are put side by side; by default the last one's alone."""
+    trains_text: ClassVar[bool] = True
+    """True if the text encoder may be trained, too."""
     predictions: ClassVar[tuple[str, ...]]
     """The values of objective.prediction that the denoiser can be trained for."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Name endings of the denoiser's attention layers."""
+    lora_names: ClassVar[LoraNames | None] = None
+    """The names by which other programs know these layers in a LoRA's file; None if they read none."""
     builtin: ClassVar[str]
     """The name of its tiny model."""
 
@@ -144,12 +156,12 @@ class Family(ABC):
                 expected = " or ".join(map(repr, kinds))
                 return f"{folder}/config.json: {key}: expected {expected}, got {value!r}"
         denoiser = configs.get(self.denoiser, {})
-        for folder, key, own in (
-            ("vae", "latent_channels", "in_channels"),
-            ("text_encoder", "hidden_size", self.text_key),
+        for folder, key, own, times in (
+            ("vae", "latent_channels", "in_channels", latent_space(configs.get("vae", {})).patch ** 2),
+            ("text_encoder", "hidden_size", self.text_key, len(self.text_layers) or 1),
         ):
-            if denoiser and folder in configs and (value := configs[folder].get(key)) != denoiser.get(own):
-                needed = f"expected {denoiser.get(own)}, as the {self.denoiser} needs"
+            if denoiser and folder in configs and (value := configs[folder].get(key, 0)) * times != denoiser.get(own):
+                needed = f"expected {denoiser.get(own, 0) // times}, as the {self.denoiser} needs"
                 return f"{folder}/config.json: {key}: {needed}, got {value}"
         return None
 
@@ -170,7 +182,7 @@ class Family(ABC):
 
     @abstractmethod
     def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
-        """Return the denoiser's text input: the last hidden states of all tokens; zeros for padding it must not see."""
+        """Return the denoiser's text input: the hidden states of all tokens; zeros for padding it must not see."""
 
     @abstractmethod
     def predict(
@@ -180,6 +192,10 @@ class Family(ABC):
 
         In training, image tokens other than the `kept` ones of each sample may skip some blocks.
         """
+
+    def set_timesteps(self, scheduler: Any, steps: int, image: "Tensor") -> None:
+        """Set the times at which a sampler of diffusers calls the denoiser to draw latents like `image`."""
+        scheduler.set_timesteps(steps, device=image.device)
 
     @abstractmethod
     def initialise(self, denoiser: Any) -> None:
@@ -200,10 +216,11 @@ class Family(ABC):
 
 def every() -> tuple[Family, ...]:
     """Return all families."""
+    from sdp.families.flux2 import FLUX2
     from sdp.families.prx import PRX
     from sdp.families.sd import SD
 
-    return SD, PRX
+    return SD, PRX, FLUX2
 
 
 def of(model: Path) -> Family:
@@ -218,21 +235,26 @@ def by_index(index: bytes) -> Family:
         name = json.loads(index).get("_class_name")
     except (ValueError, AttributeError):
         name = None  # its parts will tell
+    if (known := next((family for family in every() if family.pipeline == name), None)) is not None:
+        return known
     if isinstance(name, str):
         refuse_unsupported(name, f"{INDEX}: {name}")
-    return next((family for family in every() if family.pipeline == name), every()[0])
+    return every()[0]
 
 
 def refuse_unsupported(name: str, where: str) -> None:
     """Raise ModelError for the name of a model, or of its pipeline, whose kind people train with other programs."""
-    plain = name.casefold().replace("-", "").replace("_", "")
+    plain = name.casefold().replace("-", "").replace("_", "").replace(".", "")
+    if "flux2klein" in plain and "9b" not in plain:
+        return
     if kind := next((kind for mark, kind in _UNSUPPORTED.items() if mark in plain), None):
-        able = " and ".join(family.name for family in every())
-        raise ModelError(f"{where}: {kind} is not supported; {able} are (docs/families.md)")
+        *able, last = (family.name for family in every())
+        raise ModelError(f"{where}: {kind} is not supported; {', '.join(able)} and {last} are (docs/families.md)")
 
 
 _UNSUPPORTED = {
     "xl": "SDXL",
+    "klein": "FLUX.2 klein 9B",
     "flux": "FLUX",
     "diffusion3": "Stable Diffusion 3",
     "sd3": "Stable Diffusion 3",
@@ -254,12 +276,16 @@ def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
     default, blocks, drawn = LatentSpace(), vae.get("block_out_channels"), True
     if vae.get("_class_name") == "AutoencoderDC":
         blocks, drawn = vae["encoder_block_out_channels"], False
+    patch, scale = 1, default.scale
+    if vae.get("_class_name") == "AutoencoderKLFlux2":  # its weights have a mean and a deviation of each channel
+        patch, scale = 2, 1.0
     return LatentSpace(
-        int(vae.get("latent_channels", default.channels)),
-        2 ** (len(blocks) - 1) if blocks else default.reduction,
-        float(vae.get("scaling_factor", default.scale)),
+        int(vae.get("latent_channels", default.channels)) * patch**2,
+        (2 ** (len(blocks) - 1) if blocks else default.reduction) * patch,
+        float(vae.get("scaling_factor", scale)),
         float(vae.get("shift_factor") or 0.0),
         drawn,
+        patch,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 _MODULES = {
     "AutoencoderDC": "diffusers.models.autoencoders.autoencoder_dc",
     "AutoencoderKL": "diffusers.models.autoencoders.autoencoder_kl",
+    "AutoencoderKLFlux2": "diffusers.models.autoencoders.autoencoder_kl_flux2",
+    "Flux2Transformer2DModel": "diffusers.models.transformers.transformer_flux2",
     "PRXTransformer2DModel": "diffusers.models.transformers.transformer_prx",
     "UNet2DConditionModel": "diffusers.models.unets.unet_2d_condition",
 }

@@ -34,6 +34,7 @@ class StableDiffusion(Family):
     builtin = "tiny"
     predictions = ("epsilon", "v")
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    lora_names = "kohya"
 
     @property
     def known(self) -> tuple[KnownModel, ...]:

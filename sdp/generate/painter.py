@@ -69,7 +69,6 @@ class Painter:
         """Return each picture's latents, in fp32 and with the denoiser's scale, by the embeddings of all prompts."""
         sampler, device = self.sampler, text.device
         scheduler = make_scheduler(self.schedule, sampler.scheduler)
-        scheduler.set_timesteps(sampler.steps, device=device)
         # On the CPU, where the numbers are the same on every machine.
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         randomness = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
@@ -80,7 +79,9 @@ class Painter:
         context = context.to(self.dtype)
         shape = latent_space(self.vae.config).shape(self.resolution)
         noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
-        latents: Tensor = noise.to(device) * getattr(scheduler, "init_noise_sigma", 1.0)  # a flow has none
+        noise = noise.to(device)
+        self.family.set_timesteps(scheduler, sampler.steps, noise)
+        latents: Tensor = noise * getattr(scheduler, "init_noise_sigma", 1.0)  # a flow has none
         scale = getattr(scheduler, "scale_model_input", lambda latents, _: latents)
         for timestep in scheduler.timesteps:
             inputs = scale(torch.cat((latents, latents)) if guided else latents, timestep)

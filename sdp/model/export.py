@@ -23,7 +23,7 @@ from sdp.model.checkpoints import (
     with_step,
 )
 from sdp.model.layout import PARTS
-from sdp.model.lora import diffusers_lora
+from sdp.model.lora import published
 from sdp.model.single_file import architecture, single_file
 from sdp.model.trained import by_network, load_trained, lora_of
 from sdp.storage import Storage, open_storage
@@ -93,11 +93,11 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     source, family = model.path, model.family
     space, usual = space_of(source), LatentSpace()
     foreign = (space.channels, space.scale, space.shift) != (usual.channels, usual.scale, usual.shift)
-    if one_file and (family is not SD or (form == "single-file" and foreign)):
+    if (form == "lora" and not family.lora_names) or (form == "single-file" and (family is not SD or foreign)):
         what = family.name if family is not SD else "a Stable Diffusion with another VAE"
         raise UserError(f"export: no other program reads such a file of {what}; export a folder")
     if form == "lora":
-        target.publish(file, _serialised(_lora(folder, ema=ema), dtype))
+        target.publish(file, _serialised(_lora(folder, family, ema=ema), dtype))
         return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
@@ -149,11 +149,12 @@ def _source(folder: Storage, config: dict[str, Any]) -> sources.LocalModel:
     return model
 
 
-def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
+def _lora(folder: Storage, family: Family, *, ema: bool) -> dict[str, Any]:
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    return diffusers_lora(by_network(read_weights(folder, ema=ema), SD), lora.scale)
+    assert family.lora_names is not None
+    return published(by_network(read_weights(folder, ema=ema), family), lora.scale, family.lora_names)
 
 
 def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any], text_encoder: Any) -> dict[str, str]:

@@ -41,6 +41,7 @@ TOKENIZER = (
     "vocab.json",
     "merges.txt",
     "tokenizer.json",
+    "chat_template.jinja",
 )
 _WEIGHT_FILES = ("config.json", "{0}.safetensors", "{0}.safetensors.index.json", "{0}-?????-of-?????.safetensors")
 PATTERNS = (

@@ -59,8 +59,13 @@ def _text_class(path: Path) -> Any:
     return getattr(transformers, families.of(path).text_class)
 
 
-def load_denoiser(path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu") -> Any:
-    """Load the denoiser for training, with the source's weights or with new ones from torch's current seed."""
+def load_denoiser(
+    path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu", matrices: "torch.dtype | None" = None
+) -> Any:
+    """Load the denoiser for training, with the source's weights or with new ones from torch's current seed.
+
+    Its matrices are in fp32 or the given dtype, all else is in fp32.
+    """
     import torch
 
     family = families.of(path)
@@ -73,7 +78,11 @@ def load_denoiser(path: Path, *, pretrained: bool, device: "torch.device | str" 
             denoiser = kind.from_config(config)
             family.initialise(denoiser)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
-    return torch.nn.Module.to(denoiser, device, torch.float32).train()
+    denoiser = torch.nn.Module.to(denoiser, torch.float32)
+    for weights in denoiser.parameters() if matrices else ():
+        if weights.dim() > 1:
+            weights.data = weights.data.to(matrices)
+    return denoiser.to(device).train()
 
 
 def load_denoiser_config(path: Path) -> dict[str, Any]:

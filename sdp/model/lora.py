@@ -5,7 +5,7 @@ The names are PEFT's: `….to_q.lora_A.weight` beside `….to_q.weight`.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sdp.errors import UserError
+from sdp.families import LoraNames
 
 
 class LoraLinear(nn.Linear):
@@ -64,16 +65,51 @@ def merge_lora(network: nn.Module) -> None:
         setattr(parent, child, layer.merged())
 
 
-def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return LoRA's tensors for diffusers' `load_lora_weights`, which knows no scale: B is multiplied by it.
+def published(weights: Mapping[str, Tensor], scale: float, names: LoraNames) -> dict[str, Tensor]:
+    """Return LoRA's tensors as other programs read them; diffusers knows no scale, so B is multiplied by it.
 
     The text encoder's layers get the names that transformers gave them before version 5, which all versions read.
     """
     old = re.compile(r"^text_encoder\.(?!text_model\.)")
-    return {
+    tensors = {
         old.sub("text_encoder.text_model.", name): value * (scale if ".lora_B." in name else 1)
         for name, value in weights.items()
     }
+    if names == "diffusers":
+        return tensors
+    from diffusers.utils import state_dict_utils
+
+    convert: Any = state_dict_utils.convert_state_dict_to_kohya  # untyped
+    made: dict[str, Tensor] = convert(tensors)
+    return {name.replace("lora_te1_", "lora_te_"): value for name, value in made.items()}  # te1 is SDXL's
+
+
+def matrices_of(tensors: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, Tensor]:
+    """Return the matrices of another program's LoRA by our names, given those of our layers; B has the file's scale.
+
+    Raise ValueError for a tensor that belongs to no layer.
+    """
+    known: dict[str, str] = {}
+    for layer in layers:
+        part, _, rest = layer.partition(".")
+        old = rest if rest.startswith("text_model.") or part != "text_encoder" else f"text_model.{rest}"
+        kohya = f"lora_{'te' if part == 'text_encoder' else 'unet'}_{old.replace('.', '_')}"
+        known |= dict.fromkeys((layer, f"{part}.{old}", kohya), layer)
+    made: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        stem, _, end = name.removesuffix(".weight").rpartition(".")
+        if stem not in known or end not in _ENDS:
+            raise ValueError(f"no linear layer here is meant by {name}")
+        if end != "alpha":
+            made[f"{known[stem]}.{_ENDS[end]}.weight"] = value.float()
+    for name, value in tensors.items():
+        if name.endswith(".alpha"):
+            matrix = made[f"{known[name.removesuffix('.alpha')]}.lora_B.weight"]
+            matrix *= value / matrix.shape[1]
+    return made
+
+
+_ENDS = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B", "alpha": ""}
 
 
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")

@@ -32,7 +32,7 @@ PATTERNS = (
 CAPTIONER = (
     *(name for name in PATTERNS if "inception" not in name),
     *("processor_config.json", "video_preprocessor_config.json", "generation_config.json"),
-    *("chat_template.jinja", "chat_template.json", "tokenizer.model"),
+    *("chat_template.json", "tokenizer.model"),
 )
 """The patterns of the files of a model that reads pictures and writes text."""
 _NEEDED = {

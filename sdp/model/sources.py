@@ -1,6 +1,6 @@
 """Model sources: checking them, and fetching them to this machine.
 
-    builtin:tiny, builtin:tiny-prx    the tiny models that are part of sdp
+    builtin:tiny, builtin:tiny-prx, builtin:tiny-klein    the tiny models that are part of sdp
     owner/name@0123…cdef              a repository on the model hub, at one revision
     /folder, ./folder, file://…       a local folder
     s3://bucket/folder, gs://…        a folder in a bucket, downloaded once per machine

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sdp.config.train import LoraConfig
-from sdp.errors import DatasetError, ModelError, one_line
+from sdp.errors import DatasetError, ModelError, UserError, one_line
 from sdp.families import Family, of
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.layout import ModelSource
-from sdp.model.lora import TEXT_TARGETS, add_lora, merge_lora
-from sdp.storage import Storage, StorageOptions
+from sdp.model.lora import TEXT_TARGETS, add_lora, matrices_of, merge_lora
+from sdp.storage import Storage, StorageOptions, open_storage
 
 _TEXT_ENCODER = "text_encoder."
 
@@ -74,6 +76,15 @@ class TrainedNetworks(nn.Module):
         if self.text_encoder is not None:
             add_lora(self.text_encoder, lora.rank, lora.scale, TEXT_TARGETS, "model.train_text_encoder")
 
+    @torch.no_grad()
+    def begin_lora(self, matrices: Mapping[str, Tensor], scale: float) -> None:
+        """Begin with the matrices of a LoRA's file; layers that it lacks begin with none."""
+        own = dict(self.named_parameters())
+        for name, value in matrices.items():
+            if name not in own or own[name].shape != value.shape:
+                raise UserError(f"lora.start_from: no place for {name} of {tuple(value.shape)}; choose another file")
+            own[name].copy_(value / scale if ".lora_B." in name else value)
+
 
 def load_networks(
     path: Path,
@@ -82,15 +93,16 @@ def load_networks(
     pretrained: bool = True,
     device: torch.device | str = "cpu",
     empty: bool = False,
+    matrices: torch.dtype | None = None,
 ) -> TrainedNetworks:
     """Load the model's denoiser, or one with new weights, and its text encoder if that is trained too.
 
-    An `empty` denoiser has memory on the device, to copy weights into.
+    An `empty` denoiser has memory on the device, to copy weights into. Its matrices are in fp32 or the given dtype.
     """
     if empty:
-        denoiser = _on_meta(path).to_empty(device=device)
+        denoiser = _on_meta(path, matrices).to_empty(device=device)
     else:
-        denoiser = load.load_denoiser(path, pretrained=pretrained, device=device)
+        denoiser = load.load_denoiser(path, pretrained=pretrained, device=device, matrices=matrices)
     encoder = None
     if text_encoder:
         encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train()
@@ -108,9 +120,9 @@ def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> Train
     return TrainedNetworks(of(path), _on_meta(path), encoder)
 
 
-def _on_meta(path: Path) -> Any:
+def _on_meta(path: Path, matrices: torch.dtype | None = None) -> Any:
     with torch.device("meta"):  # initialising weights would be wasted
-        return load.load_denoiser(path, pretrained=False, device="meta")
+        return load.load_denoiser(path, pretrained=False, device="meta", matrices=matrices)
 
 
 def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> TrainedNetworks:
@@ -150,6 +162,32 @@ def refuse_lora(
             path = sources.resolve(source, storage=options).path
             encoder = load.new_text_encoder(path) if text_encoder else None
             TrainedNetworks(of(path), _on_meta(path), encoder).add_lora(lora)
+
+
+def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> dict[str, Tensor]:
+    """Return the matrices of the file lora.start_from, by the names of a model's networks."""
+    import diffusers
+
+    assert lora.start_from is not None
+    path, where = sources.resolve(source, storage=options).path, f"lora.start_from: {lora.start_from}"
+    folder, _, name = lora.start_from.rpartition("/")
+    family = of(path)
+    with torch.device("meta"):
+        networks = TrainedNetworks(family, _on_meta(path), load.new_text_encoder(path) if family.trains_text else None)
+    layers = [name for name, layer in networks.named_modules() if isinstance(layer, nn.Linear)]
+    try:
+        tensors = load_tensors(open_storage(folder, options).read(name))
+        if family.lora_names == "diffusers":
+            tensors = getattr(diffusers, family.pipeline).lora_state_dict(tensors)
+        matrices = matrices_of(tensors, layers)
+    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"{where}: not a LoRA for {family.name} ({one_line(error, 200)}); choose another file"
+        ) from error
+    ranks = {len(value) for name, value in matrices.items() if ".lora_A." in name}
+    if len(ranks) != 1:
+        raise UserError(f"{where}: expected layers of one rank, got {sorted(ranks)}; choose another file")
+    return matrices
 
 
 def lora_of(folder: Storage) -> LoraConfig:

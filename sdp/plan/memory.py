@@ -92,17 +92,21 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     per_rank = known["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
     rank = config.lora.rank
     trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
-    all_bytes, trained_bytes = (_FP32 * number / (place.workers if sharded else 1) for number in (count, trained))
+    # Beside a LoRA, the denoiser is held in the precision, to which autocast need not copy it.
+    unet = place.family.parameters["unet"]
+    frozen = 0 if rank is None else itemsize * unet + _FP32 * (count - unet)
+    shares = place.workers if sharded else 1
+    trained_bytes = _FP32 * trained / shares
     micro_batches, micro_batch = _micro_batches(config, place.workers)
     # Until the last micro-batch, fsdp adds up whole gradients.
     gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)
-    parts = {"weights": all_bytes, "gradients": gradients, "optimizer": 2 * trained_bytes}
+    parts = {"weights": frozen / shares + trained_bytes, "gradients": gradients, "optimizer": 2 * trained_bytes}
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:
         gathered = known["two_largest_blocks"] if strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(itemsize * gathered)
-    parts["copies for autocast"] = fixed
+    parts["copies for autocast"] = fixed if rank is None else 0.0
     if not (place.embedded or config.model.train_text_encoder):
         parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"

@@ -21,7 +21,7 @@ from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import Flow, Process, from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
-from sdp.model.trained import TrainedNetworks, load_networks
+from sdp.model.trained import TrainedNetworks, load_networks, read_lora
 from sdp.sources.joined import contents_of
 from sdp.train.checkpoint import CheckpointManager
 from sdp.train.data.columns import TEXT
@@ -145,7 +145,10 @@ def latents_reader(config: TrainConfig, sources: Sources, world: World) -> Reade
 
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:
-    """Return the networks to train, in fp32 on this worker's device, ready to be wrapped; the same on all workers."""
+    """Return the networks to train, on this worker's device, ready to be wrapped; the same on all workers.
+
+    What is trained is in fp32. Beside a LoRA the denoiser's matrices are in the dtype to which each step rounds them.
+    """
     if config.strategy.compile:
         know_compiler()
     torch.manual_seed(config.seed)
@@ -156,6 +159,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         pretrained=config.model.denoiser == "pretrained",
         device=world.device,
         empty=not world.is_main,  # or each worker of a node would first have a U-Net in host memory
+        matrices=DTYPES[config.precision] if config.lora.rank is not None else None,
     )
     networks = world.together(make)
     share_cores(world.device, networks, world.size)
@@ -165,6 +169,8 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
     if config.lora.rank is not None:
         torch.manual_seed(config.seed)  # loading draws a varying number of random numbers
         networks.add_lora(config.lora)
+        if config.lora.start_from is not None:
+            networks.begin_lora(read_lora(config.lora, model.source, config.storage.options()), config.lora.scale)
     if config.strategy.activation_checkpointing:
         networks.recompute_activations()
     if config.strategy.compile:

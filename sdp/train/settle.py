@@ -6,7 +6,7 @@ The defaults that depend on other keys are settled when it is parsed (`TrainConf
 from pathlib import Path
 from typing import Any
 
-from sdp.config.train import PricesConfig, TrainConfig
+from sdp.config.train import LoraConfig, PricesConfig, TrainConfig
 from sdp.console import say
 from sdp.errors import ConfigError, Problem
 from sdp.model import sources
@@ -20,7 +20,7 @@ def settled(config: TrainConfig) -> tuple[TrainConfig, ...]:
     """Return the configuration of each phase: absolute URIs, then the model's prediction, then prices by the hour."""
     config = _absolute(config)
     objective = config.objective.replaced(prediction=_prediction(config))
-    return config.replaced(objective=objective, prices=_known_prices(config)).phases
+    return config.replaced(objective=objective, lora=_begun(config), prices=_known_prices(config)).phases
 
 
 def with_hours(phase: TrainConfig, earlier: TrainState) -> TrainConfig:
@@ -58,6 +58,7 @@ def _absolute(config: TrainConfig) -> TrainConfig:
         model=model.replaced(
             source=str(local.absolute()) if local.is_dir() else None, start_from=absolute(model.start_from)
         ),
+        lora=config.lora.replaced(start_from=absolute(config.lora.start_from)),
         evaluate=config.evaluate.replaced(source=absolute(config.evaluate.source)),
         phase_2=second.replaced(source=absolute(second.source)),
     )
@@ -82,12 +83,30 @@ def _prediction(config: TrainConfig) -> str:
     if own == "flow" and (objective.min_snr_gamma or objective.zero_terminal_snr):
         hint = "set min_snr_gamma to null and zero_terminal_snr to false: a flow has no noise schedule"
         raise ConfigError([Problem(key, "epsilon or v with these settings", got, hint)])
+    if config.model.train_text_encoder and not family.trains_text:
+        hint = f"only some layers of the text encoder of {family.name} are used"
+        raise ConfigError([Problem("model.train_text_encoder", "false", "true", hint)])
     skipped = max(phase.objective.skipped_tokens for phase in config.phases)
     if skipped and not family.skips_tokens(sources.denoiser_config(config.model.source, storage=options)):
         key = "objective.skipped_tokens" if objective.skipped_tokens else "phase_2.skipped_tokens"
         hint = f"this model of {family.name} has no blocks that tokens may skip"
         raise ConfigError([Problem(key, "0", str(skipped), hint)])
     return str(own)
+
+
+def _begun(config: TrainConfig) -> LoraConfig:
+    """Return the LoRA's configuration, by default with the layers of the file that it begins with."""
+    lora, usual = config.lora, LoraConfig()
+    if lora.start_from is None:
+        return lora
+    from sdp.model.trained import read_lora  # brings torch
+
+    matrices = read_lora(lora, config.model.source, config.storage.options())
+    rank = next(len(value) for name, value in matrices.items() if ".lora_A." in name)
+    if rank != lora.rank:
+        raise ConfigError([Problem("lora.rank", f"{rank}, as in {lora.start_from}", str(lora.rank), "set it")])
+    layers = {name.partition(".")[2].rpartition(".lora_")[0] for name in matrices if not name.startswith("text_")}
+    return lora.replaced(targets=tuple(sorted(layers))) if lora.targets == usual.targets and layers else lora
 
 
 def _own_prediction(config: TrainConfig) -> tuple[str, str]:

@@ -95,10 +95,14 @@ def test_other_networks_learn_the_same_with_any_number_of_workers(
         close(tensors, expected)
 
 
+@pytest.mark.parametrize("lora", [None, 4])
 def test_bf16_under_fsdp_keeps_fp32_weights_and_learns_the_same(
-    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path
+    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path, lora: int | None
 ) -> None:
-    changes = {**ONE_STEP, "strategy__kind": "fsdp", "precision": "bf16"}
+    changes = {**ONE_STEP, "strategy__kind": "fsdp", "precision": "bf16", "lora__rank": lora}
+    if lora is not None:
+        changes |= {"model__denoiser": "pretrained"}
+        alone = worker(World(), inputs, str(tmp_path / "alone"), {**PARTS, "lora__rank": lora})
     (tensors, losses), _ = run_workers(2, worker, inputs, str(tmp_path / "run"), changes)
     assert {value.dtype.name for value in tensors.values()} == {"float32"}
     assert losses != alone[1]

@@ -34,12 +34,14 @@ def test_an_option_of_another_trainer_leads_to_ours(option: str, hint: str, caps
     [
         ("stabilityai/stable-diffusion-xl-base-1.0", "SDXL"),
         ("black-forest-labs/FLUX.1-dev", "FLUX"),
+        ("black-forest-labs/FLUX.2-dev", "FLUX"),
+        ("black-forest-labs/FLUX.2-klein-base-9B", "FLUX.2 klein 9B"),
         ("Qwen/Qwen-Image@0123456789012345678901234567890123456789", "Qwen-Image"),
         ("Tongyi-MAI/Z-Image-Turbo", "Z-Image"),
     ],
 )
 def test_a_model_of_another_kind_is_refused_by_its_name(name: str, kind: str) -> None:
-    with pytest.raises(ModelError, match=f"{kind} is not supported; Stable Diffusion and PRX are"):
+    with pytest.raises(ModelError, match=f"{kind} is not supported; Stable Diffusion, PRX and FLUX.2 klein are"):
         check(name)
 
 

@@ -25,8 +25,9 @@ def pictures(folder: Path, number: int) -> str:
 @pytest.mark.parametrize(
     ("gpu", "rank", "checkpointed", "at_once"),
     [
-        ("8GB", LORA, True, 8),
-        ("12 GB", LORA, False, 6),
+        ("6GB", LORA, True, 8),
+        ("8GB", LORA, False, 4),
+        ("12 GB", LORA, False, 8),
         ("24GB", None, True, 16),
         ("a10g", None, True, 16),
         ("A100", None, False, 16),
@@ -57,7 +58,7 @@ def test_the_files_for_a_gpu_fit_it_and_agree(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--gpu", "4GB"], "--gpu: expected 6 GB or more, got a GPU of 4 GB"),
+        (["--gpu", "3GB"], "--gpu: expected 4 GB or more, got a GPU of 3 GB"),
         (["--gpu", "RTX 4900"], "got 'RTX 4900'; did you mean 4090?"),
         (["--gpu", "auto"], "nvidia-smi finds no GPU here; name one or its size: --gpu 24GB"),
         (["--gpu", "24GB", "--store", "s3://bucket/my"], "on one machine; leave it out, or --store and --family"),

@@ -3,12 +3,13 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.published import PRX as PRX_SIZES
+from scripts.published import TRANSFORMERS
 from sdp.config import draft
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError
-from sdp.families import KnownModel
+from sdp.families import Family, KnownModel
 from sdp.families.classes import network_class
+from sdp.families.flux2 import FLUX2, KLEIN_4B
 from sdp.families.prx import PRX, PRX_1B, PRX_424M
 from sdp.families.sd import SD, SD1, SD2
 from sdp.hardware import GIB, GPUS
@@ -99,7 +100,8 @@ def test_embeddings_spare_the_text_encoder_and_lora_the_optimizer() -> None:
     assert ids.total - embeddings.total == 2 * SD2.parameters["text_encoder"]
     lora = memory("A100-40G", "lora.rank=8")
     assert lora.parts["optimizer"] == 2 * lora.parts["gradients"] == 8 * 8 * 207_488
-    assert lora.parts["weights"] == ids.parts["weights"]
+    assert lora.parts["weights"] == 2 * SD2.parameters["unet"] + 4 * 8 * 207_488, "held in bf16, as autocast needs it"
+    assert "copies for autocast" not in lora.parts
 
 
 # --- before anything is taken ----------------------------------------------------------------------------------------
@@ -153,23 +155,42 @@ def test_a_single_trainer_is_not_refused_for_gradients_beside_activations() -> N
 
 @pytest.mark.parametrize("setting", ["strategy.compile=true", "lora.rank=8"])
 def test_compile_and_lora_are_refused_only_beyond_the_bound_of_checkpointing(setting: str) -> None:
-    assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=140"), SD2, embedded=False) or "")
+    assert "may not fit" in (fit(train(*A100, setting, "data.batch_size=160"), SD2, embedded=False) or "")
     with pytest.raises(ConfigError):
-        fit(train(*A100, setting, "data.batch_size=700"), SD2, embedded=False)
+        fit(train(*A100, setting, "data.batch_size=760"), SD2, embedded=False)
 
 
-@pytest.mark.parametrize(("known", "name"), [(PRX_424M, "prx-424m"), (PRX_1B, "prx-1.2b")])
-def test_prx_has_the_parameters_and_blocks_of_its_configuration(known: KnownModel, name: str) -> None:
-    assert known.has_size_of(PRX_SIZES[name])
+@pytest.mark.parametrize(
+    ("family", "known", "name"),
+    [(PRX, PRX_424M, "prx-424m"), (PRX, PRX_1B, "prx-1.2b"), (FLUX2, KLEIN_4B, "klein-4b")],
+)
+def test_a_transformer_has_the_parameters_and_blocks_of_its_configuration(
+    family: Family, known: KnownModel, name: str
+) -> None:
+    assert known.has_size_of(TRANSFORMERS[name])
     with torch.device("meta"):
-        transformer = network_class("PRXTransformer2DModel").from_config(dict(PRX_SIZES[name]))
+        transformer = network_class(family.denoiser_class).from_config(dict(TRANSFORMERS[name]))
         assert sum(p.numel() for p in transformer.parameters()) == known.parameters["unet"]
         recorded = reference()[known.memory]
-        assert recorded["two_largest_blocks"] == 2 * sum(p.numel() for p in transformer.blocks[0].parameters())
-        add_lora(transformer, 1, 1.0, PRX.lora_targets)
+        largest = next(family.blocks(transformer))
+        assert recorded["two_largest_blocks"] == 2 * sum(p.numel() for p in largest.parameters())
+        add_lora(transformer, 1, 1.0, family.lora_targets)
     trained = sum(p.numel() for p in transformer.parameters() if p.requires_grad)
     assert recorded["lora_per_rank"] == {"unet": trained}
     place = TrainerGpus(GPUS["A100-80G"], 32, embedded=True, family=known)
-    counted = {"prx-424m": 6.8e9, "prx-1.2b": 13.06e9}[name]  # by scripts.bench.fake_gpu, in backward
-    how = train("strategy.kind=fsdp", "data.batch_size=16", "data.resolution=256")
+    batch, counted = {"prx-424m": (16, 6.8e9), "prx-1.2b": (16, 13.06e9), "klein-4b": (2, 15.93e9)}[name]  # by fake_gpu
+    how = train("strategy.kind=fsdp", f"data.batch_size={batch}", "data.resolution=256")
     assert estimate(how, place).total == pytest.approx(counted, rel=0.15)
+
+
+def test_a_lora_of_klein_fits_the_cards_that_people_have() -> None:
+    def memory(*settings: str) -> Memory:
+        how = train("lora.rank=16", "data.batch_size=1", "data.resolution=512", "ema.decay=null", *settings)
+        return estimate(how, TrainerGpus(GPUS["A10G"], 1, embedded=True, family=KLEIN_4B))
+
+    plain, recomputed = memory(), memory("strategy.activation_checkpointing=true")
+    # scripts.bench.fake_gpu --model klein-4b --lora 16 counts 14.03 and 8.74 GB.
+    assert plain.total == pytest.approx(14.03e9, rel=0.06)
+    assert recomputed.total == pytest.approx(8.74e9, rel=0.03)
+    assert plain.total < 0.9 * 22 * GIB
+    assert recomputed.total < 0.9 * 12 * GIB

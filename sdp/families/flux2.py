@@ -1,0 +1,157 @@
+"""FLUX.2 klein: Black Forest Labs' transformer on flow matching, with states of three layers of Qwen3.
+
+A caption is a message of a chat without thinking, padded to a fixed length. The transformer sees all states, those of
+padding too; Qwen3 itself does not attend to padding.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sdp.families import TICKS, Family, KnownModel, TextSpace, known_model, text_width
+from sdp.families.prx import lengths
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor, nn
+
+TOKENS: Final = 512
+_BEFORE, _AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+"""The texts that Qwen3's chat template puts around a message."""
+_PAD = "<|endoftext|>"
+
+
+class Flux2Klein(Family):
+    """A transformer of double and single blocks over the latents and the text."""
+
+    name = "FLUX.2 klein"
+    pipeline = "Flux2KleinPipeline"
+    denoiser = "transformer"
+    denoiser_class = "Flux2Transformer2DModel"
+    text_class = "Qwen3Model"
+    kinds = (("vae", "_class_name", ("AutoencoderKLFlux2",)), ("text_encoder", "model_type", ("qwen3",)))
+    text_key = "joint_attention_dim"
+    text_layers = (9, 18, 27)
+    trains_text = False
+    builtin = "tiny-klein"
+    predictions = ("flow",)
+    lora_targets = (
+        *("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        *("to_qkv_mlp_proj", "attn.to_out"),
+    )
+    lora_names = "diffusers"
+
+    @property
+    def known(self) -> tuple[KnownModel, ...]:
+        return (KLEIN_4B,)
+
+    def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
+        if configs.get(self.denoiser, {}).get("guidance_embeds", self.denoiser in configs):
+            return f"{self.denoiser}/config.json: guidance_embeds: expected false, as in klein, got true"
+        layers = configs.get("text_encoder", {}).get("num_hidden_layers", self.text_layers[-1] + 1)
+        if layers <= self.text_layers[-1]:
+            needed = f"expected more than {self.text_layers[-1]}"
+            return f"text_encoder/config.json: num_hidden_layers: {needed}, got {layers}"
+        return super().problem(configs)
+
+    def text(self, model: Path, *, embedded: bool) -> TextSpace:
+        return TextSpace(TOKENS, "uint32", len(self.text_layers) * text_width(model) if embedded else None)
+
+    def load_tokenizer(self, folder: Path) -> "Tokenizer":
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if missing := [mark for mark in (_PAD, "<|im_start|>", "<think>") if tokenizer.token_to_id(mark) is None]:
+            raise ValueError(f"{missing[0]} is not in tokenizer.json")
+        tokenizer.enable_truncation(TOKENS)
+        tokenizer.enable_padding(pad_id=tokenizer.token_to_id(_PAD), pad_token=_PAD, length=TOKENS)
+        return cast("Tokenizer", _Chat(tokenizer))  # all that is asked of one
+
+    def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:
+        """Drop the layers whose states are not used, a fifth of the network."""
+        vocabulary = json.loads((model / "tokenizer/tokenizer.json").read_bytes())["added_tokens"]
+        text_encoder.config.pad_token_id = next(token["id"] for token in vocabulary if token["content"] == _PAD)
+        del text_encoder.layers[self.text_layers[-1] + 1 :]
+
+    def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
+        import torch
+
+        own = lengths(ids, text_encoder.config.pad_token_id).unsqueeze(1)
+        attended = (torch.arange(ids.shape[1], device=ids.device) < own).long()
+        states = text_encoder(input_ids=ids, attention_mask=attended, output_hidden_states=True, use_cache=False)
+        return torch.cat([states.hidden_states[layer] for layer in self.text_layers], dim=2)
+
+    def predict(
+        self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
+    ) -> "Tensor":
+        assert kept is None, "refused when the run began"
+        # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
+        part = times / 1000 if times.is_floating_point() else times / TICKS
+        rows, columns = latents.shape[2:]
+        predicted: Any = denoiser(
+            latents.flatten(2).transpose(1, 2),
+            text,
+            part.expand(len(latents)),
+            _places((1, rows, columns, 1), latents),
+            _places((1, 1, 1, text.shape[1]), latents),
+            return_dict=False,
+        )[0]
+        image: Tensor = predicted.transpose(1, 2).unflatten(2, (rows, columns))
+        return image
+
+    def set_timesteps(self, scheduler: Any, steps: int, image: "Tensor") -> None:
+        """Set times that move towards the noise with the number of latents, by the formula of the model's authors."""
+        count = image.shape[2] * image.shape[3]
+        many = 0.00016927 * count + 0.45666666
+        if count <= 4300:  # a line through the values for 10 and for 200 steps
+            few = 8.73809524e-05 * count + 1.89833333
+            many = (many - few) / 190 * (steps - 200) + many
+        scheduler.set_timesteps(sigmas=[1 - step / steps for step in range(steps)], device=image.device, mu=many)
+
+    def initialise(self, denoiser: Any) -> None:
+        """Begin the last layer at zero, as diffusion transformers do, so that the first prediction is 0."""
+        denoiser.proj_out.weight.detach().zero_()
+
+    def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
+        yield from denoiser.transformer_blocks
+        yield from denoiser.single_transformer_blocks
+
+    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
+        yield from text_encoder.layers
+
+    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
+        import torch
+
+        config = denoiser.config
+        text = torch.empty(1, TOKENS, config.joint_attention_dim)
+        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A tokenizer of messages: its library extracts special tokens before it could add text to a caption."""
+
+    tokenizer: "Tokenizer"
+
+    @property
+    def padding(self) -> Any:
+        return self.tokenizer.padding
+
+    def encode_batch_fast(self, captions: Sequence[str]) -> Any:
+        return self.tokenizer.encode_batch_fast([f"{_BEFORE}{caption}{_AFTER}" for caption in captions])
+
+
+def _places(sides: tuple[int, ...], like: "Tensor") -> "Tensor":
+    """Return the places of a grid's cells, in the four axes of the rotary positions."""
+    import torch
+
+    grid: Tensor = torch.cartesian_prod(*(torch.arange(side, device=like.device) for side in sides))
+    return grid
+
+
+FLUX2: Final = Flux2Klein()
+
+KLEIN_4B = known_model("FLUX.2 klein 4B")
+"""The size of docs/families.md, with Qwen3-4B."""

@@ -1,0 +1,300 @@
+"""FLUX.2 klein in every stage: images, latents, training, export, LoRA, pictures; against diffusers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from diffusers import Flux2KleinPipeline
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from safetensors.torch import load_file, save_file
+
+from sdp.config import parse as parse_config
+from sdp.dreambooth.job import run as dreambooth
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import crop_image
+from sdp.errors import ConfigError, ModelError, UserError
+from sdp.families import flops, space_of
+from sdp.families.flux2 import FLUX2
+from sdp.families.tokenizer import load_tokenizer, token_ids
+from sdp.generate.painter import load_painter
+from sdp.generate.source import GenerateModel, choose
+from sdp.model.export import export
+from sdp.model.latents import decode, to_pixels
+from sdp.model.load import load_text_encoder, load_vae
+from sdp.model.sources import check, parse, resolve
+from sdp.model.trained import read_lora
+from sdp.process.job import run as process
+from sdp.train import step
+from tests.generate_kit import generate_config
+from tests.process_kit import make_images, picture
+from tests.training import Watch, config, train, weights
+
+MODEL = "builtin:tiny-klein"
+PROMPTS = ["a cat", "", "\n a longer caption, of <b>words</b>\n", "word " * 400]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with images, and their latents with token ids and with embeddings."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("klein")
+    make_images(root, 20, unit_rows=20)
+    for text in ("token_ids", "text_embedding"):
+        settings: dict[str, Any] = {
+            "source": {"uri": str(root / "images")},
+            "output": {"uri": str(root / text)},
+            "model": {"source": MODEL},
+            "resolutions": [64],
+            "encode": {"text": text, "latents": "moments", "dtype": "fp32"},
+        }
+        process(parse_config("process", settings))
+    return root
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Any:
+    """Return diffusers' pipeline, which the tests leave as it is."""
+    return loaded(resolve(MODEL).path)
+
+
+def loaded(folder: Path) -> Any:
+    made = Flux2KleinPipeline.from_pretrained(folder)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def settings(root: Path, run: str, **more: Any) -> Any:
+    return config(root, run, **{"model__source": MODEL, "model__denoiser": "pretrained", "max_steps": 2, **more})
+
+
+def rows(folder: Path) -> Any:
+    return pq.read_table(sorted(folder.rglob("parts/*.parquet"))[0])
+
+
+def test_tokens_and_states_are_those_of_diffusers(pipeline: Any) -> None:
+    path = resolve(MODEL).path
+    encoder = load_text_encoder(path)
+    ids = token_ids(load_tokenizer(path), PROMPTS)
+    expected, _ = pipeline.encode_prompt(PROMPTS)
+    with torch.no_grad():
+        states = FLUX2.encode_text(encoder, ids)
+    assert states.shape == expected.shape == (4, 512, 48)
+    assert (states - expected).abs().max() < 1e-5
+    assert len(encoder.layers) == 28 < len(pipeline.text_encoder.model.layers)
+
+
+def test_a_dataset_has_the_latents_and_states_of_diffusers(root: Path, pipeline: Any) -> None:
+    ids, embedded = rows(root / "token_ids"), rows(root / "text_embedding")
+    assert json.loads(ids.schema.field("moments_64").metadata[b"shape"]) == [32, 4, 4]
+    assert "tokens" not in ids.column_names
+    pixels = to_pixels(torch.from_numpy(crop_image(picture(0), Recipe((64,)), 0)[1][64])[None])
+    with torch.no_grad():
+        expected = pipeline._encode_vae_image(pixels, None)
+        states, _ = pipeline.encode_prompt("picture number 0")
+    stored = np.frombuffer(ids["moments_64"][0].as_py(), np.float16).reshape(1, 32, 4, 4)[:, :16]
+    assert np.abs(stored - expected.numpy()).max() < 2e-3
+    stored = np.frombuffer(embedded["text_embedding"][0].as_py(), np.float16).reshape(512, 48)
+    assert np.abs(stored - states[0].numpy()).max() < 5e-3
+
+
+def test_a_caption_that_rows_share_is_stored_once(root: Path, tmp_path: Path) -> None:
+    sizes = []
+    for caption, name in ((None, "own"), ("a thing", "shared")):
+        how: dict[str, Any] = {
+            "source": {"uri": str(root / "images"), "caption": caption}, "output": {"uri": str(tmp_path / name)},
+            "model": {"source": MODEL}, "resolutions": [64], "encode": {"text": "text_embedding", "dtype": "fp32"},
+        }  # fmt: skip
+        if caption:
+            how["source"]["caption_column"] = None
+        process(parse_config("process", how))
+        table = rows(tmp_path / name)
+        assert table.num_rows == 18
+        sizes.append(sum(file.stat().st_size for file in (tmp_path / name).rglob("parts/*.parquet")))
+    assert len(set(table["text_embedding"].to_pylist())) == 1
+    assert sizes[0] - sizes[1] > 16 * 512 * 48 * 2
+    trained = train(settings(root, "shared", source__uri=str(tmp_path / "shared")))
+    assert trained.state.step == 2
+
+
+def test_latents_are_decoded_as_they_were_encoded(pipeline: Any) -> None:
+    vae, pixels = load_vae(resolve(MODEL).path), torch.rand(1, 3, 64, 32) * 2 - 1
+    with torch.no_grad():
+        latents = pipeline._encode_vae_image(pixels, None)
+        expected = vae.decode(vae.encode(pixels).latent_dist.mean).sample
+        assert (decode(vae, latents) - expected).abs().max() < 1e-5
+
+
+def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
+    root: Path, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = settings(
+        root, "step", source__uri=str(root / "text_embedding"), max_steps=1, objective__caption_dropout=0.0,
+        data__batch_size=4,
+    )  # fmt: skip
+    seen: list[Any] = []
+    own = step.losses_at
+
+    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
+        seen.extend((batch, draws, text))
+        return own(networks, objective, batch, draws, text)
+
+    monkeypatch.setattr(step, "losses_at", spy)
+    watch = Watch()
+    train(how, callbacks=[watch])
+    batch, draws, text = seen
+    mean, log_variance = batch.latents.float().chunk(2, dim=1)
+    clean = mean + (log_variance / 2).exp() * draws.vae
+    time = (draws.times / 2**24).view(-1, 1, 1, 1)
+    noisy, network = (1 - time) * clean + time * draws.noise, loaded(resolve(MODEL).path).transformer
+    predicted = network(
+        pipeline._pack_latents(noisy), text, time.flatten(), pipeline._prepare_latent_ids(noisy),
+        pipeline._prepare_text_ids(text),
+    ).sample  # fmt: skip
+    loss = (predicted - pipeline._pack_latents(draws.noise - clean)).square().mean()
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
+    (report,) = watch.reports
+    assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_pictures_are_those_of_diffusers_pipeline(tmp_path: Path, pipeline: Any, guidance: float) -> None:
+    how = generate_config(tmp_path / "out", MODEL, sampler={"guidance_scale": guidance, "steps": 4})
+    drawn = load_painter(GenerateModel(MODEL, "", parse(MODEL)), how).paint(PROMPTS[:2], [7, 8])
+    for prompt, seed, actual in zip(PROMPTS, [7, 8], drawn, strict=False):
+        assert actual is not None
+        assert np.abs(actual.astype(int) - drawn_by(pipeline, prompt, seed, guidance=guidance)).max() <= 1
+
+
+def drawn_by(pipeline: Any, prompt: str, seed: int, *, guidance: float = 4.0) -> Any:
+    """Return the picture that diffusers draws, as whole numbers."""
+    drawn = pipeline(
+        prompt=prompt, num_inference_steps=4, guidance_scale=guidance, height=64, width=64, output_type="np",
+        generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
+    return np.round(drawn.images[0] * 255).astype(int)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(16, 4), (1024, 50), (4096, 28), (5000, 10)])
+def test_times_move_with_the_size_of_a_picture_as_in_diffusers(count: int, steps: int, pipeline: Any) -> None:
+    scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config)
+    FLUX2.set_timesteps(scheduler, steps, torch.empty(1, 16, 1, count))
+    own = scheduler.timesteps
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=compute_empirical_mu(count, steps))
+    assert torch.allclose(own, scheduler.timesteps, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["ids", "embeddings", "collocated", "checkpointed"])
+def test_training_learns_and_an_export_draws_the_same_in_diffusers(root: Path, tmp_path: Path, how: str) -> None:
+    sources = {"embeddings": "text_embedding", "collocated": "images"}
+    more: dict[str, Any] = {"source__uri": str(root / sources.get(how, "token_ids"))}
+    if how == "collocated":
+        more |= {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}
+    if how == "checkpointed":
+        more |= {"strategy__activation_checkpointing": True}
+    trained = weights(train(settings(root, how, **more)))
+    assert all(tensor.isfinite().all() for tensor in trained.values())
+    export(str(root / how), str(tmp_path / "out"))
+    exported = loaded(tmp_path / "out")
+    state = exported.transformer.state_dict()
+    assert all(torch.equal(tensor, trained[f"ema.{name}"]) for name, tensor in state.items())
+    if how == "ids":
+        drawn = choose(generate_config(tmp_path / "drawn", root / how))
+        how_drawn = generate_config(tmp_path / "drawn", root / how, sampler={"guidance_scale": 4.0, "steps": 4})
+        (actual,) = load_painter(drawn, how_drawn).paint(["a cat"], [7])
+        assert actual is not None
+        assert np.abs(actual.astype(int) - drawn_by(exported, "a cat", 7)).max() <= 1
+
+
+def test_a_run_that_is_continued_is_the_same_to_the_bit(root: Path) -> None:
+    how = {"source__uri": str(root / "text_embedding"), "data__batch_size": 4}
+    whole = weights(train(settings(root, "whole", **how, max_steps=3)))
+    train(settings(root, "continued", **how, max_steps=1))
+    continued = weights(train(settings(root, "continued", **how, max_steps=3)))
+    assert all(torch.equal(continued[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_lora_alone_draws_in_diffusers_what_sdp_draws(root: Path, tmp_path: Path, pipeline: Any) -> None:
+    how = settings(
+        root, "lora", source__uri=str(root / "token_ids"), lora__rank=4, lora__alpha=64.0,
+        optimizer__learning_rate=0.01,
+    )  # fmt: skip
+    train(how)
+    export(str(root / "lora"), str(tmp_path / "lora.safetensors"), form="lora")
+    how_drawn = generate_config(tmp_path / "drawn", root / "lora", sampler={"guidance_scale": 4.0, "steps": 4})
+    (actual,) = load_painter(choose(how_drawn), how_drawn).paint(["a cat"], [7])
+    adapted = loaded(resolve(MODEL).path)
+    adapted.load_lora_weights(str(tmp_path / "lora.safetensors"))
+    drawn = drawn_by(adapted, "a cat", 7)
+    assert actual is not None
+    assert np.abs(actual.astype(int) - drawn).max() <= 1
+    assert np.abs(drawn_by(pipeline, "a cat", 7) - drawn).max() > 3, "the LoRA changes the picture"
+
+    tensors = load_file(tmp_path / "lora.safetensors")
+    native = {
+        name.replace("transformer.single_transformer_blocks", "diffusion_model.single_blocks")
+        .replace("attn.to_qkv_mlp_proj", "linear1")
+        .replace("attn.to_out", "linear2"): value
+        for name, value in tensors.items()
+        if ".single_" in name
+    }
+    save_file(native, tmp_path / "native.safetensors")
+    lora = how.lora.replaced(start_from=str(tmp_path / "native.safetensors"))
+    read = read_lora(lora, MODEL, how.storage.options())
+    assert len(read) == 8
+    assert all(torch.equal(value, tensors[name]) for name, value in read.items())
+
+
+def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        (tmp_path / "subject").mkdir(exist_ok=True)
+        (tmp_path / f"subject/{number}.jpg").write_bytes(picture(number))
+    how: dict[str, Any] = {
+        "source": {"uri": str(tmp_path / "subject"), "caption": "a thing"}, "output": {"uri": str(tmp_path / "out")},
+        "model": {"source": MODEL}, "lora": {"rank": 2}, "resolution": 64, "max_steps": 2, "batch_size": 2,
+        "precision": "fp32", "scaling": {"accelerator": "cpu"},
+    }  # fmt: skip
+    dreambooth(parse_config("dreambooth", how))
+    hints = capsys.readouterr()
+    assert f"sdp export {tmp_path}/out/run FOLDER --raw" in hints.out + hints.err
+
+
+def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
+    for key, value, line in (
+        ("objective__prediction", "v", r"objective\.prediction: expected flow for a model of FLUX\.2 klein, got 'v'"),
+        ("model__train_text_encoder", True, r"model\.train_text_encoder: expected false, got true; only some layers"),
+        ("objective__skipped_tokens", 0.5, r"objective\.skipped_tokens: expected 0, got 0\.5; this model of FLUX\.2"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            train(settings(root, "no", source__uri=str(root / "token_ids"), **{key: value}))
+    with pytest.raises(UserError, match=r"^resolution: expected multiples of 16 pixels for this model, got 72"):
+        choose(generate_config(tmp_path / "out", MODEL, resolution=72))
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "line"),
+    [
+        ("text_encoder/config.json", "hidden_size", 64, "expected 16, as the transformer needs, got 64"),
+        ("text_encoder/config.json", "num_hidden_layers", 27, "expected more than 27, got 27"),
+        ("vae/config.json", "latent_channels", 8, "expected 4, as the transformer needs, got 8"),
+        ("vae/config.json", "_class_name", "AutoencoderKL", "expected 'AutoencoderKLFlux2', got 'AutoencoderKL'"),
+        ("transformer/config.json", "guidance_embeds", True, "expected false, as in klein, got true"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, value: object, line: str) -> None:
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), key: value}))
+    with pytest.raises(ModelError, match=rf"{file}: {key}: {line}"):
+        check(str(folder))
+
+
+def test_the_operations_of_a_step_are_counted() -> None:
+    path = resolve(MODEL).path
+    architecture = json.loads((path / "transformer/config.json").read_text())
+    side = space_of(path).shape(64)[1]
+    assert flops(FLUX2, architecture, side) > 1e8
