@@ -261,7 +261,7 @@ def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }  # fmt: skip
     dreambooth(parse_config("dreambooth", how))
     hints = capsys.readouterr()
-    assert f"sdp export {tmp_path}/out/run FOLDER --raw" in hints.out + hints.err
+    assert f"sdp export {tmp_path}/out/run subject.safetensors --lora --raw" in hints.out + hints.err
 
 
 def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
