@@ -83,6 +83,7 @@ COMMANDS: tuple[Command, ...] = (
         "process",
         "Encode the images and captions of a dataset to latents and tokens.",
         only_failed="retry the rows that failed",
+        changed="encode again what was edited in a folder of pictures, and take down what is gone",
     ),
     job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
     generate_command(),

@@ -84,11 +84,12 @@ class Index:
     versions: tuple[Version, ...]
     unit_rows: int
     files: pa.Table = field(init=False, repr=False)
-    """The files that span the address space, by first row. The files of retries upstream are only in `versions`."""
+    """The files that span the address space, by first row. Those of retries, and texts, are only in `versions`."""
     units: Units = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tables = [v.files.filter(pc.field("attempt") == 0) for v in self.versions if v.attempt == 0]
+        spans = (pc.field("attempt") == 0) & (pc.field("rows") > 0)
+        tables = [v.files.filter(spans) for v in self.versions if v.attempt == 0]
         files = pa.concat_tables([FILES_SCHEMA.empty_table(), *tables]).combine_chunks()
         extents = [v.extent for v in self.versions if v.extent is not None]
         object.__setattr__(self, "files", files)

@@ -67,7 +67,8 @@ def row_of_file(storage: Storage, name: str) -> int:
     """Return the address of the image file with this name, or with a name that ends with it."""
     files, wanted = _root(storage).index.files, f"/{name.removeprefix('./').lstrip('/')}"
     columns = (files[column].to_pylist() for column in ("path", "first_row"))
-    rows = [row for path, row in zip(*columns, strict=True) if f"/{path}".endswith(wanted)]
+    present = dict(zip(*columns, strict=True))  # the last address of a file that has several
+    rows = [row for path, row in present.items() if f"/{path}".endswith(wanted)]
     if len(rows) != 1 or name.endswith((*_PARQUET, ".tar")):
         hint = "give more of the path" if rows else "check the name"
         raise UserError(f"{storage.uri}: expected the name of one image file, got {name}, of {len(rows)}; {hint}")

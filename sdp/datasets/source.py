@@ -1,6 +1,6 @@
 """Assignment of permanent addresses to the rows of a source."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -84,13 +84,15 @@ def freeze_files(
     limit: int | None = None,
     options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
+    renewed: Collection[str] | None = None,
 ) -> Output:
     """Assign an address to each file, such as a picture, or to each row that `count` counts in it.
 
-    As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused.
+    As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused; with
+    `renewed` it is not: these files get further addresses.
     """
     index, root = _follow_move(output.index, files, uri)
-    fresh = list(ordered_map(lambda file: with_sample(file, options), _new_files(index, files, options)))
+    fresh = list(ordered_map(lambda file: with_sample(file, options), _new_files(index, files, options, renewed)))
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
@@ -121,7 +123,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
         (p["path"], p["size"], p["etag"], p["start"], p["stop"] - p["start"], p["written"], p["attempt"])
         for p in parts.select(["path", "size", "etag", "start", "stop", "written", "attempt"]).to_pylist()
     ).sort_by([("attempt", "ascending"), ("first_row", "ascending")])
-    known = _known(index)
+    known = known_files(index)
     for path, now in _versions_of(table).items():
         before = known.get(path, now)
         if not _is(now, before) and not any(_is(was, before) for was in _replaced(upstream, path)):
@@ -170,7 +172,7 @@ def order_retry(
 
 def _repaired(output: Output, files: Sequence[SourceFile], options: StorageOptions | None) -> pa.Table:
     """Return the files that were replaced after their only row had failed; refuse other changes."""
-    index, known = output.index, _known(output.index)
+    index, known = output.index, known_files(output.index)
     changed = {f.uri: f for f in files if f.uri in known and not unchanged(f, *known[f.uri], options)}
     table = index.files.filter(pc.is_in(index.files["path"], pa.array(list(changed), pa.string())))
     attempt = _next_attempt(index)
@@ -179,7 +181,7 @@ def _repaired(output: Output, files: Sequence[SourceFile], options: StorageOptio
         row for unit in units for row in failed_before(output.storage, Work(index.units[unit], attempt))[0].tolist()
     }
     rows = []
-    for row in table.to_pylist():
+    for row in {row["path"]: row for row in table.to_pylist()}.values():  # the last address of a file that has several
         file = with_sample(changed[row["path"]], options)
         if row["rows"] > 1 or row["first_row"] not in failed:
             raise _changed_file_error(file.uri, known[file.uri], (file.size, file.etag))
@@ -211,16 +213,18 @@ def _next_extent(index: Index, available: int, limit: int | None) -> Extent | No
     return Extent(index.rows, stop) if stop > index.rows else None
 
 
-def _new_files(index: Index, files: Sequence[SourceFile], options: StorageOptions | None) -> list[SourceFile]:
-    """Return the files that the index does not list yet, by URI; refuse a listed one that has changed."""
-    known = _known(index)
-    for file in files:
+def _new_files(
+    index: Index, files: Sequence[SourceFile], options: StorageOptions | None, renewed: Collection[str] | None = None
+) -> list[SourceFile]:
+    """Return the files that the index does not list yet, and those `renewed`, by URI; without, refuse a changed one."""
+    known = known_files(index)
+    for file in files if renewed is None else ():
         if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):
             raise _changed_file_error(file.uri, before, (file.size, file.etag))
-    return sorted((file for file in files if file.uri not in known), key=lambda file: file.uri)
+    return sorted((f for f in files if f.uri not in known or f.uri in (renewed or ())), key=lambda file: file.uri)
 
 
-def _known(index: Index) -> _FileVersions:
+def known_files(index: Index) -> _FileVersions:
     """Return the files in the index."""
     return {path: now for version in index.versions for path, now in _versions_of(version.files).items()}
 
@@ -241,7 +245,7 @@ def _follow_move(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[I
     if not root or index.root in ("", root):
         return index, root
     moved = index.moved(root)
-    if missing := sorted(_known(moved).keys() - {file.uri for file in files}):
+    if missing := sorted(known_files(moved).keys() - {file.uri for file in files}):
         raise DatasetError(
             f"source.uri: {uri} is another source than this output was begun with, which was at {index.root} "
             f"({missing[0]} is not there); set it back, or begin a new output.uri"

@@ -19,8 +19,9 @@ from sdp.datasets.units import Work
 from sdp.encode.recipe import TEXT, TEXT_BATCH
 from sdp.encode.table import assemble
 from sdp.encode.work import PieceRows, RowsSpec, WorkItem
+from sdp.errors import UserError
 from sdp.lease import Lease
-from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary
+from sdp.process.messages import ProcessFigures, emit, forecast, latents_lines, progress_line, summary, taken_down_lines
 from sdp.process.prepare import AnyConfig, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.ray import cluster
 from sdp.runners.blocks import Note
@@ -53,28 +54,32 @@ class ProcessSummary:
     """Rows that `sdp score` found to be near-duplicates of a lower row; None if nothing looked for them."""
 
 
-def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
-    """Encode what is missing; with `only_failed`, retry the failed rows."""
+def run(
+    config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False, changed: bool = False
+) -> ProcessSummary:
+    """Encode what is missing; with `only_failed`, retry the failed rows; with `changed`, also what was edited."""
+    if only_failed and changed:
+        raise UserError("process: --changed: expected no --only-failed beside it; run one after the other")
     prepared = prepare(config)
     if dry_run:
-        output = begin(prepared, only_failed=only_failed, write=False)
+        output = begin(prepared, only_failed=only_failed, changed=changed, write=False)
         say(table(forecast(prepared, output, lambda images: latents_lines(prepared, images))))
         return ProcessSummary(None, ProcessFigures())
-    dataset, figures = write_dataset(prepared, "process", only_failed=only_failed)
-    say(table(summary(config, dataset, figures)))
+    dataset, figures = write_dataset(prepared, "process", only_failed=only_failed, changed=changed)
+    say(table(summary(config, dataset, figures, taken_down_lines(dataset))))
     dataset.require_rows()
     return ProcessSummary(dataset, figures)
 
 
 def write_dataset(
-    prepared: AnyPrepared, job: str, *, only_failed: bool = False, after: After | None = None
+    prepared: AnyPrepared, job: str, *, only_failed: bool = False, changed: bool = False, after: After | None = None
 ) -> tuple[Dataset, ProcessFigures]:
     """Write the parts that are missing, then the manifest; call `after` in between."""
     config = prepared.config
     cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
     with Lease.acquire(prepared.spec.output, f"sdp {job}") as lease:
-        output = begin(prepared, only_failed=only_failed)
+        output = begin(prepared, only_failed=only_failed, changed=changed)
         figures = ProcessFigures(job=job, gpus_each=float(bool(config.encode.gpu_each)))
         infos, pending = list[PartInfo](), output.pending()
         if pending:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sdp.config.process import ProcessConfig
 from sdp.console import counted, duration, rate, rerun, size, spent
+from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import OUTCOMES, Counts
 from sdp.datasets.output import Output
@@ -179,6 +180,13 @@ def summary(
         first = "add captions to their source, or nothing will change; then " * only_captions
         lines.append(("next", f"{first}{rerun(figures.job, '--only-failed')} retries the failed rows"))
     return lines
+
+
+def taken_down_lines(dataset: Dataset) -> list[tuple[str, str]]:
+    """Return a line on the written rows of a plain source that are taken down, if there are some."""
+    count = len(tombstones.load(dataset.storage).rows) - dataset.manifest.counts.reasons.get("tombstone", 0)
+    lines = [("  taken down", f"{count:,} of the written, left out of training")]
+    return lines if count > 0 and not dataset.head.derived else []
 
 
 def forecast(

@@ -10,12 +10,14 @@ from sdp.config import identity
 from sdp.config.caption import CaptionConfig
 from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
+from sdp.console import rerun, say
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import failed_before
 from sdp.datasets.scores import scores_of
 from sdp.datasets.source import order_retry
+from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import Addresses, Work
 from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape, bytes_per_row
@@ -23,6 +25,7 @@ from sdp.encode.work import EncodeSpec, RowsSpec
 from sdp.errors import UserError
 from sdp.families import read_latent_space, refuse_sides
 from sdp.model import sources
+from sdp.sources.changes import changes_of, superseded
 from sdp.sources.joined import contents_of
 from sdp.sources.pictures import Pictures, open_section
 from sdp.storage import open_storage
@@ -102,13 +105,41 @@ def head_of(config: AnyConfig, kind: str, unit_rows: int, pictures: Pictures, id
     return Head(kind, unit_rows, pictures.dataset is not None, {**own, "source.tables": tables, **identifying})
 
 
-def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = True) -> Output:
-    """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
+def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, changed: bool = False, write: bool = True) -> Output:
+    """Open the output and assign addresses to the source's new rows; without `write`, only in memory.
+
+    With `changed`, so do pictures of a folder that have changed, or their captions; say so otherwise.
+    """
     output = open_output(prepared.spec.output, prepared.head, writes=write)
     if only_failed:
         dataset = open_dataset(prepared.spec.output, prepared.head.kind)
         return order_retry(output, dataset, prepared.pictures.files, prepared.spec.storage)
-    return prepared.pictures.freeze(output, prepared.config.limit, prepared.spec.storage)
+    pictures, limit, options = prepared.pictures, prepared.config.limit, prepared.spec.storage
+    if changed:
+        _refuse_changed(prepared)
+    if pictures.kind != "pictures" or not isinstance(prepared.config, ProcessConfig):
+        return pictures.freeze(output, limit, options)
+    taken_down = tombstones.load(output.storage).rows
+    changes = changes_of(output.index, pictures, taken_down, options)
+    output = pictures.freeze(output, limit, options, changes.renewed if changed else ())
+    if str(changes) and not changed:
+        say(f"{changes}; {rerun('process', '--changed')} does these rows again, and takes down what is gone")
+    # Also what a run that was interrupted here has left.
+    rows = (superseded(output.index) | BitMap64(changes.gone_rows if changed else ())) - taken_down
+    if rows and write:
+        tombstones.add(output.storage, [Takedown("row", str(row)) for row in rows])
+    return output
+
+
+def _refuse_changed(prepared: Prepared[AnyConfig, RowsSpec]) -> None:
+    """Refuse --changed where rows cannot get further addresses."""
+    source, by = prepared.pictures, [table.by for table in prepared.pictures.columns.tables]
+    if source.kind != "pictures":
+        raise UserError(f"process: --changed: expected a folder of pictures, got {source.uri}; choose a new output.uri")
+    if prepared.config.limit is not None:
+        raise UserError(f"process: --changed: expected limit null, got {prepared.config.limit}; remove it")
+    if "row" in by:
+        raise UserError("process: --changed: a table of source.tables is joined by row; choose a new output.uri")
 
 
 def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:

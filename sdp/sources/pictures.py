@@ -1,7 +1,7 @@
 """Sources of pictures: a dataset of sdp, Parquet files, WebDataset tars, or a folder of image files."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -44,6 +44,8 @@ class Pictures:
     dataset: Dataset | None = None
     files: tuple[SourceFile, ...] = ()
     """Files of one kind, if there is no dataset."""
+    texts: tuple[SourceFile, ...] = ()
+    """The captions beside pictures in a folder."""
     kind: str = "Parquet files"
 
     @property
@@ -58,12 +60,20 @@ class Pictures:
             return f"{self.dataset.manifest.counts.written:,} pictures, {self.dataset.head.kind}"
         return f"{len(self.files):,} {self.kind}"
 
-    def freeze(self, output: Output, limit: int | None, options: StorageOptions) -> Output:
-        """Assign addresses: a dataset's own, or else the order of file names and rows."""
+    def freeze(
+        self, output: Output, limit: int | None, options: StorageOptions, renewed: Collection[str] | None = None
+    ) -> Output:
+        """Assign addresses: a dataset's own, or else the order of file names and rows.
+
+        With `renewed`, captions beside pictures are listed, and changes are accepted: these files get new addresses.
+        """
         if self.dataset is not None:
             return freeze_upstream(output, self.dataset, limit=limit)
         if self.kind == "pictures":
-            return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options)
+            files = self.files if renewed is None else (*self.files, *self.texts)
+            return freeze_files(
+                output, files, uri=self.uri, limit=limit, options=options, count=_rows_of, renewed=renewed
+            )
         if self.kind == "tars":
             count = partial(count_samples, options=options)
             return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options, count=count)
@@ -166,7 +176,13 @@ def _open_files(key: str, uri: str, options: StorageOptions, selection: Selectio
         )
     if kind == "pictures":
         columns = replace(columns, folder=parse(split_pattern(uri)[0]).uri.rstrip("/"))
-    return Pictures(uri, columns, captions, others, files=files, kind=kind)
+    texts = tuple(file for file in listed if file.uri.endswith(TEXT)) if kind == "pictures" and needed else ()
+    return Pictures(uri, columns, captions, others, files=files, texts=texts, kind=kind)
+
+
+def _rows_of(file: str) -> int:
+    """Return the rows of a picture or, none, of a caption beside it."""
+    return 0 if file.endswith(TEXT) else 1
 
 
 def _one_kind(key: str, uri: str, files: Sequence[SourceFile]) -> tuple[str, tuple[SourceFile, ...]]:

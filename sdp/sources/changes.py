@@ -1,0 +1,76 @@
+"""Changes to a folder of pictures since its rows got their addresses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from sdp.console import counted
+from sdp.datasets.index import Index
+from sdp.datasets.source import known_files
+from sdp.sources.pictures import Pictures
+from sdp.storage import StorageOptions
+from sdp.storage.moved import root_of, unchanged
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Pictures by URI, those that are taken down left out."""
+
+    replaced: Sequence[str]
+    recaptioned: Sequence[str]
+    """Those whose text beside them was edited."""
+    gone: Sequence[str]
+    texts: Sequence[str]
+    """The edited texts."""
+    gone_rows: Sequence[int]
+
+    @property
+    def renewed(self) -> frozenset[str]:
+        """The files that need new addresses."""
+        return frozenset([*self.replaced, *self.recaptioned, *self.texts])
+
+    def __str__(self) -> str:
+        """Return what has changed in words; nothing if nothing has."""
+        kinds = (
+            (self.recaptioned, "caption", "changed"),
+            (self.replaced, "picture", "replaced"),
+            (self.gone, "picture", "gone"),
+        )
+        parts = []
+        for uris, what, how in kinds:
+            names = ", ".join(uri.rpartition("/")[2] for uri in uris[:_NAMED]) + ", …" * (len(uris) > _NAMED)
+            parts += [f"{counted(len(uris), what)} {how} ({names})"] if uris else []
+        return ", ".join(parts)
+
+
+def changes_of(index: Index, pictures: Pictures, taken_down: BitMap64, options: StorageOptions) -> Changes:
+    """Compare a folder's files with those that an index lists."""
+    present = {file.uri: file for file in (*pictures.files, *pictures.texts)}
+    if root := root_of(pictures.uri, pictures.files):
+        index = index.moved(root)
+    known, rows = known_files(index), _rows(index)
+    changed = {uri for uri, file in present.items() if uri in known and not unchanged(file, *known[uri], options)}
+    live = sorted(uri for uri, row in rows.items() if row not in taken_down)
+    texts = sorted(changed - rows.keys())
+    stems = {text.rpartition(".")[0] for text in texts}
+    gone = [uri for uri in live if uri not in present]
+    return Changes(
+        [uri for uri in live if uri in changed],
+        [uri for uri in live if uri in present and uri not in changed and uri.rpartition(".")[0] in stems],
+        gone,
+        texts,
+        [rows[uri] for uri in gone],
+    )
+
+
+def superseded(index: Index) -> BitMap64:
+    """Return the addresses of files that have got another one since."""
+    return BitMap64(index.files["first_row"].to_pylist()) - BitMap64(_rows(index).values())
+
+
+def _rows(index: Index) -> dict[str, int]:
+    """Return the present address of each picture."""
+    return dict(zip(index.files["path"].to_pylist(), index.files["first_row"].to_pylist(), strict=True))
