@@ -6,10 +6,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
 from sdp.console import counted
+
+if TYPE_CHECKING:
+    from sdp.sources.captions import PictureFolder
 
 _HOLD_OUT_FROM = 20
 """With fewer pictures, init holds out none: a tenth of them might be none at all."""
@@ -79,8 +82,7 @@ def init(args: Arguments) -> None:
         del start["download"]
     if not args.caption_with:
         del start["caption"]
-    files = {job: folder / f"{job}.yaml" for job in start}
-    if existing := [str(file) for file in files.values() if file.exists()]:
+    if existing := [str(file) for job in start if (file := folder / f"{job}.yaml").exists()]:
         raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,12 +93,14 @@ def init(args: Arguments) -> None:
             say(f"{summary}, by the estimate of sdp plan --memory")
         if args.recipe:
             own["train"] |= _phases(_RECIPES[args.recipe])
-        for job, values in start.items():
-            values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
-            values |= own.get(job, {})
-            files[job].write_text(dump_yaml(draft_of(job, values).config, only=values), encoding="utf-8")
-            command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(files[job]))}"
-            say(f"wrote {files[job]}; edit it, then: {command}")
+        several = [job for job in own if job.startswith("process")]
+        for name in [name for job in start for name in (several if job == "process" else [job])]:
+            job, file = name.partition("-")[0], folder / f"{name}.yaml"
+            values = {k: value.format(**places) if isinstance(value, str) else value for k, value in start[job].items()}
+            values |= own.get(name, {})
+            file.write_text(dump_yaml(draft_of(job, values).config, only=values), encoding="utf-8")
+            command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(file))}"
+            say(f"wrote {file}; edit it, then: {command}")
     except OSError as error:
         raise UsageError(
             f"init: FOLDER: {error.filename}: cannot be written ({error.strerror}); choose another folder"
@@ -135,13 +139,9 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
             if seen.pictures < _HOLD_OUT_FROM:
                 own["train"] |= {"data.holdout": 0.0, "evaluate.every_steps": None}
             own["generate"] = {"prompts": list(seen.examples)} if seen.examples else {}
-        if seen is not None and seen.captions and (by_class or not args.caption):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            table = pa.table({"file": [*seen.captions], "caption": [*seen.captions.values()]})
-            pq.write_table(table, folder / "captions.parquet")
-            own["process"]["source.tables"] = [{"uri": "captions.parquet", "by": "file"}]
+            jobs, also = _by_folder(args, folder, seen)
+            own |= jobs
+            own["train"] |= {"source.also": also} if also else {}
     if by_class and "source.tables" not in own["process"]:
         raise UsageError("init: --caption: {class} stands for folders of pictures, which --pictures does not name here")
     if args.caption_with:
@@ -149,7 +149,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         own["process"]["source.tables"] = [*own["process"].get("source.tables", []), table]
         own["process"]["source.caption_column"] = "vlm" if args.pictures else {"caption": 1, "vlm": 9}
     if args.caption and not by_class:
-        own["process"]["source.caption"] = args.caption
+        own |= {job: {**own[job], "source.caption": args.caption} for job in own if job.startswith("process")}
         own["generate"] = {"prompts": [args.caption]}
     from sdp.families.sd import PINNED
 
@@ -166,6 +166,36 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }
     return places, own
+
+
+def _by_folder(args: Arguments, folder: Path, seen: "PictureFolder") -> tuple[dict[str, dict[str, Any]], list[Any]]:
+    """Return the keys of a process job for each weight of pictures, and the further datasets of train.
+
+    Their captions, unless these are beside pictures, are written to tables.
+    """
+    from sdp.sources.captions import CLASS, gather
+
+    jobs, also, first = dict[str, dict[str, Any]](), list[Any](), 0
+    folders = {"": 1} if args.caption_with else seen.weighted  # that table has the rows of one folder
+    for number, (name, repeats) in enumerate(folders.items(), 1):
+        place, suffix = str(Path(args.pictures, name)), "" if number == 1 else f"-{number}"
+        part, keys = gather(place, args.caption) if name else seen, dict[str, Any]()
+        assert part is not None
+        first = first or part.pictures * repeats
+        if name:
+            keys["source.uri"] = _beside(place, folder)
+        if suffix:
+            keys["output.uri"] = f"./latents{suffix}"
+            also.append({"uri": keys["output.uri"], "weight": round(part.pictures * repeats / first, 4)})
+        if part.captions and (not args.caption or CLASS in args.caption):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            table = pa.table({"file": [*part.captions], "caption": [*part.captions.values()]})
+            pq.write_table(table, folder / f"captions{suffix}.parquet")
+            keys["source.tables"] = [{"uri": f"captions{suffix}.parquet", "by": "file"}]
+        jobs[f"process{suffix}"] = keys
+    return jobs, also
 
 
 def _has_pictures(folder: Path) -> bool:

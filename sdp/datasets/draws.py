@@ -14,6 +14,8 @@ CROP = 1
 """The counter's word for crops; noise uses its resolution instead, so the two never share numbers."""
 CAPTION = 2
 """The counter's word for the choice of a caption."""
+LINE = 3
+"""The counter's word for the choice of a line of it."""
 
 
 def place(seed: int, row: int) -> tuple[float, float]:
@@ -22,12 +24,12 @@ def place(seed: int, row: int) -> tuple[float, float]:
     return float(across), float(down)
 
 
-def draw(seed: int, row: int, weights: Sequence[float]) -> int:
+def draw(seed: int, row: int, weights: Sequence[float], purpose: int = CAPTION) -> int:
     """Return the number that a row draws by weight; a weight of 0 is drawn only where all are 0, and then the first."""
     stops = np.cumsum(weights)
     if not stops[-1]:
         return 0
-    return int(np.searchsorted(stops, _generator(seed, row, CAPTION).random() * stops[-1], side="right"))
+    return int(np.searchsorted(stops, _generator(seed, row, purpose).random() * stops[-1], side="right"))
 
 
 def noise(seed: int, rows: NDArray[np.int64], shape: tuple[int, ...], *, resolution: int) -> NDArray[np.float32]:

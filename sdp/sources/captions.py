@@ -3,15 +3,17 @@
 import csv
 import json
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 from sdp.console import counted
 from sdp.datasets.url_tables import usual_column
 from sdp.errors import NotFound, UserError
+from sdp.sources.reading import captions_in
 from sdp.sources.tars import PICTURES, TEXT
 from sdp.storage import list_source
 from sdp.storage.uri import parse
@@ -19,7 +21,11 @@ from sdp.storage.uri import parse
 CLASS = "{class}"
 """Stands in a caption for the name of a picture's folder."""
 _KOHYA = ".caption"
+_REPEATS = re.compile(r"(\d{1,3})_(?=.)")
+"""The number of repeats before the name of a folder, in the form of kohya's scripts."""
 _EXAMPLES = 3
+_LOOKED_AT = 10_000
+"""Texts beside pictures to look into."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _FILES = ("file_name", "filename", "file", "image", "image_path", "path", "name")
 _CAPTIONS = ("caption", "text", "prompt")
@@ -41,6 +47,15 @@ class PictureFolder:
     """A few of the captions."""
     nameless: int
     """Entries of tables that name no picture."""
+    several: int = 0
+    """Captions of several lines."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """The number of repeats of each folder, if all pictures are in folders that have one."""
+
+    @property
+    def weighted(self) -> Mapping[str, int]:
+        """The folders and their repeats; all of this one, once, where these are alike."""
+        return self.repeats if len(set(self.repeats.values())) > 1 else {"": 1}
 
     def __str__(self) -> str:
         without = self.pictures - self.sources.total()
@@ -50,6 +65,13 @@ class PictureFolder:
         if without:
             parts.append(f"without caption {without:,}")
         ends = [f"left out: {_listed(self.left_out)}"] if self.left_out else []
+        ends += [f"{counted(self.several, 'caption')} of several lines, of which each picture takes one"] * (
+            self.several > 0
+        )
+        if self.repeats:
+            numbers = ", ".join(sorted(self.repeats))
+            meaning = "are weights in training" if len(self.weighted) > 1 else "change nothing, since sdp counts steps"
+            ends.append(f"the numbers before {numbers} are repeats, and {meaning}")
         ends += [f"{counted(self.nameless, 'caption')} of pictures that are not there"] if self.nameless else []
         return "; ".join([", ".join(parts), *ends])
 
@@ -66,6 +88,7 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
         return None
     others, sources, captions, nameless = set(names).difference(pictures), Counter[str](), dict[str, str](), 0
     stems, captioned, used = {_stem(name): name for name in pictures}, set[str](), set[str]()
+    several, texts = 0, list[str]()
     if caption is not None:
         captions = {name: caption.replace(CLASS, _folder(root, name)) for name in pictures}
         captioned, sources["--caption"] = set(pictures), len(pictures)
@@ -73,8 +96,13 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
         own = {name: file for name in pictures if (file := f"{_stem(name)}{suffix}") in others}
         used.update(own.values())
         fresh = sorted(own.keys() - captioned)
-        if suffix == _KOHYA:
-            captions |= {name: _read(Path(root, own[name])).strip() for name in fresh}
+        for picture in fresh if suffix == _KOHYA else fresh[:_LOOKED_AT]:
+            lines = captions_in(_read(Path(root, own[picture])))
+            several += len(lines) > 1
+            if suffix == _KOHYA:
+                captions[picture] = (lines or [""])[0]
+            else:
+                texts += lines[:1]
         sources[suffix] += len(fresh)
         captioned |= own.keys()
     for table in sorted(others - used):
@@ -94,9 +122,11 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
                 sources[table] += 1
     left_out = Counter(PurePosixPath(name).suffix.lower() or name for name in others - used)
     captions = dict(sorted(captions.items()))
-    texts = (_read(Path(root, name)).strip() for name in sorted(used) if name.endswith(TEXT))
-    examples = islice(dict.fromkeys(filter(None, chain(captions.values(), islice(texts, _EXAMPLES)))), _EXAMPLES)
-    return PictureFolder(len(pictures), captions, +sources, left_out, tuple(examples), nameless)
+    examples = tuple(islice(dict.fromkeys(filter(None, chain(captions.values(), texts))), _EXAMPLES))
+    folders = {name.partition("/")[0] if "/" in name else "" for name in pictures}
+    numbers = {folder: int(match[1]) for folder in sorted(folders) if (match := _REPEATS.match(folder))}
+    repeats = numbers if numbers.keys() == folders else {}
+    return PictureFolder(len(pictures), captions, +sources, left_out, examples, nameless, several, repeats)
 
 
 def _entries(root: str, table: str, pictures: Collection[str]) -> Iterable[tuple[str, str]] | None:
@@ -145,7 +175,7 @@ def _stem(name: str) -> str:
 
 
 def _folder(root: str, name: str) -> str:
-    return PurePosixPath(root, name).parent.name.replace("_", " ")
+    return _REPEATS.sub("", PurePosixPath(root, name).parent.name, count=1).replace("_", " ")
 
 
 def _listed(counts: Counter[str], form: str = "{} {:,}") -> str:

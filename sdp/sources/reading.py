@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdp.datasets.columns import LARGEST_CELL
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.draws import draw
+from sdp.datasets.draws import LINE, draw
 from sdp.datasets.scores import Score
 from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import GroupRows, read_rows
@@ -101,7 +101,7 @@ def read_piece(
 ) -> Iterator[SourceRow]:
     """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time.
 
-    The seed, with a row's address, chooses among several captions.
+    The seed, with a row's address, chooses among several captions, and among the lines beside a picture.
     """
     # Read ahead while the caller works: one row group, or several image files, which are small.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
@@ -123,7 +123,7 @@ def read_piece(
         return table, rows, filtered.tolist()
 
     def read(span: GroupRows) -> Iterable[tuple[pa.Table, NDArray[np.int64], list[str]]]:
-        tables = _tables(span, columns, options)
+        tables = _tables(span, columns, options, seed)
         ahead = list(islice(tables, 1))
         return starmap(select, filter(None, chain(ahead, tables)))
 
@@ -198,7 +198,7 @@ def _rows_of_span(span: GroupRows, options: StorageOptions | None) -> Iterator[N
 
 
 def _tables(
-    span: GroupRows, columns: Columns, options: StorageOptions | None
+    span: GroupRows, columns: Columns, options: StorageOptions | None, seed: int
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]] | None]:
     """Yield a span's rows in tables of bounded size, with their addresses; the next is read when it is asked for.
 
@@ -213,7 +213,9 @@ def _tables(
         source = open_source(group.uri, options)
         if source.size() > _AHEAD_BYTES:
             yield None
-        table = _sample_table([_picture(group.uri, source, columns, options)], columns)
+        key, image, lines = _picture(group.uri, source, columns, options)
+        caption = lines[draw(seed, group.first_row, [1.0] * len(lines), LINE)] if lines else None
+        table = _sample_table([(key, image, caption)], columns)
         if FILE in columns.keys:
             table = table.append_column(FILE, pa.array([group.uri.removeprefix(f"{columns.folder}/")]))
         yield table, np.array([group.first_row])
@@ -254,9 +256,17 @@ def _sample_table(samples: Sequence[RawSample], columns: Columns) -> pa.Table:
     return pa.table(values, ("key", columns.image, columns.caption))
 
 
-def _picture(uri: str, source: pa.NativeFile, columns: Columns, options: StorageOptions | None) -> RawSample:
-    stem, caption = uri.rpartition(".")[0], None
+def captions_in(text: str) -> list[str]:
+    """Return the captions of a text beside a picture: its lines."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _picture(
+    uri: str, source: pa.NativeFile, columns: Columns, options: StorageOptions | None
+) -> tuple[str, bytes, list[str]]:
+    stem, captions = uri.rpartition(".")[0], list[str]()
     if columns.text is None:
         with suppress(NotFound):
-            caption = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace").strip()
-    return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), caption
+            text = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace")
+            captions = captions_in(text)
+    return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), captions

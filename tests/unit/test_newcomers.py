@@ -1,14 +1,18 @@
 """Newcomers are told what is wrong in the words that they came with."""
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from sdp.cli import main
+from sdp.config import load
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError, ModelError
 from sdp.model.export import Exported
 from sdp.model.sources import check, parse
+from sdp.sources.captions import gather
 from sdp.storage import open_storage
 from tests.unit.test_one_gpu import pictures
 
@@ -90,3 +94,39 @@ def test_a_plan_of_a_builtin_model_says_that_it_needs_no_gpu(capsys: pytest.Capt
 def test_the_line_after_an_export_draws_what_the_run_drew() -> None:
     exported = Exported("out", "run", 5, "", ema=True, form="folder", prompt='a "sks" dog')
     assert r"\"sks\" dog" in exported.hint.replace("'", "")
+
+
+def test_the_numbers_of_kohyas_folders_are_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "img").mkdir()
+    pictures(tmp_path / "img/10_ohwx dog", 4)
+    pictures(tmp_path / "img/2_dog", 30)
+    assert main(["init", str(tmp_path / "my"), "--pictures", str(tmp_path / "img"), "--caption", "a {class}"]) == 0
+    assert "the numbers before 10_ohwx dog, 2_dog are repeats, and are weights in training" in capsys.readouterr().err
+    train: Any = load("train", str(tmp_path / "my/train.yaml"))
+    ((uri, weight),) = ((other.uri, other.weight) for other in train.source.also)
+    assert weight == 2 * 30 / (10 * 4)
+    jobs: list[Any] = [load("process", str(tmp_path / f"my/{name}.yaml")) for name in ("process", "process-2")]
+    assert [job.output.uri for job in jobs] == [train.source.uri, uri]
+    assert [Path(job.source.uri).name for job in jobs] == ["10_ohwx dog", "2_dog"]
+    captions = [pq.read_table(job.source.tables[0].uri)["caption"].unique().to_pylist() for job in jobs]
+    assert captions == [["a ohwx dog"], ["a dog"]]
+
+
+def test_repeats_that_are_alike_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "img").mkdir()
+    pictures(tmp_path / "img/10_ohwx dog", 4)
+    assert main(["init", str(tmp_path / "my"), "--pictures", str(tmp_path / "img")]) == 0
+    assert "10_ohwx dog are repeats, and change nothing" in capsys.readouterr().err
+    assert not (tmp_path / "my/process-2.yaml").exists()
+
+
+def test_init_says_that_captions_have_several_lines(tmp_path: Path) -> None:
+    folder = Path(pictures(tmp_path / "cats", 3))
+    (folder / "0.txt").write_text("a cat\n\n on a mat\n")
+    (folder / "2.txt").unlink()
+    (folder / "2.caption").write_text("a cat\non a mat")
+    seen = gather(str(folder))
+    assert seen is not None
+    assert "2 captions of several lines, of which each picture takes one" in str(seen)
+    assert seen.captions == {"2.jpg": "a cat"}
+    assert seen.examples == ("a cat", "cat 1")

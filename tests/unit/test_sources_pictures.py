@@ -71,6 +71,16 @@ def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp
     assert [row[3] for row in same] == ["a photo of unqtkn cat"] * 6
 
 
+def test_a_picture_draws_one_line_of_its_text_by_the_seed_and_its_address(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for number in range(30):
+        (tmp_path / f"pictures/{number:02d}.jpg").write_bytes(b"")
+        (tmp_path / f"pictures/{number:02d}.txt").write_text("one\r\n\n two \nthree")
+    drawn = [row.caption for row in rows_of(tmp_path / "pictures", tmp_path / "out")]
+    assert {*drawn} == {"one", "two", "three"}
+    assert drawn == [row.caption for row in rows_of(tmp_path / "pictures", tmp_path / "same")]
+
+
 def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
     write_tar(
