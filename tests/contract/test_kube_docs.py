@@ -37,6 +37,14 @@ def test_the_values_that_a_page_gives_render(page: str, tmp_path: Path, tool: Ca
     assert "kind: RayCluster" in done.stdout
 
 
+@pytest.mark.needs("helm")
+def test_values_that_are_pasted_as_they_are_say_what_to_replace(tmp_path: Path, tool: Callable[[str], Path]) -> None:
+    for page in PAGES[:2]:
+        (tmp_path / "values.yaml").write_text(next(values for of, values in VALUES if of == page))
+        done = ended([tool("helm"), "template", "sdp", CHARTS / "sdp-cluster", "-f", tmp_path / "values.yaml"])
+        assert "values: replace BUCKET, FOLDER with your own, and REGISTRY" in done.stderr
+
+
 def test_the_pages_that_install_the_chart_give_its_values_install_the_operator_and_examine_it_first() -> None:
     assert {page.stem for page, _ in VALUES} == {"README", "kubernetes", "eks"}
     for page, _ in VALUES:
