@@ -4,7 +4,7 @@ import importlib
 import signal
 from dataclasses import replace
 
-from sdp.cli import cluster, completion, look, plan
+from sdp.cli import cluster, completion, init, look, plan
 from sdp.cli.command import PIPELINE, SETTINGS, Arguments, Command, UsageError, all_of, argument
 
 
@@ -90,7 +90,7 @@ COMMANDS: tuple[Command, ...] = (
     job_command("evaluate", "Judge pictures by CLIP score, FID and KID."),
     job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),
     look.export,
-    look.init,
+    init.init,
     look.config_show,
     look.config_schema,
     plan.plan,

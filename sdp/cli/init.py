@@ -1,0 +1,203 @@
+"""`sdp init`: looks at pictures or URLs, and writes a YAML file for each job."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdp.cli.command import LOOK, Arguments, UsageError, argument, command, one_of, say
+from sdp.console import counted
+
+if TYPE_CHECKING:
+    from sdp.sources.captions import PictureFolder
+
+_HOLD_OUT_FROM = 20
+"""With fewer pictures, init holds out none: a tenth of them might be none at all."""
+_RECIPES = {"article": "seed-table-4", "fast": "fast"}
+"""The plan's preset with the samples of each recipe, at 256 px and then at 512 px."""
+
+
+@command(LOOK, "init my-data --pictures ./photos")
+@argument("FOLDER", "the folder of the YAML files and, on a laptop, of the data")
+@argument("--store URI", "write files for a cluster with its data in this s3:// or gs://")
+@one_of(
+    argument("--urls URI", "a CSV, TSV, JSONL or Parquet table of URLs and captions (default: FOLDER/urls.parquet)"),
+    argument("--pictures URI", "a folder of pictures, tars or Parquet with images, in place of URLs to download"),
+)
+@argument("--gpu GPU", "for Stable Diffusion 2 on one GPU: A10G, its memory (24GB), or auto for the one that is here")
+@argument(
+    "--family NAME", "the kind of model: sd (default), prx or klein", choices=("sd", "prx", "klein"), default="sd"
+)
+@argument(
+    "--recipe NAME", "two phases with the article's steps, or with fewer (fast; unproven)", choices=tuple(_RECIPES)
+)
+@argument(
+    "--caption-with MODEL",
+    "also write caption.yaml: a vision-language model, a folder or hub id, describes the pictures",
+)
+@argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
+def init(args: Arguments) -> None:
+    """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
+    if args.store and not args.store.startswith(("s3://", "gs://")):
+        raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
+    if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
+        raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
+    if args.pictures and "://" not in args.pictures and not _has_pictures(Path(args.pictures)):
+        raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
+    if args.gpu and (args.store or args.family != "sd"):
+        raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
+    if args.recipe and not args.store:
+        raise UsageError("init: --recipe: is for a cluster; leave it out, or give --store")
+    from sdp import config
+    from sdp.config import draft_of, dump_yaml
+    from sdp.config.yaml_text import parse_document
+
+    if args.gpu:
+        from sdp.plan import one_gpu
+
+        gpu = one_gpu.find(args.gpu)
+    folder, text = Path(args.folder), Path(config.__file__).with_name("start.yaml").read_text(encoding="utf-8")
+    place = "cluster" if args.store else "gpu" if args.gpu else "laptop"
+    start: dict[str, Any] = parse_document(text, "start.yaml")[place]
+    if args.pictures:
+        del start["download"]
+    if not args.caption_with:
+        del start["caption"]
+    if existing := [str(file) for job in start if (file := folder / f"{job}.yaml").exists()]:
+        raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        places, own = _prepare(args, folder)
+        if args.gpu:
+            keys, summary = one_gpu.settings(gpu, start["train"] | own["train"])
+            own["train"] |= keys | {"samples.prompts": (start["generate"] | own["generate"])["prompts"]}
+            say(f"{summary}, by the estimate of sdp plan --memory")
+        if args.recipe:
+            own["train"] |= _phases(_RECIPES[args.recipe])
+        several = [job for job in own if job.startswith("process")]
+        for name in [name for job in start for name in (several if job == "process" else [job])]:
+            job, file = name.partition("-")[0], folder / f"{name}.yaml"
+            values = {k: value.format(**places) if isinstance(value, str) else value for k, value in start[job].items()}
+            values |= own.get(name, {})
+            file.write_text(dump_yaml(draft_of(job, values).config, only=values), encoding="utf-8")
+            command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(file))}"
+            say(f"wrote {file}; edit it, then: {command}")
+    except OSError as error:
+        raise UsageError(
+            f"init: FOLDER: {error.filename}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
+
+
+def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Look at the pictures or URLs and write them in the form that jobs read.
+
+    Return the URIs for start.yaml, and keys of jobs that differ from it.
+    """
+    store = (args.store or ".").rstrip("/")
+    own: dict[str, dict[str, Any]] = {"process": {}, "train": {}, "generate": {}}
+    source = args.urls and _beside(args.urls, folder)
+    if args.urls and args.urls.endswith((".csv", ".tsv", ".jsonl")):
+        from sdp.datasets.url_tables import as_parquet
+
+        target = folder / "urls.parquet"
+        rows, url, caption = as_parquet(args.urls, target)
+        say(f"{args.urls}: {counted(rows, 'row')}, URLs in {url}, captions in {caption or 'no column'}; wrote {target}")
+        source, own["download"] = "urls.parquet", {"source.url_column": url}
+        own["download"] |= {"source.caption_column": caption} if caption else {}
+        if rows and caption:
+            import pyarrow.parquet as pq
+
+            first = next(pq.ParquetFile(target).iter_batches(3, columns=[caption])).column(0).to_pylist()
+            own["generate"] = {"prompts": prompts} if (prompts := [text for text in first if text]) else {}
+    by_class = args.caption and "{class}" in args.caption
+    if args.pictures and "://" not in args.pictures and not args.store:
+        from sdp.sources.captions import gather
+
+        seen = gather(args.pictures, args.caption)
+        if seen is not None:
+            say(f"{args.pictures}: {seen}")
+            own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
+            if seen.pictures < _HOLD_OUT_FROM:
+                own["train"] |= {"data.holdout": 0.0, "evaluate.every_steps": None}
+            own["generate"] = {"prompts": list(seen.examples)} if seen.examples else {}
+            jobs, also = _by_folder(args, folder, seen)
+            own |= jobs
+            own["train"] |= {"source.also": also} if also else {}
+    if by_class and "source.tables" not in own["process"]:
+        raise UsageError("init: --caption: {class} stands for folders of pictures, which --pictures does not name here")
+    if args.caption_with:
+        table = {"uri": f"{store}/captions/parts"}
+        own["process"]["source.tables"] = [*own["process"].get("source.tables", []), table]
+        own["process"]["source.caption_column"] = "vlm" if args.pictures else {"caption": 1, "vlm": 9}
+    if args.caption and not by_class:
+        own |= {job: {**own[job], "source.caption": args.caption} for job in own if job.startswith("process")}
+        own["generate"] = {"prompts": [args.caption]}
+    from sdp.families.sd import PINNED
+
+    tiny, base = {
+        "sd": ("tiny", "stable-diffusion-2-base"),
+        "prx": ("tiny-prx", "prx"),
+        "klein": ("tiny-klein", "FLUX.2-klein-base-4B"),
+    }[args.family]
+    places = {
+        "store": store,
+        "model": f"{store}/{base}" if args.store else PINNED if args.gpu else f"builtin:{tiny}",
+        "captioner": args.caption_with or "",
+        "source": source or f"{store}/urls.parquet",
+        "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
+    }
+    return places, own
+
+
+def _by_folder(args: Arguments, folder: Path, seen: "PictureFolder") -> tuple[dict[str, dict[str, Any]], list[Any]]:
+    """Return the keys of a process job for each weight of pictures, and the further datasets of train.
+
+    Their captions, unless these are beside pictures, are written to tables.
+    """
+    from sdp.sources.captions import CLASS, gather
+
+    jobs, also, first = dict[str, dict[str, Any]](), list[Any](), 0
+    folders = {"": 1} if args.caption_with else seen.weighted  # that table has the rows of one folder
+    for number, (name, repeats) in enumerate(folders.items(), 1):
+        place, suffix = str(Path(args.pictures, name)), "" if number == 1 else f"-{number}"
+        part, keys = gather(place, args.caption) if name else seen, dict[str, Any]()
+        assert part is not None
+        first = first or part.pictures * repeats
+        if name:
+            keys["source.uri"] = _beside(place, folder)
+        if suffix:
+            keys["output.uri"] = f"./latents{suffix}"
+            also.append({"uri": keys["output.uri"], "weight": round(part.pictures * repeats / first, 4)})
+        if part.captions and (not args.caption or CLASS in args.caption):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            table = pa.table({"file": [*part.captions], "caption": [*part.captions.values()]})
+            pq.write_table(table, folder / f"captions{suffix}.parquet")
+            keys["source.tables"] = [{"uri": f"captions{suffix}.parquet", "by": "file"}]
+        jobs[f"process{suffix}"] = keys
+    return jobs, also
+
+
+def _has_pictures(folder: Path) -> bool:
+    from sdp.sources.pieces import TAR
+    from sdp.sources.tars import PICTURES
+
+    return any(file.suffix.lower() in (*PICTURES, TAR, ".parquet") for file in folder.rglob("*"))
+
+
+def _beside(uri: str, folder: Path) -> str:
+    """Return a path as a file in a folder names it."""
+    if "://" in uri or Path(uri).is_absolute():
+        return uri
+    return os.path.relpath(Path(uri), folder)
+
+
+def _phases(preset: str) -> dict[str, int]:
+    """Return the keys of two phases with the samples of a plan's preset."""
+    from sdp.config.train import RECIPE_BATCH
+    from sdp.plan.prices import reference
+
+    one, two = reference()["presets"][preset]["rows"][0]["stages"]
+    steps = {key: stage["samples"] // RECIPE_BATCH for key, stage in (("max_steps", one), ("phase_2.max_steps", two))}
+    return {**steps, "phase_2.resolution": 512}
