@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from sdp.cli.command import LOOK, Arguments, UsageError, argument, command, one_
 from sdp.console import counted
 
 if TYPE_CHECKING:
+    from sdp.hardware import Gpu
     from sdp.sources.captions import PictureFolder
 
 _HOLD_OUT_FROM = 20
@@ -52,13 +54,15 @@ def init(args: Arguments) -> None:
     from sdp.config import draft_of, dump_yaml
     from sdp.config.yaml_text import parse_document
 
+    gpu = None
     if args.gpu:
         from sdp.plan import one_gpu
 
         gpu = one_gpu.find(args.gpu)
     folder, text = Path(args.folder), Path(config.__file__).with_name("start.yaml").read_text(encoding="utf-8")
     place = "cluster" if args.store else "gpu" if args.gpu else "laptop"
-    start: dict[str, Any] = parse_document(text, "start.yaml")[place]
+    document = parse_document(text, "start.yaml")
+    start: dict[str, Any] = document[place]
     if args.pictures:
         del start["download"]
     if not args.caption_with:
@@ -68,10 +72,12 @@ def init(args: Arguments) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         places, own = _prepare(args, folder)
-        if args.gpu:
+        if gpu:
             keys, summary = one_gpu.settings(gpu, start["train"] | own["train"])
-            own["train"] |= keys | {"samples.prompts": (start["generate"] | own["generate"])["prompts"]}
+            own["train"] |= keys
             say(f"{summary}, by the estimate of sdp plan --memory")
+        if "samples.prompts" in start["train"]:
+            own["train"]["samples.prompts"] = (start["generate"] | own["generate"])["prompts"]
         if args.recipe:
             own["train"] |= _phases(_RECIPES[args.recipe])
         several = [job for job in own if job.startswith("process")]
@@ -79,13 +85,44 @@ def init(args: Arguments) -> None:
             job, file = name.partition("-")[0], folder / f"{name}.yaml"
             values = {k: value.format(**places) if isinstance(value, str) else value for k, value in start[job].items()}
             values |= own.get(name, {})
-            file.write_text(dump_yaml(draft_of(job, values).config, only=values), encoding="utf-8")
+            text = dump_yaml(draft_of(job, values).config, only=values)
+            text += _further(document["further"], values, args.family) * (job == "train")
+            file.write_text(text, encoding="utf-8")
             command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(file))}"
             say(f"wrote {file}; edit it, then: {command}")
+        say(f"run them in this order; {_needs(args, gpu, start['train'] | own['train'])}")
+        if not args.store:
+            say(f"then look: sdp report {shlex.quote(str(folder / 'run'))}")
     except OSError as error:
         raise UsageError(
             f"init: FOLDER: {error.filename}: cannot be written ({error.strerror}); choose another folder"
         ) from error
+
+
+def _further(sections: Mapping[str, str], values: Mapping[str, Any], family: str) -> str:
+    """Return the sections that train.yaml lacks, as comments with their reasons."""
+    present = {key.partition(".")[0] for key in values}
+    if family == "prx":  # a flow has no SNR
+        present.add("objective")
+    if "model.denoiser" not in values:  # a LoRA needs pretrained weights
+        present.add("lora")
+    lines = [f"# {text}  # {reason}" for text, reason in sections.items() if text.partition(":")[0] not in present]
+    return "\n".join(["", "# Often wanted; to use a line, remove its first # and the blank:", *lines, ""])
+
+
+def _needs(args: Arguments, gpu: "Gpu | None", train: Mapping[str, Any]) -> str:
+    """Return the time and memory that training needs, as far as they can be known before it runs."""
+    if args.store:
+        return "sdp plan --config train.yaml --memory estimates the hours, the cost and the GPUs' memory of training"
+    if gpu and gpu.peak_flops:
+        from sdp.plan.speeds import Speeds
+
+        speed = Speeds().train(gpu.name, train["data.resolution"])
+        minutes = train["max_steps"] * train["data.global_batch_size"] / speed.value / 60
+        return f"training takes {minutes:,.0f} minutes or more on an {gpu.name}, by sdp plan ({speed.source})"
+    if gpu or args.family != "sd":
+        return "how long training takes here cannot be known before it runs: its first line of progress says it"
+    return f"training for {train['max_steps']} steps took 2 minutes and 1 GB of memory on two cores"
 
 
 def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:

@@ -130,3 +130,30 @@ def test_init_says_that_captions_have_several_lines(tmp_path: Path) -> None:
     assert "2 captions of several lines, of which each picture takes one" in str(seen)
     assert seen.captions == {"2.jpg": "a cat"}
     assert seen.examples == ("a cat", "cat 1")
+
+
+@pytest.mark.parametrize(
+    ("options", "sections", "needs"),
+    [
+        ([], ["objective", "log"], "300 steps took 2 minutes"),
+        (["--family", "prx"], ["log"], "cannot be known before it runs"),
+        (["--gpu", "24GB"], ["objective", "lora", "log"], "cannot be known before it runs"),
+        (["--gpu", "A10G"], ["objective", "lora", "log"], "takes 37 minutes or more on an A10G"),
+        (["--gpu", "8GB"], ["objective", "log"], "cannot be known before it runs"),
+        (["--store", "s3://b/c"], ["objective", "ema", "samples", "log"], "sdp plan --config"),
+    ],
+)
+def test_init_writes_what_is_often_wanted_as_comments_and_says_what_training_needs(
+    options: list[str], sections: list[str], needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "my"), *options]) == 0
+    assert needs in capsys.readouterr().err
+    file = tmp_path / "my/train.yaml"
+    text, _, further = file.read_text().partition("# Often wanted")
+    lines = [line.removeprefix("# ") for line in further.splitlines()[1:]]
+    assert [line.partition(":")[0] for line in lines] == sections
+    assert all("  # " in line for line in lines), "each has its reason"
+    file.write_text("\n".join([text, *lines]))
+    used: Any = load("train", str(file))
+    assert used.log.wandb.project == "sdp"
+    assert used.samples.prompts
