@@ -19,7 +19,7 @@ from sdp.sources.pictures import open_section
 from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, SourceRow, read_piece
 
-_EDGE = 256
+_EDGE = 512
 _PIECE = 32
 """Rows that are read at once."""
 

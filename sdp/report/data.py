@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,10 @@ _MISSING = 5
 _EXAMPLES = 3
 """Rows shown for each reason."""
 _BATCH = 16
-_EDGE = 256
+_EDGE = 1024
 """Longest side of a picture on the page, in pixels, if Pillow is installed."""
 _LARGE = 40_000
-"""Size in bytes from which pictures are scaled down."""
+"""Size in bytes from which pictures are compressed for the page."""
 
 
 def dataset_section(
@@ -57,11 +57,13 @@ def dataset_section(
     problems = sorted(set(problems))
     missing = [(work.name, work.unit.start, work.unit.stop) for work in dataset.missing[:_MISSING]]
     blocks = [
+        *gallery,
         Bar("Outcomes of the rows", [(name, n := getattr(counts, name), f"{n:,}") for name in OUTCOMES], "cbf"),
         _reasons(dataset, parts),
-        *gallery,
         Table("The first missing parts", ("part", "from row", "to"), missing),
         listing("Notes", [*dataset.notes, *_drawn_with(dataset)]),
+    ]
+    details: list[Block] = [
         listing("Made from", dataset.lineage, "source"),
         Table("Columns", ("column", "type"), [*columns.items()]),
         Folded("Configuration", json.dumps(facts["config"], indent=1)),
@@ -85,7 +87,9 @@ def dataset_section(
         ("parts", f"{len(dataset.parts):,}"),
         ("version", f"{manifest.version}, {manifest.created[:10]}, sdp {manifest.sdp}" if manifest else ""),
     ]
-    return PageSection(_TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, problems, facts)
+    return PageSection(
+        _TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, details, problems, facts
+    )
 
 
 def _drawn_with(dataset: Description) -> Iterator[str]:
@@ -134,20 +138,22 @@ def _pictures(
             problems.append(str(error))
     by_prompt: dict[str, list[Tile]] = {}
     for row in rows:
-        prompt, seed = str(row.get("prompt", "")), f", seed {row['seed']}" if "seed" in row else ""
+        prompt, seed = str(row.get("prompt", "")), f" · seed {row['seed']}" if "seed" in row else ""
         original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
-        pixels = f": {row['width']} × {row['height']}{original}" if "width" in row else ""
+        pixels = f": {row['width']} × {row['height']}{original}" if "width" in row and not seed else ""
         by_prompt.setdefault(prompt, []).append(
             Tile(small(row["image"]), str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
         )
     omitted = gone.rank(dataset.output.index.rows - 1)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
     title = "Pictures by prompt" if any(by_prompt) else f"{counted(len(rows), 'picture')} from the whole dataset"
+    if all(len(tiles) == 1 for tiles in by_prompt.values()):  # a row would hold one picture
+        by_prompt = {"": [*chain(*by_prompt.values())]} if by_prompt else {}
     return Gallery(title + remark, [*by_prompt.items()])
 
 
 def small(data: bytes) -> bytes:
-    """Return a picture, scaled down for the page if it is large."""
+    """Return a picture as a JPEG for the page if it is large."""
     if len(data) < _LARGE:
         return data
     try:
@@ -159,5 +165,5 @@ def small(data: bytes) -> bytes:
     with Image.open(io.BytesIO(data)) as opened:
         opened.thumbnail((_EDGE, _EDGE))
         sink = io.BytesIO()
-        opened.convert("RGB").save(sink, "JPEG", quality=85)
+        opened.convert("RGB").save(sink, "JPEG", quality=90)
     return sink.getvalue()

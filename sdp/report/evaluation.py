@@ -16,14 +16,14 @@ def evaluation_section(storage: Storage) -> PageSection:
     """Describe an evaluation."""
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
-        blocks: list[Block] = [
-            listing("Before comparing", result.get("notes", []), "note"),
+        blocks = [listing("Before comparing", result.get("notes", []), "note")]
+        details: list[Block] = [
             Table("Inputs", ("input", "source"), _sources(result)),
             Folded("Configuration", json.dumps(result["config"], indent=1)),
         ]
         figures = [(name, value) for name, value, _ in headlines(result)]
         facts = {"kind": "evaluation", **result}
-        return PageSection("Evaluation", storage.uri, _verdict(result), True, figures, blocks, facts=facts)
+        return PageSection("Evaluation", storage.uri, _verdict(result), True, figures, blocks, details, facts=facts)
 
 
 def _verdict(result: Mapping[str, Any]) -> str:

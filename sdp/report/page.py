@@ -4,6 +4,7 @@ The page has no scripts, and needs no style sheets and no network access.
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from sdp import console
 from sdp.charts import render
 
 Cell = str | int | float
+
+_DIGEST = re.compile(r"([0-9a-f]{40,})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class PageSection:
     figures: Sequence[tuple[str, str]] = ()
     """The most important numbers: name and value; an empty one is not shown."""
     blocks: Sequence[Block] = ()
+    details: Sequence[Block] = ()
+    """Blocks that the page folds: columns, sources, settings."""
     problems: Sequence[str] = ()
     """One line for each thing that is damaged or missing."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -98,10 +103,19 @@ class PageSection:
     @property
     def shown(self) -> list[Block]:
         """The problems, and the blocks that have rows."""
-        return [block for block in (listing("Problems", self.problems), *self.blocks) if getattr(block, "rows", True)]
+        return _with_rows([listing("Problems", self.problems), *self.blocks])
+
+    @property
+    def folded(self) -> list[Block]:
+        """The details that have rows."""
+        return _with_rows(self.details)
 
     def to_json(self) -> dict[str, Any]:
         return {"uri": self.uri, **self.facts, "verdict": self.verdict, "problems": list(self.problems)}
+
+
+def _with_rows(blocks: Sequence[Block]) -> list[Block]:
+    return [block for block in blocks if getattr(block, "rows", True)]
 
 
 def listing(title: str, lines: Sequence[str], header: str = "message") -> Table:
@@ -112,7 +126,8 @@ def listing(title: str, lines: Sequence[str], header: str = "message") -> Table:
 def page_of(title: str, sections: Sequence[PageSection]) -> bytes:
     """Return the content of a page that is written now."""
     written = f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by sdp {sdp.__version__}"
-    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri, "plain": _plain}
+    values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
+    values |= {"plain": _plain, "digest": _DIGEST}
     return render(Path(__file__).with_suffix(".html"), values).encode()
 
 
@@ -120,7 +135,7 @@ def text_of(section: PageSection) -> str:
     """Return a section as text: its figures, tables and bars."""
     texts = [f"{section.title}: {section.uri}\n{section.verdict}"]
     texts += [console.table((name, value) for name, value in section.figures if value)]
-    for block in section.shown:
+    for block in (*section.shown, *section.folded):
         if isinstance(block, Table):
             rows = [[_plain(cell) for cell in row] for row in block.rows]
             texts.append(f"{block.title}\n{console.table(rows, block.header)}")

@@ -17,6 +17,7 @@ from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_ledger, read_marker, state_in
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
+from sdp.report.data import small
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Svg, Table, Tile
 from sdp.storage import Storage
 from sdp.train.run_folder import PROFILE, RunFolder
@@ -25,6 +26,21 @@ _TROUBLE = ("recovered", "gave_up", "bad_step", "stalled")
 """Events that report a failure."""
 _EVENTS, _DETAILS = 30, 300
 """Limits on the rows of the history, and on the characters of each. Ordinary checkpoints go first."""
+_SENTENCES = {
+    "start": "from step {from_step}",
+    "training": "from step {from_step} on {workers}",
+    "samples": "of step {step}, drawn in {seconds} s",
+    "checkpoint": "of step {step}, written in {whole_s} s",
+    "bad_step": "step {step} is left out: {verdict}, loss {loss}, gradient norm {gradient_norm}",
+    "recovered": "from step {from_step} on {workers}: {failures}",
+    "gave_up": "{failures}",
+    "changed": "from step {from_step}: {keys}",
+    "preemption": "of a node is near, so step {step} is saved",
+    "profile": "of the steps to {step}",
+    "encoders": "{count} left: {reason}",
+}
+"""The details of each event."""
+_LIMITS = ("max_steps", "max_epochs")
 _PARTS = {"data": "waiting for data", "copy": "copying to the device", "checkpoint": "writing checkpoints"}
 _SAMPLE_STEPS = 6
 """Limit on the steps whose samples are shown."""
@@ -51,13 +67,15 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     states = [(at, "complete" if steps[at] else "incomplete") for at in reversed(steps)]
     profile = [storage.read(PROFILE).decode()] if storage.exists(PROFILE) else []
     blocks: list[Block] = [
-        *(_measures(metrics) if metrics else []),
         _samples(run, pictures, problems),
-        Table("Checkpoints", ("step", "state"), states),
+        *(_measures(metrics) if metrics else []),
         _history(events),
         Table("Bad rows", ("reason", "rows"), reasons.most_common()),
+    ]
+    details: list[Block] = [
+        Table("Checkpoints", ("step", "state"), states),
         *(Folded("Where a step's time and memory go", text) for text in profile),
-        *(newest.blocks if newest else ()),
+        *(newest.details if newest else ()),
     ]
     figures = [("step", f"{step:,}")]
     if last:
@@ -89,8 +107,9 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     title = f"Training, {name.replace('-', ' ')}" if name in PHASES else "Training"
     recovered = counts["recovered"]
     recoveries = f", after {counted(recovered, 'recovery', 'recoveries')}" if recovered else ""
-    verdict, good = f"At step {step:,}{recoveries}; {state}.", state.startswith("ended") and not problems
-    return PageSection(title, storage.uri, verdict, good, figures, blocks, problems, facts)
+    ended = state.startswith("ended")
+    verdict = f"{_ending(events[-1])}{recoveries}." if ended else f"At step {step:,}{recoveries}; {state}."
+    return PageSection(title, storage.uri, verdict, ended and not problems, figures, blocks, details, problems, facts)
 
 
 def checkpoint_section(folder: Storage) -> PageSection:
@@ -124,7 +143,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
             ("size", size(sum(files.values()))),
         ]
         differing = changed(JOBS["train"], config)
-        blocks: list[Block] = [
+        details: list[Block] = [
             Table("Made from", ("", "source", "digest"), sources),
             Table("Settings", ("key", "not the default"), [(key, json.dumps(v)) for key, v in differing.items()]),
             Folded("Configuration", json.dumps(config, indent=1)),
@@ -141,7 +160,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
         facts |= {"model": model, "datasets": datasets, "config": config, "changed": differing}
     if problems:
         verdict = f"Damaged: {counted(len(problems), 'problem')}, listed below."
-    return PageSection("Checkpoint", folder.uri, verdict, not problems, figures, blocks, problems, facts)
+    return PageSection("Checkpoint", folder.uri, verdict, not problems, figures, (), details, problems, facts)
 
 
 def _check(folder: Storage, files: Mapping[str, int], samples: int, problems: list[str]) -> dict[int, int]:
@@ -173,6 +192,14 @@ def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
     return f"not ended; {lease.describe(run)}"
 
 
+def _ending(event: Mapping[str, Any]) -> str:
+    """Return the end of a run in words."""
+    (limit, _, words), step = event["reason"].partition(": "), _worded(event.get("step", "unknown"))
+    if limit not in _LIMITS:
+        return f"Ended at step {step}: {event['reason']}"
+    return f"Finished: {step} of {words}" if limit == "max_steps" else f"Finished: {words}, at step {step}"
+
+
 def _measures(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the loss of the batches and on held-out rows, and the mean time of a step by activity."""
     steps = [line["step"] for line in metrics]
@@ -198,7 +225,7 @@ def _samples(run: RunFolder, pictures: int, problems: list[str]) -> Block:
     for step in steps:
         try:
             for name, prompt, data in islice(run.samples(step), max(1, pictures // len(steps))):
-                rows.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}"))
+                rows.setdefault(name, []).append(Tile(small(data), prompt, f"step {step:,}"))
         except (DatasetError, NotFound) as error:
             problems.append(str(error))
     return Gallery("Drawn during training", [(tiles[0].caption, tiles) for tiles in rows.values()])
@@ -208,8 +235,24 @@ def _history(events: Sequence[Mapping[str, Any]]) -> Block:
     notable = [event for event in events if event["event"] != "checkpoint"] if len(events) > _EVENTS else events
     rows = []
     for event in notable[-_EVENTS:]:
-        details = " · ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "event"))
+        words = {key: _worded(value) for key, value in event.items() if key not in ("time", "event")}
+        try:
+            details = _ending(event) if event["event"] == "end" else _SENTENCES[event["event"]].format_map(words)
+        except KeyError:  # of another version
+            details = " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in words.items())
         mark = "⚠ " if event["event"] in _TROUBLE else ""
         time = event["time"].replace("T", " ").removesuffix("+00:00")
-        rows.append((time, f"{mark}{event['event']}", details[:_DETAILS]))
+        rows.append((time, f"{mark}{event['event'].replace('_', ' ')}", details[:_DETAILS]))
     return Table("History", ("time (UTC)", "event", "details"), rows)
+
+
+def _worded(value: Any) -> str:
+    """Return a value of an event in words."""
+    match value:
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(map(str, value))
+        case dict():  # what a key was and is
+            return ", ".join(f"{key} {_worded(both).replace(', ', ' → ')}" for key, both in value.items())
+    return str(value)

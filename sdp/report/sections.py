@@ -23,7 +23,8 @@ from sdp.storage.named import written_for
 SubjectKind = Literal["checkpoint", "run", "evaluation", "dataset"]
 
 _MARKERS: dict[str, SubjectKind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evaluation", HEAD: "dataset"}
-_ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
+_ORDER = ("Pictures drawn", "Training", "Evaluation", "Images", "Latents")
+"""Results first."""
 
 
 def write_report(uris: Sequence[str], out: Path | None = None, *, pictures: int = 48) -> tuple[Path, int]:
@@ -46,7 +47,7 @@ def _default_file(uri: str) -> Path:
 
 
 def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[PageSection]:
-    """Return the sections of each URI and of what it was made from, without repetition, in the pipeline's order.
+    """Return the sections of each URI and of what it was made from, without repetition, results first.
 
     A checkpoint's URI stands for its run. Something damaged gets a section with the error; the error is raised if there
     is nothing else to show.

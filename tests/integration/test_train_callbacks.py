@@ -55,7 +55,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
     section = run_section(open_storage(str(root / "run")))
-    assert "Where a step's time and memory go" in [block.title for block in section.blocks]
+    assert "Where a step's time and memory go" in [block.title for block in section.details]
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])

@@ -84,8 +84,14 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
         make_checkpoint(root, run, step)
     events = [
         {"time": when(0), "event": "start", "workers": [2, 2]},
-        {"time": when(4), "event": "checkpoint", "step": 4},
-        {"time": when(5), "event": "recovered", "from_step": 4, "failures": ["worker 1: killed"]},
+        {"time": when(4), "event": "checkpoint", "step": 4, "seconds": 0.075, "whole_s": 0.431, "workers": 2},
+        {
+            "time": when(5),
+            "event": "recovered",
+            "from_step": 4,
+            "workers": ["node-1 pid 7"],
+            "failures": ["worker 1: killed"],
+        },
         {"time": when(7), "event": "checkpoint", "step": 7},
         {"time": when(8), "event": "bad_step", "verdict": "not_finite", "step": 8},
         *([{"time": when(9), **last}] if last else []),
@@ -133,7 +139,7 @@ def test_a_checkpoint_that_is_later_than_the_metrics_gives_a_runs_samples_and_ti
 
 
 def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
-    make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
+    make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps", "step": 8})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
     (tmp_path / "run/checkpoints/step-000000009/worker-00000.000.bin").write_bytes(b"half")
     facts = described(tmp_path / "run").facts
@@ -142,13 +148,29 @@ def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path
     assert (facts["history"]["bad_step"], facts["newest"]["step"]) == (1, 7)
     text = text_at(tmp_path / "run")
     for part in (
-        "At step 8, after 1 recovery; ended: max_steps: 8 steps.",
+        "Finished: 8 of 8 steps, after 1 recovery.",
         "9  incomplete\n   7  complete\n",
-        "⚠ recovered  from_step 4 · failures ['worker 1: killed']",
+        "⚠ recovered  from step 4 on node-1 pid 7: worker 1: killed",
+        "checkpoint   of step 4, written in 0.431 s",
+        "⚠ bad step   verdict not_finite · step 8",
+        "end          Finished: 8 of 8 steps\n",
         "undecodable     2",
         "cost 1.75",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"),
+    [
+        ("max_epochs: 2 passes over the data", "Finished: 2 passes over the data, at step 8"),
+        ("asked to stop: SIGINT", "Ended at step 8: asked to stop: SIGINT"),
+        ("max_cost is reached; raise it to continue", "Ended at step 8: max_cost is reached; raise it to continue"),
+    ],
+)
+def test_the_end_of_a_run_is_named_in_words(tmp_path: Path, reason: str, verdict: str) -> None:
+    make_run(tmp_path, last={"event": "end", "reason": reason, "step": 8})
+    assert described(tmp_path / "run").verdict == f"{verdict}, after 1 recovery."
 
 
 def test_the_headline_is_the_newest_step_even_without_metrics_for_it(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_a_report_has_each_subject_and_what_it_was_made_from_once(tmp_path: Path
     make_run(tmp_path)
     for names in (["run"], ["latents", "run", "images"]):
         sections = gather([str(tmp_path / name) for name in names], pictures=0)
-        assert [section.title for section in sections] == ["Images", "Latents", "Training"]
-    assert sections[-1].verdict == "At step 8, after 1 recovery; not ended; no job holds its lease."
-    assert dict(sections[-1].figures)["img/s"] == "90"
+        assert [section.title for section in sections] == ["Training", "Images", "Latents"]
+    assert sections[0].verdict == "At step 8, after 1 recovery; not ended; no job holds its lease."
+    assert dict(sections[0].figures)["img/s"] == "90"
 
 
 def test_a_source_that_has_been_moved_away_is_left_out(tmp_path: Path) -> None:
@@ -125,11 +125,12 @@ def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) 
     assert pictures_of(section).rows == []
 
 
-def test_large_pictures_are_made_smaller() -> None:
-    noise = io.BytesIO()
-    Image.effect_noise((600, 400), 90).save(noise, "PNG")
-    with Image.open(io.BytesIO(small(noise.getvalue()))) as opened:
-        assert opened.size == (256, 171)
+def test_a_picture_keeps_the_size_of_a_model_and_a_larger_one_is_made_smaller() -> None:
+    for size, expected in (((600, 400), (600, 400)), ((1500, 1000), (1024, 683))):
+        noise = io.BytesIO()
+        Image.effect_noise(size, 90).save(noise, "PNG")
+        with Image.open(io.BytesIO(small(noise.getvalue()))) as opened:
+            assert (opened.size, opened.format) == (expected, "JPEG")
 
 
 def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
@@ -215,8 +216,8 @@ def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> Non
     finish(output)
     (section,) = gather([output.storage.uri], pictures=8)
     assert [(prompt, [tile.note for tile in tiles]) for prompt, tiles in pictures_of(section).rows] == [
-        ("prompt 0", [f"row {row}, seed {row}" for row in (0, 1, 2, 3)]),
-        ("prompt 1", [f"row {row}, seed {row}" for row in (4, 5, 6, 7)]),
+        ("prompt 0", [f"row {row} · seed {row}" for row in (0, 1, 2, 3)]),
+        ("prompt 1", [f"row {row} · seed {row}" for row in (4, 5, 6, 7)]),
     ]
     assert page.page_of("t", [section]).count(b"<img ") == 8
 
@@ -228,6 +229,37 @@ def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_r
         shutil.copytree(tmp_path / "run", undamaged / phase)
     sections = gather([str(undamaged), str(undamaged / "phase-2" / "checkpoints" / "latest")])
     assert [section.title for section in sections] == ["Training, phase 1", "Training, phase 2"]
+
+
+def text_between(text: str, start: str, end: str) -> str:
+    return text[text.index(start) : text.index(end, text.index(start))]
+
+
+def test_pictures_come_first_and_columns_sources_and_settings_are_folded(tmp_path: Path) -> None:
+    make_pictures(tmp_path)
+    make_latents(tmp_path)
+    samples = make_run(tmp_path).child("samples/step-000000004")
+    samples.publish("000.png", picture("red"))
+    samples.publish("prompts.json", json.dumps({"000.png": "a red square"}).encode())
+    text = page.page_of("t", gather([str(tmp_path / "run")], pictures=20)).decode()
+    run, images = text_between(text, 'id="s0"', "</section>"), text_between(text, 'id="s1"', "</section>")
+    assert re.findall(r"<(?:h3|figcaption)>([^<]*)<", run.partition("Details: ")[0]) == [
+        "Drawn during training", "Loss", "History", "Bad rows",
+    ]  # fmt: skip
+    assert run.index("Details: Checkpoints, Made from, Settings, Configuration") < run.index("<h3>Made from</h3>")
+    assert images.index("<img ") < images.index("Filtered and failed rows") < images.index("404 of 0")
+    assert images.index("Details: ") < images.index("<h3>Columns</h3>")
+    shown, more = images.split("<summary>8 more</summary>")
+    assert (shown.count("<img "), more.count("<img ")) == (12, 8)
+    digest = re.search(r"<summary>([0-9a-f]{12})</summary>\1[0-9a-f]{52}</details>", run)
+    assert digest, "a digest is cut, with a click for the rest"
+
+
+def test_the_steps_of_a_prompt_go_from_left_to_right_in_a_row_that_begins_at_its_end() -> None:
+    tiles = [page.Tile(picture("red"), "a prompt", f"step {step}") for step in (1, 2, 3)]
+    text = page.page_of("t", [page.PageSection("s", "uri", "good", blocks=[page.Gallery("g", [("p", tiles)])])])
+    assert re.findall(rb"<small>step (\d)", text) == [b"3", b"2", b"1"]
+    assert b"flex-direction: row-reverse" in text
 
 
 INFINITE = b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}'
