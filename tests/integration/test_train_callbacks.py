@@ -21,7 +21,7 @@ from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.telemetry import Telemetry
 from sdp.train.assemble import assemble
-from sdp.train.callbacks import tensorboard
+from sdp.train.callbacks import metrics, tensorboard
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
@@ -33,10 +33,11 @@ from sdp.train.data.reader import Reader
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.settle import settled
-from sdp.train.trainer import Callback
+from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.registry import RegistryBackend
 from tests.training import Crash, CrashAt, Watch, config, train
+from tests.waiting import until
 from tests.workers import run_workers
 
 # --- profile ---------------------------------------------------------------------------------------------------------
@@ -66,6 +67,23 @@ def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
     file = root / "run/profile/summary.txt"
     assert (f", {steps} steps on cpu" in file.read_text() if file.exists() else None) is (steps and True)
     assert ("nothing was profiled: the first 2 steps of a job are not" in caplog.text) is (steps is None)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_on_a_disk_are_written_soon(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_WRITE_HERE_S", 0.0)
+    folder, seen = RunFolder(open_storage(str(root / "run"))), list[int]()
+
+    class Look(Callback):
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+            if report.step == 3:
+                until(folder.metrics, "a line while training goes on", deadline_s=20)
+                seen.extend(line["step"] for line in folder.metrics())
+
+    train(config(root, max_steps=4), callbacks=[RecordMetrics(1), Look()])
+    assert seen[0] == 1
 
 
 # --- TensorBoard -----------------------------------------------------------------------------------------------------
