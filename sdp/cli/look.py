@@ -156,9 +156,20 @@ def _take_down(args: Arguments) -> None:
 @argument("URI", "datasets, training runs and evaluations", nargs="+")
 @argument("--out FILE", "the file to write (default: NAME-report.html beside the first URI)")
 @argument("--pictures N", "pictures to show of each dataset (default: 48)", type=int, default=48)
+@argument("--watch", "serve a page of one run's pictures, loss and speed that reloads itself, until Ctrl-C")
+@argument("--port N", "with --watch: the port on 127.0.0.1 (default: 8100)", type=int, default=8100)
 def report(args: Arguments) -> None:
     """Write an HTML report: pictures and failures of datasets, loss and history of runs."""
 
+    if args.watch:
+        if len(args.uri) != 1 or args.out:
+            raise UsageError("report: --watch: expected one training run and no --out; write a report of others")
+        from sdp.report.watch import WatchServer
+
+        with WatchServer(args.uri[0], args.port) as server:
+            say(f"open {server.link} in a browser; Ctrl-C ends this")
+            server.serve_forever()
+        return
     from sdp.report.sections import write_report
 
     if args.pictures < 0:

@@ -37,6 +37,8 @@ class Tile:
     """The encoded picture."""
     caption: str
     note: str = ""
+    link: str = ""
+    """The picture's address, in place of `data`."""
 
 
 @dataclass(frozen=True, slots=True)

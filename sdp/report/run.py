@@ -12,7 +12,7 @@ from sdp.charts import Line
 from sdp.config import JOBS
 from sdp.config.base import changed
 from sdp.config.train import PHASES
-from sdp.console import counted, rate, size, spent
+from sdp.console import counted, duration, rate, size, spent
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_ledger, read_marker, state_in
@@ -20,7 +20,7 @@ from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.data import small
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Svg, Table, Tile
 from sdp.storage import Storage
-from sdp.train.run_folder import PROFILE, RunFolder
+from sdp.train.run_folder import PROFILE, RunFolder, samples_folder
 
 _TROUBLE = ("recovered", "gave_up", "bad_step", "stalled")
 """Events that report a failure."""
@@ -40,18 +40,25 @@ _SENTENCES = {
     "encoders": "{count} left: {reason}",
 }
 """The details of each event."""
+_UNDER_WAY = "not ended; under way"
 _LIMITS = ("max_steps", "max_epochs")
 _PARTS = {"data": "waiting for data", "copy": "copying to the device", "checkpoint": "writing checkpoints"}
 _SAMPLE_STEPS = 6
 """Limit on the steps whose samples are shown."""
+_LIVE_FILES = 4
+"""Limit on the files of metrics that a live page reads."""
 _HINT = "use another checkpoint"
 
 
-def run_section(storage: Storage, pictures: int = 0) -> PageSection:
-    """Describe a run of one phase, with its newest checkpoint in it."""
-    run = RunFolder(storage)
-    steps, problems = run.steps(), list[str]()
-    metrics, events, bad_rows = run.metrics(problems), run.events(problems), run.bad_rows(problems)
+def run_section(storage: Storage, pictures: int = 0, *, live_at: str | None = None) -> PageSection:
+    """Describe a run of one phase, with its newest checkpoint in it.
+
+    With `live_at` it is read from a few files, without checkpoints, and its pictures are links below this address.
+    """
+    run, live = RunFolder(storage), live_at is not None
+    steps, problems = {} if live else run.steps(), list[str]()
+    metrics, events = run.metrics(problems, newest=_LIVE_FILES if live else 0), run.events(problems)
+    bad_rows = [] if live else run.bad_rows(problems)
     last = metrics[-1] if metrics else {}
     complete, newest = [step for step, is_complete in steps.items() if is_complete], None
     if complete:
@@ -66,9 +73,12 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     reasons = Counter(line["reason"] for line in bad_rows)
     states = [(at, "complete" if steps[at] else "incomplete") for at in reversed(steps)]
     profile = [storage.read(PROFILE).decode()] if storage.exists(PROFILE) else []
+    drawn = _samples(run, pictures, problems, live_at)
+    last_drawn = Gallery("Newest pictures", [("", [tiles[-1] for _, tiles in drawn.rows])] if drawn.rows else [])
     blocks: list[Block] = [
-        _samples(run, pictures, problems),
+        last_drawn if live else drawn,
         *(_measures(metrics) if metrics else []),
+        *([drawn] if live else []),
         _history(events),
         Table("Bad rows", ("reason", "rows"), reasons.most_common()),
     ]
@@ -79,16 +89,19 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     ]
     figures = [("step", f"{step:,}")]
     if last:
-        loss, mfu, memory = last.get("loss_smoothed"), last.get("mfu"), last.get("memory_peak")
+        loss, held_out = last.get("loss_smoothed"), (last.get("validation") or {}).get("all")
+        mfu, memory, left_s = last.get("mfu"), last.get("memory_peak"), last.get("left_s")
         cost = newest.facts["cost"] if newest else 0.0
         now = newest.facts if newest and newest.facts["step"] > last["step"] else last
         figures += [
             ("samples", f"{now['samples']:,}"),
             ("epochs", f"{last['epoch'] + last['epoch_done']:.2f}"),
             ("loss", f"{loss:.4f}" if loss is not None else ""),
+            ("loss on held-out rows", f"{held_out:.4f}" if held_out is not None else ""),
             ("img/s", rate(median(line["samples_per_s"] for line in metrics))),
             ("workers", f"{last['workers']}"),
             ("trained for", spent(now["seconds"], now.get("gpu_hours") or 0.0, cost)),
+            ("time left", duration(left_s) if left_s and state.startswith(_UNDER_WAY) else ""),
             ("of GPU peak", f"{mfu:.1%}" if mfu else ""),
             ("GPU memory", size(memory) if memory else ""),
             ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
@@ -108,8 +121,9 @@ def run_section(storage: Storage, pictures: int = 0) -> PageSection:
     recovered = counts["recovered"]
     recoveries = f", after {counted(recovered, 'recovery', 'recoveries')}" if recovered else ""
     ended = state.startswith("ended")
+    good = not problems and (ended or state.startswith(_UNDER_WAY))
     verdict = f"{_ending(events[-1])}{recoveries}." if ended else f"At step {step:,}{recoveries}; {state}."
-    return PageSection(title, storage.uri, verdict, ended and not problems, figures, blocks, details, problems, facts)
+    return PageSection(title, storage.uri, verdict, good, figures, blocks, details, problems, facts)
 
 
 def checkpoint_section(folder: Storage) -> PageSection:
@@ -217,15 +231,17 @@ def _measures(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
 
 
-def _samples(run: RunFolder, pictures: int, problems: list[str]) -> Block:
+def _samples(run: RunFolder, pictures: int, problems: list[str], live_at: str | None) -> Gallery:
     """Return the pictures drawn during training, by prompt, from the first step to the last."""
     available, rows = run.sample_steps(), dict[str, list[Tile]]()
     last = len(available) - 1
     steps = sorted({available[n * last // (_SAMPLE_STEPS - 1)] for n in range(_SAMPLE_STEPS) if available and pictures})
     for step in steps:
         try:
-            for name, prompt, data in islice(run.samples(step), max(1, pictures // len(steps))):
-                rows.setdefault(name, []).append(Tile(small(data), prompt, f"step {step:,}"))
+            for name, prompt in islice(sorted(run.sample_prompts(step).items()), max(1, pictures // len(steps))):
+                path = f"{samples_folder(step)}/{name}"
+                data, link = (small(run.storage.read(path)), "") if live_at is None else (b"", f"{live_at}{path}")
+                rows.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}", link))
         except (DatasetError, NotFound) as error:
             problems.append(str(error))
     return Gallery("Drawn during training", [(tiles[0].caption, tiles) for tiles in rows.values()])

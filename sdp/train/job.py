@@ -3,6 +3,7 @@
 Running the job again continues the run from its newest complete checkpoint.
 """
 
+import shlex
 from importlib.util import find_spec
 
 from sdp.config import identity
@@ -90,6 +91,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
         if here:
+            say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
             from sdp.train.here import train_here
 
             summary = train_here(config, plan, folder, lease)

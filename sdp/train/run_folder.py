@@ -180,9 +180,9 @@ class RunFolder:
         """Return the events; a file that does not exist yet has none."""
         return self._lines(EVENTS, _is_event, problems)
 
-    def metrics(self, problems: list[str] | None = None) -> list[LogLine]:
-        """Return the metrics; a repeated step appears once."""
-        files = metrics_files(self.storage)
+    def metrics(self, problems: list[str] | None = None, *, newest: int = 0) -> list[LogLine]:
+        """Return the metrics, of the newest files or of all; a repeated step appears once."""
+        files = metrics_files(self.storage)[-newest:]
         read = ordered_map(lambda file: self._lines(file[2], _is_metric, problems), files, workers=8)
         return joined((after, lines) for (_, after, _), lines in zip(files, read, strict=True))
 

@@ -2,8 +2,13 @@
 
 import io
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -31,6 +36,7 @@ from sdp.train.world import World
 from tests.generate_kit import generate_config, tiny_model
 from tests.latents import latent_of, make_latents, tokens_of
 from tests.training import Gauges, config, train, weights
+from tests.waiting import until
 from tests.workers import run_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -179,6 +185,41 @@ def test_the_job_measures_draws_and_reports_both(root: Path) -> None:
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
     (pictures,) = [block for block in section.blocks if isinstance(block, Gallery)]
     assert all({"step 3", "step 6"} <= {tile.note for tile in tiles} for _, tiles in pictures.rows)
+
+
+@pytest.mark.slow
+def test_a_run_is_watched_in_a_browser_until_its_end_and_ctrl_c_ends_the_page(root: Path) -> None:
+    changes = {**HOLDOUT, **SAMPLES, "max_steps": 30, "log__every_steps": 2, "checkpoint__every_steps": 3}
+    file = root / "train.yaml"
+    file.write_text(json.dumps(config(root, **changes).model_dump(mode="json")))
+    sdp, pages = [sys.executable, "-m", "sdp"], list[str]()
+    with subprocess.Popen([*sdp, "train", "--config", file], stderr=subprocess.PIPE, text=True) as training:
+        assert training.stderr is not None
+        until(lambda: "--watch" in training.stderr.readline(), "the command is printed")
+        watching = [*sdp, "report", root / "run", "--watch", "--port", "0"]
+        with subprocess.Popen(watching, stderr=subprocess.PIPE, text=True) as page:
+            assert page.stderr is not None
+            link = page.stderr.readline().split()[2]
+
+            def finished() -> bool:
+                with urlopen(link) as answer:
+                    pages.append(answer.read().decode())
+                return "Finished: 30 of 30 steps" in pages[-1]
+
+            until(finished, "the run's end", every_s=0.5)
+            picture = re.findall(r'src="(samples[^"]*)"', pages[-1])[0]
+            with urlopen(link + picture) as answer, Image.open(answer) as opened:
+                assert opened.format == "PNG"
+            page.send_signal(signal.SIGINT)
+            assert page.wait(20) == 130
+            assert "sdp: stopped by SIGINT" in page.stderr.read()
+        training.stderr.read()
+    newest = [re.findall(r'src="samples/step-0*(\d+)', page)[:1] for page in pages]
+    assert len({*map(tuple, newest)}) > 1, "it grows"
+    assert picture.startswith("samples/step-000000030/")
+    assert "not ended; under way" in pages[0]
+    figures = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", pages[-1]))
+    assert {"loss", "loss on held-out rows", "img/s"} <= figures.keys()
 
 
 @pytest.mark.parametrize(
