@@ -1,4 +1,4 @@
-"""Pre-train Stable Diffusion: download, process, train, generate, on Ray and Kubernetes."""
+"""Train and fine-tune image diffusion models: download, process, train, generate, on one machine or on Kubernetes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -29,6 +29,11 @@ from sdp.leaving import clean_up, note_signal, seen, signals
 
 __all__ = ["COMMANDS", "JOBS", "main"]
 
+_EXAMPLES = (
+    "sdp init my --pictures photos --gpu 24GB       # files to fine-tune Stable Diffusion on your own pictures",
+    "sdp train --config my/train.yaml               # train; run it again to continue where it stopped",
+    'sdp generate my/run "a cat on the moon" -n 4   # draw with what it has learned',
+)
 _UNHANDLED_S = 0.5
 _UNWIND_S = 7.0
 """Time for a command that was stopped to end by itself: its threads may wait for a storage that is away."""
@@ -246,10 +251,11 @@ def _versions() -> Iterator[str]:
 
 
 def _help(commands: Sequence[Command]) -> str:
-    lines = ["sdp: pre-train Stable Diffusion on Ray and Kubernetes", "", "usage: sdp COMMAND [options]"]
+    lines = ["sdp: train or fine-tune image diffusion models, on one machine or on Kubernetes"]
+    lines += ["", "usage: sdp COMMAND [options]"]
     for group in dict.fromkeys(command.group for command in commands):
         lines += ["", f"{group}:", *_listed([command for command in commands if command.group == group], commands)]
-    lines += ["", "Examples:", *(f"  sdp {command.example}" for command in commands if command.example)]
+    lines += ["", "Examples:", *(f"  {line}" for line in _EXAMPLES)]
     lines += ["", "sdp COMMAND --help describes a command; sdp --version prints the versions of sdp and its libraries."]
     return "\n".join(lines)
 

@@ -39,7 +39,7 @@ _RECIPES = {"article": "seed-table-4", "fast": "fast"}
 )
 @argument("--caption TEXT", "the caption of all pictures; {class} in it is the name of a picture's folder")
 def init(args: Arguments) -> None:
-    """Write a YAML file for each job, with the most important keys, for a laptop or a cluster."""
+    """Write a YAML file for each job, with the most important keys, for one machine or a cluster."""
     if args.store and not args.store.startswith(("s3://", "gs://")):
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
     if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():

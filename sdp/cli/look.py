@@ -159,7 +159,7 @@ def _take_down(args: Arguments) -> None:
 @argument("--watch", "serve a page of one run's pictures, loss and speed that reloads itself, until Ctrl-C")
 @argument("--port N", "with --watch: the port on 127.0.0.1 (default: 8100)", type=int, default=8100)
 def report(args: Arguments) -> None:
-    """Write an HTML report: pictures and failures of datasets, loss and history of runs."""
+    """Write an HTML report on datasets and runs, or show a run while it trains."""
 
     if args.watch:
         if len(args.uri) != 1 or args.out:
@@ -191,7 +191,7 @@ def report(args: Arguments) -> None:
 @argument("--push REPOSITORY", "then upload OUT to hf://USER/NAME, which is made private if it is new")
 @argument("--yes", "with --push: do not ask")
 def export(args: Arguments) -> None:
-    """Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads."""
+    """Write a checkpoint as a folder for diffusers, as one file for ComfyUI, or as a LoRA."""
     from sdp.model.export import export
 
     repository = _confirmed(args) if args.push else None

@@ -30,7 +30,7 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
 
     switches = [argument(f"--{flag.replace('_', '-')}", description) for flag, description in flags.items()]
     arguments = all_of(SETTINGS, argument("--dry-run", "only print what would be done"), *switches)
-    return Command(name, PIPELINE, summary, arguments.add, run, f"{name} --config {name}.yaml --set limit=1000")
+    return Command(name, PIPELINE, summary, arguments.add, run, f"{name} --config {name}.yaml")
 
 
 def generate_command() -> Command:
@@ -85,7 +85,7 @@ COMMANDS: tuple[Command, ...] = (
         only_failed="retry the rows that failed",
         changed="encode again what was edited in a folder of pictures, and take down what is gone",
     ),
-    job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
+    job_command("train", "Train or fine-tune a model, whole or as a LoRA, and continue from its last checkpoint."),
     generate_command(),
     job_command("evaluate", "Judge pictures by CLIP score, FID and KID."),
     job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import yaml
 
 from sdp import __version__, console
 from sdp.cli import COMMANDS, main
-from sdp.cli.command import LOOK, Command
+from sdp.cli.command import LOOK, Command, CommandParser
 from sdp.cli.table import job_command
 from sdp.config import load
 from sdp.errors import SdpError, UserError
@@ -39,9 +40,15 @@ def test_help_names_every_command_with_a_sentence_and_examples(capsys: pytest.Ca
         assert command.summary in out
         assert command.summary.endswith(".")
         assert command.example.startswith(command.name)
-        assert f"  sdp {command.example}\n" in out
         assert main([*command.name.split(), "--help"]) == 0
-        assert command.summary in " ".join(capsys.readouterr().out.split())
+        own = " ".join(capsys.readouterr().out.split())
+        assert command.summary in own
+        assert f"example: sdp {command.example}" in own
+    examples = [shlex.split(line, comments=True)[1:] for line in out.partition("Examples:\n")[2].splitlines()[:3]]
+    assert [words[0] for words in examples] == ["init", "train", "generate"]
+    for words in examples:
+        (command,) = [each for each in COMMANDS if each.name == words[0]]
+        assert CommandParser(command).parse_known_args(words[1:])[1] == []
     assert max(map(len, out.splitlines())) <= 110
     assert main([]) == 2
     assert capsys.readouterr() == ("", out)
