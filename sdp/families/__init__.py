@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdp.errors import ModelError, UserError
 
@@ -66,6 +67,8 @@ class TextSpace:
     """The size of a token's embedding."""
     pad: int | None = None
     """The token of padding, if the model does not see it; captions have lengths then."""
+    step: int | None = None
+    """The multiple of tokens to which a batch's captions may be cut, if the denoiser masks their padding."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,6 +83,24 @@ class TextSpace:
     def bytes(self) -> int:
         """The size of a caption."""
         return int(np.prod(self.shape)) * self.stored.itemsize
+
+    def cut(self, captions: NDArray[Any], counted: NDArray[np.bool_]) -> int:
+        """Return to how many tokens a batch cuts captions: ids, or embeddings with zeros for padding.
+
+        It is one of few numbers, since each has kernels of its own.
+        """
+        tokens: int = captions.shape[1]
+        if self.step is None:
+            return tokens
+        if captions.ndim == 2:
+            used = np.flatnonzero((captions[counted] != self.pad).any(0)) // self.step
+        else:
+            used = np.flatnonzero(captions[:, :: self.step][counted].any((0, 2)))
+        return min(tokens, self.step * (1 + int(used.max(initial=0))))
+
+
+ALL_TOKENS: Final = TextSpace()
+"""Captions that batches never cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _LONGEST = 1024
 """The largest number of tokens of a caption: at 1 kB and more for each, a larger one is a mistake."""
 
+_STEP = 64
+"""A batch's captions are cut to a multiple of so many tokens, of which every block projects each."""
+
 _FIRST, _LAST = 2, 3
 """The first and last blocks, which no token skips: of 16, blocks 2 to 12 are skipped, as Photoroom published."""
 
@@ -52,7 +55,7 @@ class Prx(Family):
         padding = load_tokenizer(model).padding
         assert padding is not None
         width = text_width(model) if embedded else None
-        return TextSpace(int(padding["length"]), "uint32", width, int(padding["pad_id"]))
+        return TextSpace(int(padding["length"]), "uint32", width, int(padding["pad_id"]), _STEP)
 
     def load_tokenizer(self, folder: Path) -> "Tokenizer":
         from tokenizers import Tokenizer
@@ -112,7 +115,7 @@ class Prx(Family):
         import torch
 
         config = denoiser.config
-        text = torch.empty(1, 256, config.context_in_dim)
+        text = torch.empty(1, _STEP, config.context_in_dim)  # the least, so that MFU is not overstated
         return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
 
 

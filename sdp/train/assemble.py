@@ -14,7 +14,7 @@ from sdp.config.train import TrainConfig
 from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_cores
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
-from sdp.families import patch_of
+from sdp.families import ALL_TOKENS, TextSpace, patch_of
 from sdp.families.classes import know_compiler
 from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.model import load
@@ -107,13 +107,14 @@ def make_reader(
 
     The embedding is None unless captions reach the trainers as embeddings.
     """
+    text = model.family.text(model.path, embedded=False)
     if config.data.mode == "offline":
         sources = open_sources(config)
         for source in sources.all:
             refuse_another_encoder(config, source.written, source.dataset, model)
         embedded = sources.all[0].dataset.text.name == TEXT
         empty_text = partial(_stored_empty, sources, model, world) if embedded else None
-        return latents_reader(config, sources, world), sources.metadata, empty_text
+        return latents_reader(config, sources, world, text), sources.metadata, empty_text
     dataset = open_pinned(config, 0, config.source.uri, "images")
     collocated = config.data.mode == "collocated"
     columns = open_columns(config, dataset) if collocated else None
@@ -135,13 +136,13 @@ def make_reader(
     rows = EncodedRows(images, engine, partial(row_weights, images.storage, config.data.holdout, config.limit))
     ahead = 0 if collocated else 4  # or a thread would encode while a step computes
     plan = MixturePlan((images.row_groups,), config.seed, Shuffle())
-    return Reader(plan, rows, world.rank, world.size, ahead, world.device), {"dataset": dataset.lineage}, empty
+    return Reader(plan, rows, world.rank, world.size, ahead, world.device, text), {"dataset": dataset.lineage}, empty
 
 
-def latents_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
+def latents_reader(config: TrainConfig, sources: Sources, world: World, text: TextSpace = ALL_TOKENS) -> Reader:
     """Return the reader of this worker's share of the latents."""
     rows = StoredRows(sources.datasets, config.data.readers, mixed=len(sources.all) > 1)
-    return Reader(sources.plan(config), rows, world.rank, world.size, device=world.device)
+    return Reader(sources.plan(config), rows, world.rank, world.size, device=world.device, space=text)
 
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:

@@ -82,7 +82,7 @@ class Conditioning:
             assert batch.token_ids is not None, "a batch has one of both"
             with torch.autocast(batch.token_ids.device.type, enabled=False):  # as `empty` was encoded
                 encoded = self.encode(batch.token_ids.to(torch.int64))
-        empty = self.empty.to(encoded.dtype)
+        empty = self.empty[: encoded.shape[1]].to(encoded.dtype)
         # Rows of weight 0 too, so that padding cannot bring NaN into the gradients.
         left_out = (dropped | (batch.weights == 0)).view(-1, *[1] * empty.dim())
         return torch.where(left_out, empty, encoded)

@@ -18,6 +18,7 @@ from sdp.config.train import TrainConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
+from sdp.families import ALL_TOKENS, TextSpace
 from sdp.storage import open_storage
 from sdp.train.data.batch import Batch, ShapePart, batch_of_shapes
 from sdp.train.data.granules import views
@@ -50,7 +51,9 @@ def validation_rows(config: TrainConfig) -> tuple[LatentsDataset, Weigh]:
     return own.dataset, lambda rows: weigh(rows) * held_out(rows, config.data.holdout)
 
 
-def load_validation_batch(latents: LatentsDataset, weigh: Weigh, rows: int, world: World, batch_size: int) -> Batch:
+def load_validation_batch(
+    latents: LatentsDataset, weigh: Weigh, rows: int, world: World, batch_size: int, space: TextSpace = ALL_TOKENS
+) -> Batch:
     """Load this worker's share of `rows` rows, from row groups in a random order.
 
     The workers' shares together do not depend on their number. All workers have the same number of batches, padded with
@@ -72,7 +75,7 @@ def load_validation_batch(latents: LatentsDataset, weigh: Weigh, rows: int, worl
         shape_rows.weights[:] = 1
         parts += [(view.columns, [shape_rows[at : at + batch_size]]) for at in range(0, len(shape_rows), batch_size)]
     most = max(world.gather(len(parts)))
-    return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size)
+    return batch_of_shapes([*parts, *[(latents.columns, [])] * (most - len(parts))], batch_size, space=space)
 
 
 def _select(latents: LatentsDataset, weigh: Weigh, rows: int) -> Iterator[tuple[int, Ints]]:

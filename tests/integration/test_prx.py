@@ -20,7 +20,7 @@ from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
-from sdp.families import TICKS
+from sdp.families import TICKS, prx
 from sdp.families.prx import PRX, lengths
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel, choose
@@ -170,6 +170,39 @@ def test_text_changes_the_prediction_and_padding_does_not(pipeline: Any) -> None
     assert (one - other).abs().max() > 1e-3
     assert (one - empty).abs().max() > 1e-3
     assert torch.allclose(one, short[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"source__uri": "token_ids"},
+        {"source__uri": "token_ids", "model__train_text_encoder": True},
+        {"source__uri": "text_embedding"},
+        {"source__uri": "images", "data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"},
+    ],
+)
+def test_captions_are_cut_to_a_batchs_longest_and_losses_stay(
+    root: Path, tmp_path: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tokens, losses = step.losses_at, set(), []
+
+    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
+        tokens.add(text.shape[1])
+        return own(networks, objective, batch, draws, text)
+
+    monkeypatch.setattr(step, "losses_at", spy)
+    for multiple, expected in ((64, {32}), (8, {16, 24})):  # "picture number 0" to "picture number 39"
+        monkeypatch.setattr(prx, "_STEP", multiple)
+        watch = Watch()
+        train(
+            settings(tmp_path, f"cut-{multiple}", **{**more, "source__uri": str(root / more["source__uri"])}),
+            callbacks=[watch],
+        )
+        losses.append([report.loss for report in watch.reports])
+        assert max(expected) in tokens
+        assert tokens <= expected
+        tokens.clear()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("how", ["ids", "embeddings", "collocated", "text", "checkpointed"])

@@ -24,7 +24,9 @@ class MeasureValidationLoss(Callback):
     def on_start(self, trainer: Trainer) -> None:
         settings = self.config.evaluate
         latents, weigh = validation_rows(self.config)
-        self._batch = load_validation_batch(latents, weigh, settings.rows, trainer.world, self.config.data.batch_size)
+        self._batch = load_validation_batch(
+            latents, weigh, settings.rows, trainer.world, self.config.data.batch_size, trainer.reader.space
+        )
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.evaluate

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sdp.datasets.outcomes import Outcome
+from sdp.families import ALL_TOKENS, TextSpace
 from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column, RowColumns
 from sdp.train.data.rows import PAD, Rows, blank_rows, items_of
 
@@ -79,28 +80,33 @@ class Batch:
         return replace(self, **tensors, bad=())
 
 
-def batch_of(columns: RowColumns, size: int, filled: Sequence[Rows], *, pin: bool = False) -> Batch:
+def batch_of(
+    columns: RowColumns, size: int, filled: Sequence[Rows], *, space: TextSpace = ALL_TOKENS, pin: bool = False
+) -> Batch:
     """Join rows into a batch, padded to `size`; the only place where a batch's bytes are copied."""
     latents, text = columns
+    captions = [part.text.view(text.dtype).reshape(-1, *text.shape) for part in filled]
+    counted = [part.weights > 0 for part in filled]
+    tokens = max(map(space.cut, captions, counted), default=text.shape[0])
     kind = "token_ids" if text.name == TOKEN_IDS else "text"
     tensors: dict[str, Any] = {
         "rows": torch.empty(size, dtype=torch.int64),
         "weights": torch.empty(size),
         "latents": torch.empty((size, *latents.shape), dtype=_torch_dtype(latents), pin_memory=pin),
-        kind: torch.empty((size, *text.shape), dtype=_torch_dtype(text), pin_memory=pin),
+        kind: torch.empty((size, tokens, *text.shape[1:]), dtype=_torch_dtype(text), pin_memory=pin),
     }
     into = (
         tensors["rows"].numpy(),
         tensors["weights"].numpy(),
         items_of(tensors["latents"].numpy()),
-        items_of(tensors[kind].numpy()),
+        tensors[kind].numpy(),
     )
     if any(part.epoch is not None for part in filled):
         tensors["epochs"] = torch.empty(size, dtype=torch.int64)
     at = 0
-    for part in filled:
+    for part, own in zip(filled, captions, strict=True):
         stop = at + len(part)
-        for target, values in zip(into, part.arrays, strict=True):
+        for target, values in zip(into, (*part.arrays[:3], own[:, :tokens]), strict=True):
             target[at:stop] = values
         if "epochs" in tensors:
             tensors["epochs"][at:stop] = part.epoch
@@ -112,13 +118,15 @@ def batch_of(columns: RowColumns, size: int, filled: Sequence[Rows], *, pin: boo
     return Batch(**tensors, moments=latents.name.startswith(MOMENTS), bad=bad)
 
 
-def batch_of_shapes(parts: Sequence[ShapePart], size: int, *, pin: bool = False) -> Batch:
+def batch_of_shapes(
+    parts: Sequence[ShapePart], size: int, *, space: TextSpace = ALL_TOKENS, pin: bool = False
+) -> Batch:
     """Join micro-batches of one shape each, all padded to `size`, into a batch that `Batch.split` takes apart again."""
     widest, text = max((columns for columns, _ in parts), key=lambda columns: columns[0].numbers)
     columns = replace(widest, shape=(widest.numbers,)), text
     filled = [rows for _, part in parts for rows in (*part, blank_rows(size - sum(map(len, part)), columns))]
     shapes = tuple(latents.shape for (latents, _), _ in parts)
-    return replace(batch_of(columns, size * len(parts), filled, pin=pin), shapes=shapes)
+    return replace(batch_of(columns, size * len(parts), filled, space=space, pin=pin), shapes=shapes)
 
 
 def _torch_dtype(column: Column) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from sdp.device import start_thread
+from sdp.families import ALL_TOKENS, TextSpace
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, batch_of, batch_of_shapes
 from sdp.train.data.columns import RowColumns
@@ -64,6 +65,8 @@ class Reader:
     """Batches prepared ahead of need, in a thread; 0 makes each when it is needed."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device that batches are for: a GPU copies them from pinned memory without waiting."""
+    space: TextSpace = ALL_TOKENS
+    """The model's captions, whose padding a batch may cut."""
 
     @property
     def rows(self) -> int:
@@ -105,12 +108,13 @@ class Reader:
 
     def _batch(self, step: list[LaneRange], filled: list[list[Rows]], route: Route) -> Batch:
         """Return the batch of a step, given the rows of each of its ranges."""
-        pin, size = self.device.type == "cuda", self.plan.granule
+        size = self.plan.granule
+        how: dict[str, Any] = {"space": self.space, "pin": self.device.type == "cuda"}
         if size is None:
-            return batch_of(self.source.columns(0), route.share, [*chain.from_iterable(filled)], pin=pin)
+            return batch_of(self.source.columns(0), route.share, [*chain.from_iterable(filled)], **how)
         parts = [(self.source.columns(take.lane.key[0]), rows) for take, rows in zip(step, filled, strict=True)]
         empty = -(-(route.batch_size // size) // route.world) - len(parts)
-        return batch_of_shapes([*parts, *[(self.source.columns(0), [])] * empty], size, pin=pin)
+        return batch_of_shapes([*parts, *[(self.source.columns(0), [])] * empty], size, **how)
 
 
 def in_flight(begun: Iterable[Callable[[], Item]], ahead: int) -> Generator[Item]:
