@@ -23,6 +23,7 @@ from sdp.device import (
     BatchLimit,
     Mark,
     choose_device,
+    configure_compiler,
     configure_torch,
     enter,
     new_stream,
@@ -71,7 +72,10 @@ class BatchEncoder:
         module = module.to(self.device, DTYPES[self._settings.dtype]).eval().requires_grad_(False)
         share_cores(self.device, module)
         module = module.to(memory_format=torch.channels_last)  # as the pixels arrive; convolutions are faster
-        return torch.compile(module) if self._settings.compile else module
+        if not self._settings.compile:
+            return module
+        configure_compiler()
+        return torch.compile(module, dynamic=False)
 
     def _in_batches(
         self, limit: int, items: NDArray[Any], where: NDArray[np.int64], encode: EncodeBatch

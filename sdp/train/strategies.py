@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp.config.train import StrategyConfig
-from sdp.device import DTYPES
+from sdp.device import DTYPES, configure_compiler
 from sdp.model.trained import TrainedNetworks
 from sdp.train.world import World
 
@@ -124,14 +124,8 @@ def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, 
 
 
 def compile_blocks(blocks: Iterable[nn.Module], backend: Any = "inductor") -> None:
-    """Compile block by block, which takes a tenth of the time: blocks of one shape share their compiled code.
-
-    Each shape has its own graph, since Inductor gives up channels-last convolutions for dynamic shapes.
-    """
-    # Inductor's rule of thumb also gives them up in the ten blocks with a convolution to half its channels or fewer.
-    torch._inductor.config.force_layout_optimization = True
-    torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
-    torch._dynamo.config.accumulated_recompile_limit = 1024
+    """Compile block by block, which takes a tenth of the time: blocks of one shape share their compiled code."""
+    configure_compiler()
     torch._dynamo.config.optimize_ddp = False  # it would split the blocks, which are small enough, at ddp's buckets
     for block in blocks:
         block.compile(backend=backend, dynamic=False)

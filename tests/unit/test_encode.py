@@ -276,7 +276,7 @@ def test_time_in_use_and_between_uses_adds_up_where_they_overlap() -> None:
 
 def test_compiled_batches_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler itself is left out: what is asked is that it sees one shape, and that fillers do not come back."""
-    monkeypatch.setattr(torch, "compile", lambda module: module)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     vae = make_vae()
     vae.encoder = Narrow(vae.encoder, room=100)
     chunk = chunk_of(list(range(10)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.graph import GraphLowering
 
 from sdp.config.train import ObjectiveConfig
+from sdp.encode.encoder import BatchEncoder
+from sdp.encode.recipe import EncoderSettings
 from sdp.families.sd import SD
 from sdp.model.schedule import Flow, Process
 from sdp.train.data.batch import Batch
@@ -72,6 +75,17 @@ def test_each_graph_has_one_size_of_batch_and_gradients_are_those_of_the_plain_m
     learn(compiled, count=3)
     assert len(graphs.dynamic) == 2 * count
     assert not any(graphs.dynamic)
+
+
+def test_an_encoder_has_a_graph_for_each_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Graphs()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
+    network = BatchEncoder(EncoderSettings(batch_sizes={}, compile=True), "cpu")._prepared(nn.Conv2d(3, 4, 3))
+    sizes = [(count, 3, 16, 16 * side) for count in (4, 2, 3) for side in (1, 2, 3)]
+    with torch.inference_mode():
+        for size in sizes:
+            network(torch.zeros(size))
+    assert graphs.dynamic == [False] * len(sizes)
 
 
 def test_inductor_lays_out_the_convolutions_of_every_graph_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
