@@ -1,16 +1,21 @@
 """`sdp caption`: pictures in, captions out, by a tiny model or by a server, and process and training that use them."""
 
 import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from sdp.caption import job, server
 from sdp.caption.answers import Question
 from sdp.caption.captioner import LocalCaptioner
 from sdp.cli import main
+from sdp.config import dump_yaml
 from sdp.config.caption import CaptionConfig
 from sdp.datasets.draws import draw
 from sdp.datasets.manifest import Dataset
@@ -21,6 +26,7 @@ from tests.kit import accounted, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images
 from tests.tiny_vlm import caption_for, coloured, make_tiny_vlm
+from tests.waiting import until
 
 ROWS = 40
 
@@ -130,6 +136,30 @@ def test_a_server_that_goes_away_ends_the_job_after_its_patience(
     monkeypatch.setattr(server, "_WAITS", 2)
     with ChatServer(lambda *_: 503) as chat, pytest.raises(Unavailable, match=r"captions.url: .*status 503"):
         written(with_server(root, tmp_path / "out", chat))
+
+
+def test_a_job_that_is_killed_asks_again_for_nothing_that_it_has_written(root: Path, tmp_path: Path) -> None:
+    held, resumed, output = [0], [False], tmp_path / "out"
+
+    def after_a_part(*_: object) -> str | None:
+        is_held = any(output.rglob("parts/*.parquet")) and not resumed[0]
+        held[0] += is_held
+        return "slow" if is_held else None
+
+    with ChatServer(after_a_part) as chat:
+        config = with_server(root, output, chat, "output.rows_per_file=5")
+        settings = tmp_path / "caption.yaml"
+        settings.write_text(dump_yaml(config))
+        with subprocess.Popen([sys.executable, "-m", "sdp", "caption", "--config", str(settings)]) as process:
+            until(lambda: held[0] > 1, "a part, and requests for the next")
+            process.kill()
+        resumed[0], chat.asked = True, Counter()
+        kept = {file: file.read_bytes() for file in output.rglob("parts/*.parquet")}
+        rows = sum(pq.read_metadata(file).num_rows for file in kept)
+        assert captions(written(config)) == EXPECTED
+        assert chat.asked.total() == len(EXPECTED) - rows
+    assert 0 < rows < len(EXPECTED)
+    assert all(file.read_bytes() == content for file, content in kept.items())
 
 
 def test_pictures_that_all_fail_end_the_job(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
