@@ -147,8 +147,10 @@ class ObjectiveConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW and its learning rate."""
+    """The optimizer and its learning rate."""
 
+    kind: Literal["adamw", "adamw8bit", "adafactor", "muon", "prodigy"] = key("adamw", shapes_output=True)
+    """The optimizer. All but adamw need strategy.kind ddp; adamw8bit needs the package torchao, prodigy prodigyopt."""
     learning_rate: float = key(1e-4, gt=0)
     """The learning rate after the warm-up; it may change between jobs."""
     schedule: Literal["constant", "cosine", "linear"] = key("constant", shapes_output=True)
@@ -156,7 +158,7 @@ class OptimizerConfig(Section):
     warmup_steps: int = key(10_000, ge=0)
     """Steps over which the learning rate rises from zero; it may change between jobs."""
     weight_decay: float = key(0.01, shapes_output=True, ge=0)
-    """AdamW's weight decay."""
+    """The optimizer's weight decay."""
     clip_norm: float | None = key(None, gt=0)
     """Maximum gradient norm; larger gradients are scaled down. null disables it."""
 
@@ -395,7 +397,7 @@ class TrainConfig(JobConfig):
     objective: ObjectiveConfig = key(ObjectiveConfig)
     """The training objective."""
     optimizer: OptimizerConfig = key(OptimizerConfig)
-    """AdamW and its learning rate."""
+    """The optimizer and its learning rate."""
     ema: EmaConfig = key(EmaConfig)
     """The moving average of the weights."""
     precision: Literal["bf16", "fp32"] = key("bf16", shapes_output=True)
@@ -424,13 +426,13 @@ class TrainConfig(JobConfig):
     def settled(self) -> Self:
         if self.scaling.accelerator in (None, "cpu"):
             return self
-        second = self.phase_2
+        second, several = self.phase_2, self.scaling.num_workers != 1 and self.optimizer.kind == "adamw"
         return self.replaced(
             data=self.data.with_defaults(
                 batch_size=_usual_batch(self.data.resolution),
                 global_batch_size=RECIPE_BATCH if self.model.denoiser == "new" else None,
             ),
-            strategy=self.strategy.with_defaults(kind="ddp" if self.scaling.num_workers == 1 else "fsdp", compile=True),
+            strategy=self.strategy.with_defaults(kind="fsdp" if several else "ddp", compile=True),
             phase_2=second.with_defaults(batch_size=second.resolution and _usual_batch(second.resolution)),
         )
 
@@ -486,6 +488,9 @@ class TrainConfig(JobConfig):
             expected = "token_ids or null while model.train_text_encoder is set"
             hint = "embeddings would be those of the frozen text encoder"
             yield self.problem("encode.text", expected, hint)
+        if self.optimizer.kind != "adamw" and self.strategy.kind == "fsdp":
+            hint = "it needs whole weights: set strategy.kind: ddp"
+            yield self.problem("optimizer.kind", "adamw while strategy.kind is fsdp", hint)
         if self.max_steps is None and self.optimizer.schedule != "constant":
             hint = "set max_steps: the schedule needs a last step"
             yield self.problem("optimizer.schedule", "constant while max_steps is null", hint)

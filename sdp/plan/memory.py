@@ -1,7 +1,7 @@
 """An estimate of a trainer's GPU memory, by use, for Stable Diffusion 1 and 2 and two sizes of PRX. It needs no torch.
 
-Weights, gradients and AdamW's averages follow from the number of parameters. Activations, which the forward pass keeps
-for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,
+Weights, gradients and the optimizer's state follow from the number of parameters. Activations, which the forward pass
+keeps for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,
 cuDNN's workspaces and the backward pass's own temporaries are not counted: MARGIN keeps room for them.
 """
 
@@ -100,7 +100,8 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     micro_batches, micro_batch = _micro_batches(config, place.workers)
     # Until the last micro-batch, fsdp adds up whole gradients.
     gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)
-    parts = {"weights": frozen / shares + trained_bytes, "gradients": gradients, "optimizer": 2 * trained_bytes}
+    weights, states = frozen / shares + trained_bytes, _states(config, known) * trained_bytes
+    parts = {"weights": weights, "gradients": gradients, "optimizer": states}
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:
@@ -114,6 +115,14 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {use: amount for use, amount in parts.items() if amount}
     return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
+
+
+def _states(config: TrainConfig, known: Mapping[str, Any]) -> float:
+    """Return the size of the optimizer's state, as a multiple of the trained weights."""
+    kind, rank = config.optimizer.kind, config.lora.rank
+    of_any = {"adamw": 2.0, "adamw8bit": 2 * (1 / 4 + 1 / 256), "prodigy": 4.0}  # with a scale for 256 values in 8 bits
+    of_matrices = {"muon": 1.0, "adafactor": 1 / (rank or 1)}
+    return of_any.get(kind) or float((known["states"] if rank is None else of_matrices)[kind])
 
 
 def _text_size(family: KnownModel) -> int:

@@ -24,7 +24,8 @@ from sdp.train.data.batch import Batch
 from sdp.train.data.order import Shuffle
 from sdp.train.data.reader import Reader
 from sdp.train.limits import reached_limit, used_up_budget
-from sdp.train.optimizer import AdamW, Ema, learning_rate, skips
+from sdp.train.optimizer import Ema, learning_rate, skips
+from sdp.train.optimizers import make_optimizer
 from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.run_folder import EVENTS
 from sdp.train.step import Conditioning, Objective, weighted_losses
@@ -133,7 +134,7 @@ class Trainer:
         self.trained = self.networks.trained()
         """The trained parameters, as the strategy has wrapped them, by their names in checkpoints."""
         self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
-        self.optimizer = AdamW(self.trained, config.optimizer)
+        self.optimizer = make_optimizer(self.trained, config.optimizer)
         self._bad_in_a_row = 0
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
         """A step's figures on the host."""

@@ -21,11 +21,12 @@ from tests.tiny_model import make_tiny_model
 from tests.training import Crash, CrashAt, Poison, Watch, config, train, weights
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:
-    whole, watch = config(root, "whole", max_steps=11), Watch()
+@pytest.mark.parametrize("kind", ["adamw", "adafactor", "muon"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path, kind: str) -> None:
+    whole, watch = config(root, "whole", max_steps=11, optimizer__kind=kind), Watch()
     expected = weights(train(whole, callbacks=[watch]))
 
-    continued = config(root, "again", max_steps=11)
+    continued = config(root, "again", max_steps=11, optimizer__kind=kind)
     first, second = Watch(), Watch()
     with pytest.raises(Crash):
         train(continued, callbacks=[first, SaveCheckpoints(3), CrashAt(8)])
