@@ -260,6 +260,7 @@ def test_the_steps_of_a_prompt_go_from_left_to_right_in_a_row_that_begins_at_its
     text = page.page_of("t", [page.PageSection("s", "uri", "good", blocks=[page.Gallery("g", [("p", tiles)])])])
     assert re.findall(rb"<small>step (\d)", text) == [b"3", b"2", b"1"]
     assert b"flex-direction: row-reverse" in text
+    assert b".strip img { min-width: 256px; max-width: calc(100vw - 58px) }" in text, "a phone shows it whole"
 
 
 INFINITE = b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}'
