@@ -90,8 +90,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             folder.record(
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
+        say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
         if here:
-            say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
             from sdp.train.here import train_here
 
             summary = train_here(config, plan, folder, lease)

@@ -119,7 +119,9 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
-def test_ray_train_has_the_figures_of_each_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_train_has_the_figures_of_each_checkpoint_and_says_how_to_watch_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer_class, notes = internals.trainer(), root / "reported"
 
     def watched(*arguments: Any, run_config: Any, **options: Any) -> Any:
@@ -130,6 +132,7 @@ def test_ray_train_has_the_figures_of_each_checkpoint(root: Path, monkeypatch: p
     state = run(config(root, max_steps=6, checkpoint__every_steps=2, scaling__num_workers=2)).state
     reports = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [[worker["step"] for worker in report] for report in reports] == [[2, 2], [4, 4], [6, 6], [6, 6]]
+    assert f": sdp report {root}/run --watch\n" in capsys.readouterr().err
     assert reports[-1] == 2 * [{"step": 6, "epoch": 0, "samples": state.samples, "loss": state.loss}]
 
 
