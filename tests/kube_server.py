@@ -228,6 +228,9 @@ class _KubeHandler(_Handler):
             self._create(path, json.loads(body))
         elif path not in kube.objects:
             self._not_found(path)
+        elif verb == "delete" and kube.objects[path]["metadata"].get("finalizers"):
+            kube.objects[path]["metadata"]["deletionTimestamp"] = "2026-11-21T07:30:00Z"
+            self._answer(kube.objects[path])
         elif verb == "delete":
             del kube.objects[path]
             self._answer({"kind": "Status", "status": "Success"})

@@ -104,8 +104,8 @@ def follow(api: Api, name: str, say: Say) -> int:
         raise
 
 
-def states(api: Api, name: str, say: Say) -> Iterator[JobState]:
-    """Yield a job's state repeatedly until it has ended; retry up to a deadline if the API server does not answer."""
+def states(api: Api, name: str, say: Say, *, until_gone: bool = False) -> Iterator[JobState]:
+    """Yield a job's state repeatedly until it has ended, or is gone; wait a while for the API server."""
     lost_at: float | None = None
     while True:
         try:
@@ -123,6 +123,6 @@ def states(api: Api, name: str, say: Say) -> Iterator[JobState]:
                 lost_at = None
                 say("the API server answers again")
             yield state
-            if state.finished:
+            if state.finished and not until_gone:
                 return
         time.sleep(POLL_S)

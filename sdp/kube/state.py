@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sdp.errors import one_line
@@ -23,7 +23,8 @@ class JobState:
     job: str
     """download, process, train, train-online …; empty for a RayJob that is not of sdp."""
     state: str
-    """new, waiting, pending, running, succeeded, failed, stopped, refused, retrying, suspended or suspending."""
+    """new, waiting, pending, running, succeeded, failed, stopped, refused, retrying, suspended, suspending or
+    deleting."""
     cluster: str
     submission: str
     """Ray's id of the job; empty until it has one."""
@@ -67,6 +68,10 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
     if deployment in ("Running", "Complete"):
         state = (ray_status or {"Running": "pending", "Complete": "succeeded"}[deployment]).lower()
     message = str(status.get("message") or "")
+    said = "" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message)
+    if deleted := _moment(metadata.get("deletionTimestamp")):
+        held = ", ".join(metadata.get("finalizers") or ()) or "its dependents"
+        state, said = "deleting", f"being deleted since {deleted.astimezone(UTC):%Y-%m-%d %H:%MZ}, held by {held}"
     return JobState(
         name=metadata["name"],
         job=str((metadata.get("labels") or {}).get("sdp/job", "")),
@@ -75,7 +80,7 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         submission=status.get("jobId", ""),
         started=_moment(times.get("startTime") or (status.get("startTime") if ray_status else None)),
         ended=_moment(times.get("endTime") or status.get("endTime")) if finished else None,
-        message="" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message),
+        message=said,
         finished=finished,
         exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
     )

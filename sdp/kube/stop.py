@@ -11,7 +11,8 @@ from sdp.kube.logs import read_job, states
 from sdp.kube.rayjob import STOP_WAIT_S
 
 NOTICED_S = 60.0
-"""Time for the operator to notice that a job has ended."""
+"""Time for the operator to notice that a job has ended, or is to be deleted."""
+_NO_FINALIZERS = '{"metadata":{"finalizers":null}}'
 
 
 def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
@@ -37,9 +38,21 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
             say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
             _wait(api, name, say)
     if delete:
-        with suppress(Missing):
-            api.delete(api.path("rayjobs", name))
+        _delete(api, name, say)
         say(f"deleted the RayJob {name}")
+
+
+def _delete(api: Api, name: str, say: Say) -> None:
+    """Delete a RayJob, and wait until it is gone: the operator first stops its job."""
+    deadline = time.monotonic() + NOTICED_S
+    with suppress(Missing):
+        api.delete(api.path("rayjobs", name))
+        for state in states(api, name, say, until_gone=True):
+            if time.monotonic() > deadline:
+                force = f"kubectl -n {api.namespace} patch rayjob {name} --type merge -p '{_NO_FINALIZERS}'"
+                raise SdpError(
+                    f"{name} is {state.message}; KubeRay's operator releases it (sdp doctor), or, by force, {force}"
+                )
 
 
 def _wait(api: Api, name: str, say: Say) -> None:

@@ -88,7 +88,7 @@ def _release(api: Api, submission: Submission, say: Say) -> ReadRelease:
 def create(api: Api, rayjob: Object, say: Say) -> str:
     """Create a RayJob once, even if a response is lost, and replace a finished one; return its name."""
     name: str = rayjob["metadata"]["name"]
-    path, unsure, replaced = api.path("rayjobs", name), False, False
+    path, unsure, replaced, deleting = api.path("rayjobs", name), False, False, ""
     for attempt in range(TRIES):
         try:
             api.post(api.path("rayjobs"), rayjob)
@@ -97,7 +97,10 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
             if unsure:  # the request whose response was lost succeeded
                 return name
             with contextlib.suppress(Missing):
-                if not replaced and not job_state(api.get(path)).finished:
+                state = job_state(api.get(path))
+                if state.state == "deleting":
+                    replaced, deleting = True, f": it is {state.message}"
+                if not replaced and not state.finished:
                     raise UserError(
                         f"--name: RayJob {name!r} has not ended; "
                         f"sdp logs {name} --follow shows it, sdp stop {name} ends it"
@@ -111,7 +114,9 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
                 raise
             unsure = True
         time.sleep(PAUSE_S)
-    raise UserError(f"--name: RayJob {name!r} could not be created; see sdp status {name}, or use another name")
+    raise UserError(
+        f"--name: RayJob {name!r} could not be created{deleting}; see sdp status {name}, or use another name"
+    )
 
 
 def _checked_file(submission: Submission, say: Say) -> tuple[str | None, JobConfig | None]:

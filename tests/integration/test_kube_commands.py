@@ -17,6 +17,7 @@ import yaml
 
 from sdp.cli import main
 from sdp.kube import logs as kube_logs
+from sdp.kube import stop as kube_stop
 from sdp.kube import submit as kube_submit
 from sdp.kube.access import connect
 from sdp.kube.api import Unreachable
@@ -547,6 +548,27 @@ def test_a_job_that_has_not_started_is_deleted(lab: Lab, capfd: Capture) -> None
     lab.job("x")
     assert main(["stop", "x"]) == 0
     assert "x had not started\nsdp: deleted the RayJob x" in capfd.readouterr().err
+    assert lab.jobs() == []
+
+
+def test_stop_waits_until_a_job_is_deleted_and_says_what_holds_it(
+    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.job("x")
+    path = f"{RAY}/rayjobs/x"
+    lab.kube.objects[path]["metadata"]["finalizers"] = ["ray.io/rayjob-finalizer"]
+    monkeypatch.setattr(kube_stop, "NOTICED_S", 0.3)
+    assert main(["stop", "x"]) == 1
+    err = capfd.readouterr().err
+    assert "x is being deleted since 2026-11-21 07:30Z, held by ray.io/rayjob-finalizer; KubeRay's operator" in err
+    assert "deleted the RayJob" not in err
+    monkeypatch.setattr(kube_submit, "PAUSE_S", 0.01)
+    assert main(["submit", "train", "--name", "x", "--no-follow"]) == 2
+    assert "could not be created: it is being deleted since 2026-11-21 07:30Z, held by" in capfd.readouterr().err
+    monkeypatch.setattr(kube_stop, "NOTICED_S", 30.0)
+    threading.Timer(0.3, lambda: lab.kube.objects.pop(path)).start()
+    assert main(["stop", "x"]) == 0
+    assert "deleted the RayJob x" in capfd.readouterr().err
     assert lab.jobs() == []
 
 

@@ -66,6 +66,14 @@ def test_a_waiting_job_reports_its_clusters_problem() -> None:
     assert job_state(rayjob(jobDeploymentStatus="Running", jobStatus="RUNNING", message="Job is running")).message == ""
 
 
+def test_a_job_that_is_being_deleted_says_since_when_and_what_holds_it() -> None:
+    job = rayjob(jobDeploymentStatus="Running", jobStatus="RUNNING")
+    job["metadata"] |= {"deletionTimestamp": "2026-11-21T07:30:00Z", "finalizers": ["ray.io/rayjob-finalizer"]}
+    state = job_state(job)
+    assert state.state == "deleting"
+    assert state.message == "being deleted since 2026-11-21 07:30Z, held by ray.io/rayjob-finalizer"
+
+
 def test_a_job_has_rays_times_once_it_has_started() -> None:
     times = {"startTime": "2026-11-21T07:30:00Z"}
     running = rayjob(jobDeploymentStatus="Running", jobStatus="RUNNING", rayJobInfo=times, startTime="2026-01-01")
