@@ -1,15 +1,17 @@
 """The RayClusters of a namespace, and their job configurations."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from sdp.errors import UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api
-from sdp.kube.rayjob import DEFAULT_CLUSTER
+from sdp.kube.rayjob import CONFIG_ENV, DEFAULT_CLUSTER, config_in
 from sdp.ray.cluster import ACCELERATOR_LABEL
 
 Release = tuple[Object, dict[str, str]]
@@ -45,6 +47,17 @@ def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
     """Return a cluster's job configurations, by file name without .yaml."""
     name = jobs_map(raycluster)
     return yaml_entries(api.get(api.path("configmaps", name, "/api/v1"))) if name else {}
+
+
+def config_of(api: Api, rayjob: Object) -> Any:
+    """Return the configuration of a RayJob's job."""
+    spec = rayjob["spec"]
+    words, text = shlex.split(spec["entrypoint"]), yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"].get(CONFIG_ENV)
+    if text is None:
+        own = {"spec": spec["rayClusterSpec"]} if "rayClusterSpec" in spec else None
+        texts = job_texts(api, own or find_cluster(api, spec["clusterSelector"]["ray.io/cluster"]))
+        text = texts.get(Path(words[words.index("--config") + 1]).stem, "")
+    return config_in(words, text)
 
 
 def read_manifests(file: str) -> list[Object]:

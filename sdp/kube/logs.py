@@ -4,20 +4,16 @@ Neither following a job nor ending that affects the job.
 """
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-
-import yaml
 
 from sdp.errors import NotFound, SdpError, UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import Api, Missing, Unreachable
-from sdp.kube.clusters import find_cluster, job_texts
+from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
-from sdp.kube.rayjob import CONFIG_ENV, LOGS_FOLDER, config_in
+from sdp.kube.rayjob import LOGS_FOLDER
 from sdp.kube.state import JobState, job_state
 from sdp.storage import open_storage
 
@@ -44,13 +40,7 @@ def log_text(api: Api, name: str) -> str:
 
 def saved_logs(api: Api, rayjob: Object, submission: str) -> str:
     """Return the logs that a job has saved, read with the credentials of this machine."""
-    spec = rayjob["spec"]
-    words, text = shlex.split(spec["entrypoint"]), yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"].get(CONFIG_ENV)
-    if text is None:
-        own = {"spec": spec["rayClusterSpec"]} if "rayClusterSpec" in spec else None
-        texts = job_texts(api, own or find_cluster(api, spec["clusterSelector"]["ray.io/cluster"]))
-        text = texts.get(Path(words[words.index("--config") + 1]).stem, "")
-    settings = config_in(words, text)
+    settings = config_of(api, rayjob)
     # Outside of the cluster its storage may have another address.
     address = os.environ.get("AWS_ENDPOINT_URL", settings.storage.endpoint)
     output = open_storage(settings.output.uri, settings.storage.options()).with_options(endpoint=address)

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 
 from sdp.console import duration, table
 from sdp.errors import SdpError, UserError
+from sdp.kube import Object
 from sdp.kube.api import Api
+from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.rayjob import kind_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
@@ -21,12 +23,10 @@ GROUP_LABEL = "sdp/group"
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     """Return the text to print."""
-    objects = {
-        kind: [item for item in api.list(api.path(kind)) if name in (None, item["metadata"]["name"])]
-        for kind in ("rayclusters", "rayjobs")
-    }
-    clusters = [cluster_state(raycluster) for raycluster in objects["rayclusters"]]
-    jobs = sorted(map(job_state, objects["rayjobs"]), key=lambda job: (job.started is None, str(job.started), job.name))
+    objects = {kind: api.list(api.path(kind)) for kind in ("rayclusters", "rayjobs")}
+    clusters = [state for state in map(cluster_state, objects["rayclusters"]) if name in (None, state.name)]
+    jobs = [state for state in map(job_state, objects["rayjobs"]) if name in (None, state.name)]
+    jobs.sort(key=lambda job: (job.started is None, str(job.started), job.name))
     if name and not clusters and not jobs:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
     states: list[ClusterState | JobState] = [*clusters, *jobs]
@@ -41,7 +41,12 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         if len(state.message) > _LONGEST_MESSAGE
     ]
     parts += [f"{cluster.name}: {line}" for cluster in clusters for line in _holders(api, cluster)]
-    parts += [f"{job.name}: {line}" for job in jobs if (line := _progress(api, job))]
+    newest = sorted(
+        objects["rayjobs"], key=lambda rayjob: str(rayjob["metadata"].get("creationTimestamp")), reverse=True
+    )
+    for job in jobs:
+        if line := _progress(api, job):
+            parts.append(f"{job.name}: {line}{_ended_writer(api, line, newest)}")
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
@@ -64,8 +69,19 @@ def _progress(api: Api, job: JobState) -> str:
     if job.state == "running":
         with suppress(SdpError):
             lines = RayHead(api, job.cluster).log(job.submission).splitlines()
-    progress = re.compile(rf"{kind_of(job.job)}: (waiting for |.* · )")
+    progress = re.compile(rf"{kind_of(job.job)}(: (waiting for |no progress for |.* · )| is waiting: )")
     return next(filter(progress.match, reversed(lines)), "")
+
+
+def _ended_writer(api: Api, line: str, rayjobs: list[Object]) -> str:
+    """Return the job that should have written what a line waits for, if it has ended without it."""
+    awaited = re.search(r" is waiting: for (\S+) to be complete", line)
+    for rayjob in rayjobs if awaited else ():
+        with suppress(SdpError):
+            state = job_state(rayjob)
+            if awaited and state.job and config_of(api, rayjob).output.uri.rstrip("/") == awaited[1].rstrip("/"):
+                return f"; {state.name}, which writes it, has ended: {state.state}" if state.finished else ""
+    return ""
 
 
 def clusters_table(clusters: list[ClusterState]) -> str:

@@ -436,7 +436,13 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
 
 
 @pytest.mark.parametrize(
-    "newest", ["train: step 20 of 90 · ETA 1:00", "train: waiting for 2 GPUs (0 of 2 ready, 9:07)"]
+    "newest",
+    [
+        "train: step 20 of 90 · ETA 1:00",
+        "train: waiting for 2 GPUs (0 of 2 ready, 9:07)",
+        "train: no progress for 40:00; waiting for 2 A100 GPUs",
+        "train is waiting: for s3://b/latents to be complete",
+    ],
 )
 def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture, newest: str) -> None:
     lines = ["train: step 10 of 90 · ETA 2:00", newest, "train: saved"]
@@ -448,6 +454,24 @@ def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: C
     lab.kube.denied.add(("create", "pods/portforward"))
     assert main(["status", "x"]) == 0
     assert newest not in capfd.readouterr().out
+
+
+def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, capfd: Capture) -> None:
+    line = "train is waiting: for s3://b/latents to be complete"
+    lab.begun("sdp-train", f"{line}\n".encode())
+    text = "source: {uri: s3://b/images}\noutput: {uri: s3://b/other}\nmodel: {source: 'builtin:tiny'}\n"
+    moments = {"older": "2026-11-21T07:00:00Z", "newer": "2026-11-21T07:10:00Z", "elsewhere": "2026-11-21T07:20:00Z"}
+    for name, moment in moments.items():
+        overrides = [] if name == "elsewhere" else ["output.uri=s3://b/latents/"]
+        job = make_rayjob("process", text, name=name, overrides=overrides)
+        job["metadata"]["creationTimestamp"] = moment
+        lab.kube.put(f"{RAY}/rayjobs/{name}", job)
+        lab.end(name, "FAILED", "exit code 1")
+    assert main(["status", "sdp-train"]) == 0
+    assert f"sdp-train: {line}; newer, which writes it, has ended: failed\n" in capfd.readouterr().out
+    lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
+    assert main(["status", "sdp-train"]) == 0
+    assert f"sdp-train: {line}\n" in capfd.readouterr().out
 
 
 def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Capture) -> None:
