@@ -30,7 +30,11 @@ RAY = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
 OPERATOR = "/apis/apps/v1/namespaces/kuberay-system/deployments/kuberay-operator"
-KINDS = ("customresourcedefinitions", "nodes", "pods", "secrets", "configmaps", "rayclusters", "rayjobs", "deployments")
+KUEUE = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}"
+KINDS = (
+    "customresourcedefinitions", "nodes", "pods", "secrets", "configmaps", "rayclusters", "rayjobs", "deployments",
+    "events", "workloads", "serviceaccounts",
+)  # fmt: skip
 
 
 @dataclass
@@ -190,7 +194,9 @@ def _selected(item: Object, query: dict[str, str]) -> bool:
     ):
         if labels.get(key or single) not in (values.split(",") if key else [value]):
             return False
-    return True
+    fields = {"involvedObject.uid": item.get("involvedObject", {}).get("uid"), "type": item.get("type")}
+    wanted = [each.split("=") for each in query.get("fieldSelector", "").split(",") if each]
+    return all(fields[field] == value for field, value in wanted)
 
 
 class _KubeHandler(_Handler):

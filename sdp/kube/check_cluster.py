@@ -5,14 +5,15 @@ its reports and not predicted.
 """
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
+from dataclasses import replace
 
 from sdp.console import counted
-from sdp.errors import one_line
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
 from sdp.kube.api import OPERATOR_HINT, Api
-from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod
+from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, is_own
+from sdp.kube.reasons import pods_of, reason_of, stuck_pods
 from sdp.kube.state import ClusterState, cluster_state
 from sdp.ray.cluster import ACCELERATOR_LABEL
 
@@ -22,14 +23,6 @@ SHARED = "-SHARED"
 OLDEST_OPERATOR = (1, 7)
 FIELDS = ("authOptions", "upgradeStrategy", "autoscalerOptions", "idleTimeoutSeconds", "priority")
 """Fields of a RayCluster that the chart uses and that older CRDs silently drop."""
-
-_STUCK = {
-    "ImagePullBackOff": "check image, tag and imagePullSecrets",
-    "ErrImagePull": "check image, tag and imagePullSecrets",
-    "InvalidImageName": "check image.repository and image.tag",
-    "CrashLoopBackOff": "kubectl logs --previous shows the reason",
-    "CreateContainerConfigError": "an object that it refers to is missing",
-}
 
 
 def resources(api: Api) -> Generator[Finding, None, None]:
@@ -75,35 +68,25 @@ def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
 def cluster(api: Api, name: str | None) -> Generator[Finding, None, Object]:
     """Check that the cluster exists and is ready; return it."""
     raycluster = find_cluster(api, name)
-    state = cluster_state(raycluster)
-    pods = api.list(api.path("pods", group="/api/v1"), labelSelector=f"ray.io/cluster={state.name}")
-    stuck = list(_stuck_pods(pods))
-    yield judge_state(state, stuck)
-    yield from stuck
+    for item in (raycluster, *(each for each in api.list(api.path("rayclusters")) if is_own(each))):
+        state = cluster_state(item)
+        stuck, reason = list(stuck_pods(pods_of(api, state.name))), reason_of(api, item, state)
+        if item is raycluster or reason:
+            yield judge_state(replace(state, message="" if stuck else reason), stuck)
+            yield from stuck
     return raycluster
 
 
 def judge_state(state: ClusterState, pods: "list[Finding]") -> Finding:
     """Judge a cluster's state: one that is starting is no failure unless something holds it up."""
+    words = f"{state.name} is {state.state}"
     if state.state == "ready":
-        return Finding("cluster", "ok", f"{state.name} is ready: {state.workers} of {counted(state.wanted, 'worker')}")
-    words = f"{state.name} is {state.state}{f': {state.message}' if state.message else ''}"
-    hopeless = state.state != "starting" or state.refused or any(pod.state == "failed" for pod in pods)
+        words += f": {state.workers} of {counted(state.wanted, 'worker')}"
+        if not state.message:
+            return Finding("cluster", "ok", words)
+    words += f": {state.message}" * bool(state.message)
+    hopeless = state.state not in ("starting", "ready") or state.refused or any(pod.state == "failed" for pod in pods)
     return Finding("cluster", "failed" if hopeless else "warning", words, f"kubectl describe raycluster {state.name}")
-
-
-def _stuck_pods(pods: Sequence[Object]) -> Iterator[Finding]:
-    for pod in pods:
-        status, name = pod.get("status") or {}, pod["metadata"]["name"]
-        for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if (reason := waiting.get("reason")) in _STUCK:
-                words = one_line(waiting.get("message") or "no message", 200)
-                yield Finding("pods", "failed", f"{name}: {reason} ({words})", _STUCK[reason])
-        for condition in status.get("conditions") or ():
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                words = one_line(condition.get("message") or "")
-                yield Finding("pods", "warning", f"{name} is not scheduled: {words}", "kubectl describe pod shows more")
 
 
 def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:

@@ -25,7 +25,7 @@ def find_cluster(api: Api, name: str | None) -> Object:
     clusters = {
         cluster["metadata"]["name"]: cluster
         for cluster in api.list(api.path("rayclusters"))
-        if name or "RayJob" not in {owner["kind"] for owner in cluster["metadata"].get("ownerReferences") or ()}
+        if name or not is_own(cluster)
     }
     wanted = name or (next(iter(clusters)) if len(clusters) == 1 else DEFAULT_CLUSTER)
     if wanted in clusters:
@@ -35,6 +35,11 @@ def find_cluster(api: Api, name: str | None) -> Object:
         f"--cluster: there is no RayCluster {wanted!r} in namespace {api.namespace!r}; {remedy}, "
         "or use another --namespace"
     )
+
+
+def is_own(raycluster: Object) -> bool:
+    """Return whether a RayJob has made a cluster for itself."""
+    return "RayJob" in {owner["kind"] for owner in raycluster["metadata"].get("ownerReferences") or ()}
 
 
 def jobs_map(raycluster: Object) -> str:

@@ -103,29 +103,32 @@ def _reason(status: Mapping[str, Any], message: str) -> str:
 def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
     """Return the state of a RayCluster."""
     status = raycluster.get("status") or {}
-    state = status.get("state") or "starting"
+    state, message = status.get("state") or "starting", _trouble(status)
+    if state == "ready" and _condition(status, "HeadPodReady", "False"):  # KubeRay never takes that state back
+        state = "starting"
     return ClusterState(
         name=raycluster["metadata"]["name"],
         state=state,
         workers=int(status.get("readyWorkerReplicas") or 0),
         wanted=int(status.get("desiredWorkerReplicas") or 0),
         head=(status.get("head") or {}).get("podName", ""),
-        message="" if state == "ready" else _trouble(status),
-        refused=any(
-            condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
-            for condition in status.get("conditions") or ()
-        ),
+        message=message,
+        refused=bool(_condition(status, "ReplicaFailure", "True")),
     )
 
 
 def _trouble(status: Mapping[str, Any]) -> str:
     """Return the problem that a RayCluster reports, in one line."""
-    for condition in status.get("conditions") or ():
-        kind, holds = condition.get("type"), condition.get("status") == "True"
-        if (kind == "HeadPodReady" and not holds) or (kind == "ReplicaFailure" and holds):
+    for kind, bad in (("ReplicaFailure", "True"), ("HeadPodReady", "False")):
+        if condition := _condition(status, kind, bad):
             words = one_line(condition.get("message") or "")
             return f"{condition.get('reason', kind)}: {words}" if words else str(condition.get("reason", kind))
     return one_line(status.get("reason") or "")
+
+
+def _condition(status: Mapping[str, Any], kind: str, holds: str) -> Mapping[str, Any]:
+    conditions = status.get("conditions") or ()
+    return next((each for each in conditions if (each.get("type"), each.get("status")) == (kind, holds)), {})
 
 
 def _moment(text: str | None) -> datetime | None:

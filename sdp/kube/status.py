@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from sdp.console import duration, table
@@ -13,6 +14,7 @@ from sdp.kube.api import Api
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.rayjob import kind_of
+from sdp.kube.reasons import queued, reason_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 from sdp.ray.cluster import holders
 
@@ -24,8 +26,9 @@ GROUP_LABEL = "sdp/group"
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     """Return the text to print."""
     objects = {kind: api.list(api.path(kind)) for kind in ("rayclusters", "rayjobs")}
-    clusters = [state for state in map(cluster_state, objects["rayclusters"]) if name in (None, state.name)]
-    jobs = [state for state in map(job_state, objects["rayjobs"]) if name in (None, state.name)]
+    known = {item["metadata"]["name"]: _explained_cluster(api, item) for item in objects["rayclusters"]}
+    clusters = [state for state in known.values() if name in (None, state.name)]
+    jobs = [_explained(api, item, known) for item in objects["rayjobs"] if name in (None, item["metadata"]["name"])]
     jobs.sort(key=lambda job: (job.started is None, str(job.started), job.name))
     if name and not clusters and not jobs:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
@@ -34,12 +37,11 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         data = {"clusters": list(map(asdict, clusters)), "jobs": list(map(asdict, jobs))}
         return json.dumps(data, indent=2, default=datetime.isoformat)
     parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
-    failed = [job for job in jobs if job.state == "failed"]
-    parts += [
-        f"{state.name}: {state.message}"
-        for state in (states if name else failed)
-        if len(state.message) > _LONGEST_MESSAGE
-    ]
+    long = dict[str, list[str]]()
+    for state in states:
+        if len(state.message) > _LONGEST_MESSAGE:
+            long.setdefault(state.message, []).append(state.name)
+    parts += [f"{', '.join(names)}: {message}" for message, names in long.items()]
     parts += [f"{cluster.name}: {line}" for cluster in clusters for line in _holders(api, cluster)]
     newest = sorted(
         objects["rayjobs"], key=lambda rayjob: str(rayjob["metadata"].get("creationTimestamp")), reverse=True
@@ -50,6 +52,26 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
+
+
+def _explained_cluster(api: Api, raycluster: Object) -> ClusterState:
+    state = cluster_state(raycluster)
+    return replace(state, message=reason_of(api, raycluster, state))
+
+
+def _explained(api: Api, rayjob: Object, clusters: Mapping[str, ClusterState]) -> JobState:
+    """Return a job's state with what it waits for: a queue, or its cluster."""
+    job = job_state(rayjob)
+    reason, cluster = "", clusters.get(job.cluster)
+    if job.state == "suspended":
+        reason = queued(api, rayjob)
+    elif job.state == "waiting" and cluster:
+        reason = cluster.message
+    elif job.state in ("running", "pending") and not cluster:
+        reason = "its cluster is gone"
+    elif job.state in ("new", "waiting") and job.cluster and not cluster:
+        reason = f"there is no RayCluster {job.cluster!r}"
+    return replace(job, message=reason or job.message)
 
 
 def _holders(api: Api, cluster: ClusterState) -> list[str]:

@@ -24,7 +24,20 @@ from sdp.kube.api import Unreachable
 from sdp.kube.check_cluster import FIELDS
 from sdp.kube.doctor import examine_pod, mounted_texts
 from sdp.kube.rayjob import make_rayjob
-from tests.kube_server import CORE, CRD, OPERATOR, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
+from tests.kube_server import (
+    CORE,
+    CRD,
+    KUEUE,
+    OPERATOR,
+    RAY,
+    KubeServer,
+    RayJob,
+    RayServer,
+    group,
+    node,
+    raycluster,
+    running,
+)
 from tests.programs import ended
 from tests.waiting import until
 
@@ -454,6 +467,100 @@ def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: C
     lab.kube.denied.add(("create", "pods/portforward"))
     assert main(["status", "x"]) == 0
     assert newest not in capfd.readouterr().out
+
+
+def lacking(lab: Lab, *pods: Any, uid: str = "c1", **status: Any) -> None:
+    """The cluster has pods like these, and an own one of the job x none at all."""
+    path = f"{RAY}/rayclusters/sdp"
+    cluster = lab.kube.objects[path]
+    lab.kube.put(path, {**cluster, "metadata": {"uid": uid}, "status": {**cluster["status"], **status}})
+    for number, each in enumerate(pods):
+        labels = {"metadata": {"labels": {"ray.io/cluster": "sdp"}}}
+        lab.kube.put(f"{CORE}/pods/worker-{number}", {**labels, "status": each})
+
+
+def event(lab: Lab, name: str, message: str, at: str, uid: str = "c1") -> None:
+    item = {"type": "Warning", "message": message, "eventTime": at, "involvedObject": {"uid": uid}}
+    lab.kube.put(f"{CORE}/events/{name}", item)
+
+
+def unplaced(lab: Lab) -> None:
+    reason = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu"
+    conditions = [{"type": "PodScheduled", "status": "False", "message": reason}]
+    lacking(lab, {"conditions": conditions}, readyWorkerReplicas=0)
+
+
+def no_account(lab: Lab) -> None:
+    head = {"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound", "message": "Head Pod not found"}
+    lab.kube.objects.pop(f"{CORE}/pods/sdp-head-abcde")
+    lacking(lab, state="", conditions=[head])
+    event(lab, "a", "an earlier one", "2026-11-21T07:00:00Z")
+    event(lab, "b", "service account 'sdp-head' not found", "2026-11-21T07:01:00Z")
+    event(lab, "c", "of another cluster", "2026-11-21T07:02:00Z", uid="c2")
+
+
+def suspended_by_kueue(lab: Lab) -> None:
+    lacking(lab, state="suspended")
+    refusal = "couldn't assign flavors: request (8) > maximum capacity (4)"
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": refusal}]}
+    owner = {"ownerReferences": [{"name": "sdp", "kind": "RayCluster"}]}
+    lab.kube.put(f"{KUEUE}/workloads/raycluster-sdp", {"metadata": owner, "status": status})
+
+
+REASONS = pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (unplaced, "worker-0 is not scheduled: 0/4 nodes are available: 1 Insufficient nvidia.com/gpu"),
+        (no_account, "service account 'sdp-head' not found"),
+        (suspended_by_kueue, "queued by Kueue: couldn't assign flavors: request (8) > maximum capacity (4)"),
+    ],
+)
+
+
+@REASONS
+def test_status_says_why_a_cluster_lacks_pods_and_a_job_waits(
+    lab: Lab, capfd: Capture, setup: Callable[[Lab], None], reason: str
+) -> None:
+    setup(lab)
+    lab.job("x")
+    lab.kube.update_status(f"{RAY}/rayjobs/x", jobDeploymentStatus="Initializing")
+    assert main(["status", "--json"]) == 0
+    data = json.loads(capfd.readouterr().out)
+    assert [each["message"] for kind in ("clusters", "jobs") for each in data[kind]] == [reason, reason]
+    lab.kube.denied |= {("list", kind) for kind in ("pods", "events", "workloads")}
+    assert main(["status"]) == 0, "without these rights it shows what it may"
+
+
+@REASONS
+def test_the_doctor_says_it_too(
+    lab: Lab, tmp_path: Path, capfd: Capture, setup: Callable[[Lab], None], reason: str
+) -> None:
+    healthy(lab, tmp_path)
+    setup(lab)
+    assert any(reason in line for lines in examined(capfd)[1].values() for line in lines)
+
+
+def test_the_doctor_looks_at_the_clusters_of_jobs_where_they_lack_pods(
+    lab: Lab, tmp_path: Path, capfd: Capture
+) -> None:
+    healthy(lab, tmp_path)
+    about = {"metadata": {"ownerReferences": [{"kind": "RayJob", "name": "x"}]}}
+    lab.kube.put(f"{RAY}/rayclusters/x-abcde", {**raycluster(), **about})
+    assert len(examined(capfd)[1]["cluster"]) == 1
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    lab.kube.update_status(f"{RAY}/rayclusters/x-abcde", readyWorkerReplicas=0, conditions=[refused])
+    code, findings = examined(capfd)
+    assert code == 1
+    assert "x-abcde is ready: 0 of 1 worker: FailedCreate: exceeded quota: gpus" in findings["cluster"][1]
+
+
+def test_status_says_that_a_jobs_cluster_is_missing_or_gone(lab: Lab, capfd: Capture) -> None:
+    lab.begun("running")
+    lab.job("new")
+    no_cluster(lab)
+    assert main(["status", "--json"]) == 0
+    messages = {job["name"]: job["message"] for job in json.loads(capfd.readouterr().out)["jobs"]}
+    assert messages == {"running": "its cluster is gone", "new": "there is no RayCluster 'sdp'"}
 
 
 def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, capfd: Capture) -> None:

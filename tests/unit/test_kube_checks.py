@@ -44,6 +44,11 @@ NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotRe
         ({"state": "ready"}, "ok", "sdp is ready: 0 of 0 workers"),
         ({"conditions": [NO_HEAD]}, "warning", "sdp is starting: ContainersNotReady: pulling"),
         ({"conditions": [REFUSED]}, "failed", "sdp is starting: FailedCreate: exceeded quota"),
+        (
+            {"state": "ready", "desiredWorkerReplicas": 1, "conditions": [REFUSED]},
+            "failed",
+            "0 of 1 worker: FailedCreate",
+        ),
         ({"state": "suspended"}, "failed", "sdp is suspended; kubectl describe raycluster sdp"),
     ],
 )

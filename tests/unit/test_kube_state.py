@@ -93,6 +93,11 @@ def test_a_cluster_reports_its_progress_and_its_problem() -> None:
     fine = {"type": "HeadPodReady", "status": "True", "reason": "Running", "message": ""}
     stuck = cluster_state({"metadata": about, "status": {"conditions": [fine, failing]}})
     assert (stuck.state, stuck.message) == ("starting", "FailedCreate: exceeded quota")
+    full = cluster_state({"metadata": about, "status": {**ready, "conditions": [fine, failing]}})
+    assert (full.state, full.message, full.refused) == ("ready", "FailedCreate: exceeded quota", True)
+    headless = {"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound", "message": "Head Pod not found"}
+    lost = cluster_state({"metadata": about, "status": {**ready, "conditions": [headless]}})
+    assert (lost.state, lost.message) == ("starting", "HeadPodNotFound: Head Pod not found")
     assert cluster_state({"metadata": about}).state == "starting"
 
 
