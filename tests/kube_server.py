@@ -322,6 +322,7 @@ class RayJob:
 
     log: bytearray = field(default_factory=bytearray)
     stopped: bool = False
+    record: Object = field(default_factory=lambda: {"status": "RUNNING", "end_time": None})
     ended: bool = False
 
 
@@ -364,6 +365,8 @@ class _RayHandler(_Handler):
             self.reply(404, f"Job {name} does not exist".encode())
         elif what == "logs/tail":
             self._tail(job)
+        elif what == "":
+            self.reply(200, json.dumps(job.record).encode())
         elif what == "logs":
             self.reply(200, json.dumps({"logs": job.log.decode()}).encode())
         else:

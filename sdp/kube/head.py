@@ -35,6 +35,11 @@ class RayHead:
         """Return a job's log so far."""
         return str(self._ask("GET", _path(submission, "logs"))["logs"])
 
+    def record(self, submission: str) -> Object:
+        """Return what Ray has recorded of a job."""
+        record: Object = self._ask("GET", _path(submission))
+        return record
+
     def stop(self, submission: str) -> bool:
         """Tell a job to stop; return False if there is nothing to stop."""
         return bool(self._ask("POST", _path(submission, "stop"))["stopped"])
@@ -93,8 +98,8 @@ class RayHead:
         return SdpError(f"{head} says: {words[-300:]} ({status})")
 
 
-def _path(submission: str, what: str) -> str:
-    return f"/api/jobs/{quote(submission, safe='')}/{what}"
+def _path(submission: str, what: str = "") -> str:
+    return f"/api/jobs/{quote(submission, safe='')}/{what}".rstrip("/")
 
 
 def _head_pod(api: Api, cluster: str) -> str:

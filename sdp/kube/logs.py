@@ -3,10 +3,12 @@
 Neither following a job nor ending that affects the job.
 """
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from sdp.errors import NotFound, SdpError, UserError
 from sdp.kube import Object, Say
@@ -14,7 +16,7 @@ from sdp.kube.api import Api, Missing, Unreachable
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.rayjob import LOGS_FOLDER
-from sdp.kube.state import JobState, job_state
+from sdp.kube.state import NOTICED_S, SILENT, JobState, job_state
 from sdp.storage import open_storage
 
 POLL_S = 2.0
@@ -55,13 +57,25 @@ def read_job(api: Api, name: str) -> JobState:
     return job_state(api.get(api.path("rayjobs", name)))
 
 
+def unnoticed_end(api: Api, state: JobState) -> tuple[str, int] | None:
+    """Return how a job has ended, and its exit code, if Ray has known it for long and KubeRay does not."""
+    if not state.has_log:
+        return None
+    with suppress(SdpError):
+        record = RayHead(api, state.cluster).record(state.submission)
+        if time.time() - (record.get("end_time") or math.inf) / 1000 > NOTICED_S:
+            code = 0 if record["status"] == "SUCCEEDED" else 2 if record.get("driver_exit_code") == 2 else 1
+            return f"{record['status'].lower()}, which KubeRay does not report: {SILENT}", code
+    return None
+
+
 def follow(api: Api, name: str, say: Say) -> int:
     """Report a job's state and copy its log until it has ended; return its exit code.
 
     A log whose connection breaks is continued where it broke, or begun again if the head was replaced.
     """
     copied: dict[tuple[str, str], int] = {}  # bytes of the log, by submission and head
-    whole, reported, failure = "", "", ""
+    whole, whole_at, reported, failure = "", 0.0, "", ""
     out = sys.stdout.buffer
     try:
         for state in states(api, name, say):
@@ -69,7 +83,12 @@ def follow(api: Api, name: str, say: Say) -> int:
             if line != reported:
                 reported = line
                 say(line)
-            if not state.has_log or whole == state.submission:
+            if not state.has_log:
+                continue
+            if whole == state.submission:
+                if time.monotonic() - whole_at > NOTICED_S and (end := unnoticed_end(api, state)):
+                    say(f"{name}: {end[0]}")
+                    return end[1]
                 continue
             try:
                 head = RayHead(api, state.cluster)
@@ -80,7 +99,7 @@ def follow(api: Api, name: str, say: Say) -> int:
                     out.write(new)
                     out.flush()
                     copied[log] += len(new)
-                whole = state.submission
+                whole, whole_at = state.submission, time.monotonic()
             except TimeoutError:
                 continue  # a job that is silent
             except SdpError as error:

@@ -11,6 +11,10 @@ from sdp.errors import one_line
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
 """The final states of a RayJob."""
 
+NOTICED_S = 60.0
+"""Time for KubeRay's operator to notice that a job is new, has ended, or is to be deleted."""
+SILENT = "KubeRay's operator does not answer; sdp doctor checks it"
+
 _WAITING = {"": "new", "Initializing": "waiting", "ValidationFailed": "refused"}
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
@@ -69,6 +73,9 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         state = (ray_status or {"Running": "pending", "Complete": "succeeded"}[deployment]).lower()
     message = str(status.get("message") or "")
     said = "" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message)
+    created = _moment(metadata.get("creationTimestamp"))
+    if not deployment and created and (datetime.now(UTC) - created).total_seconds() > NOTICED_S:
+        said = SILENT
     if deleted := _moment(metadata.get("deletionTimestamp")):
         held = ", ".join(metadata.get("finalizers") or ()) or "its dependents"
         state, said = "deleting", f"being deleted since {deleted.astimezone(UTC):%Y-%m-%d %H:%MZ}, held by {held}"

@@ -13,6 +13,7 @@ from sdp.kube import Object
 from sdp.kube.api import Api
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
+from sdp.kube.logs import unnoticed_end
 from sdp.kube.rayjob import kind_of
 from sdp.kube.reasons import queued, reason_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
@@ -67,9 +68,9 @@ def _explained(api: Api, rayjob: Object, clusters: Mapping[str, ClusterState]) -
         reason = queued(api, rayjob)
     elif job.state == "waiting" and cluster:
         reason = cluster.message
-    elif job.state in ("running", "pending") and not cluster:
-        reason = "its cluster is gone"
-    elif job.state in ("new", "waiting") and job.cluster and not cluster:
+    elif job.state in ("running", "pending"):
+        reason = (unnoticed_end(api, job) or [""])[0] if cluster else "its cluster is gone"
+    elif job.state == "waiting" and job.cluster:
         reason = f"there is no RayCluster {job.cluster!r}"
     return replace(job, message=reason or job.message)
 

@@ -9,9 +9,8 @@ from sdp.kube.api import Api, Missing
 from sdp.kube.head import RayHead
 from sdp.kube.logs import read_job, states
 from sdp.kube.rayjob import STOP_WAIT_S
+from sdp.kube.state import NOTICED_S
 
-NOTICED_S = 60.0
-"""Time for the operator to notice that a job has ended, or is to be deleted."""
 _NO_FINALIZERS = '{"metadata":{"finalizers":null}}'
 
 

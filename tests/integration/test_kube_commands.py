@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -556,11 +557,12 @@ def test_the_doctor_looks_at_the_clusters_of_jobs_where_they_lack_pods(
 
 def test_status_says_that_a_jobs_cluster_is_missing_or_gone(lab: Lab, capfd: Capture) -> None:
     lab.begun("running")
-    lab.job("new")
+    lab.job("waiting")
+    lab.kube.update_status(f"{RAY}/rayjobs/waiting", jobDeploymentStatus="Initializing")
     no_cluster(lab)
     assert main(["status", "--json"]) == 0
     messages = {job["name"]: job["message"] for job in json.loads(capfd.readouterr().out)["jobs"]}
-    assert messages == {"running": "its cluster is gone", "new": "there is no RayCluster 'sdp'"}
+    assert messages == {"running": "its cluster is gone", "waiting": "there is no RayCluster 'sdp'"}
 
 
 def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, capfd: Capture) -> None:
@@ -579,6 +581,29 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, c
     lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
     assert main(["status", "sdp-train"]) == 0
     assert f"sdp-train: {line}\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [({"status": "SUCCEEDED"}, 0), ({"status": "FAILED", "driver_exit_code": 2}, 2), ({"status": "STOPPED"}, 1)],
+)
+def test_a_jobs_end_that_the_operator_does_not_notice_is_reported(
+    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], code: int
+) -> None:
+    lab.begun("x", b"done\n")
+    lab.ray.jobs["x-zz9zz"].record = {**record, "end_time": time.time() * 1000}
+    lab.ray.end("x-zz9zz")
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["jobs"][0]["message"] == "", "the operator has a minute"
+    lab.ray.jobs["x-zz9zz"].record["end_time"] -= 61_000
+    line = f"{record['status'].lower()}, which KubeRay does not report: KubeRay's operator does not answer; sdp doctor"
+    assert main(["status"]) == 0
+    assert line in capfd.readouterr().out
+    monkeypatch.setattr(kube_logs, "NOTICED_S", 0.0)
+    assert main(["logs", "x", "--follow"]) == code
+    out, err = capfd.readouterr()
+    assert out == "done\n"
+    assert f"x: {line}" in err
 
 
 def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Capture) -> None:

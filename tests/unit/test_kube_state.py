@@ -1,6 +1,6 @@
 """The states of RayJobs and RayClusters, from their status as KubeRay 1.7 writes it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -72,6 +72,14 @@ def test_a_job_that_is_being_deleted_says_since_when_and_what_holds_it() -> None
     state = job_state(job)
     assert state.state == "deleting"
     assert state.message == "being deleted since 2026-11-21 07:30Z, held by ray.io/rayjob-finalizer"
+
+
+def test_a_job_that_the_operator_has_not_picked_up_says_so() -> None:
+    job = rayjob()
+    for age_s, message in ((10, ""), (70, "KubeRay's operator does not answer; sdp doctor checks it")):
+        job["metadata"]["creationTimestamp"] = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat()
+        assert job_state(job).message == message
+    assert job_state(job | {"status": {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}}).message == ""
 
 
 def test_a_job_has_rays_times_once_it_has_started() -> None:
