@@ -118,6 +118,7 @@ class KubeServer(_Server):
         self.denied: set[tuple[str, str]] = set()
         """(verb, resource/subresource) that the user may not."""
         self.faults: list[Fault] = []
+        self.user = ""
         self.requests: list[tuple[str, str]] = []
         self.dashboard_port = 0
         self.on_create: Callable[[str, Object], None] = lambda path, item: None  # noqa: ARG005
@@ -148,8 +149,9 @@ class KubeServer(_Server):
 
     def put(self, path: str, item: Object) -> Object:
         """Create or change an object."""
-        name = path.rpartition("/")[2]
-        self.objects[path] = {**item, "metadata": {"name": name, **item.get("metadata", {})}}
+        name, (_, _, rest) = path.rpartition("/")[2], path.partition("/namespaces/")
+        about = {"name": name, "namespace": rest.partition("/")[0], **item.get("metadata", {})}
+        self.objects[path] = {**item, "metadata": about}
         return self.objects[path]
 
     def update_status(self, path: str, **status: Any) -> None:
@@ -224,6 +226,8 @@ class _KubeHandler(_Handler):
             self._refuse(403, "Forbidden", f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}"')
         elif name == "portforward":
             self._forward(path.removesuffix("/portforward"))
+        elif path.endswith("/selfsubjectreviews") and self.kube.user:
+            self._answer({"status": {"userInfo": {"username": kube.user}}})
         elif path == "/version":
             self._answer({"gitVersion": "v1.34.1"})
         elif not kind and path not in kube.objects:

@@ -57,13 +57,15 @@ def submit(args: Arguments) -> int:
 
 @command(CLUSTER, "status sdp-train-x7k2p")
 @argument("NAME", "a RayJob or RayCluster (default: all of them)", nargs="?")
+@argument("--all", "also jobs that ended more than a day ago")
+@argument("-A", "all namespaces", dest="everywhere")
 @JSON
 @_ACCESS
 def status(args: Arguments) -> None:
     """Show the clusters and jobs of a namespace, or one of them."""
     from sdp.kube.status import status
 
-    print(status(_api(args), args.name, as_json=args.json))
+    print(status(_api(args), args.name, as_json=args.json, ended=args.all, everywhere=args.everywhere))
 
 
 @command(CLUSTER, "logs sdp-train-x7k2p --follow")

@@ -1,6 +1,7 @@
 """The API server, through the official client: plain JSON, timeouts on every request, errors of one line."""
 
 import contextlib
+import copy
 import json
 import ssl
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,12 @@ class Api:
         client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = self._tls
         # Discovery would cost each command two more requests, and the paths are known.
         self._client = kubernetes.dynamic.DynamicClient(client, discoverer=lambda *_: None)
+
+    def within(self, namespace: str) -> "Api":
+        """Return the same API server with another namespace."""
+        other = copy.copy(self)
+        other.namespace = namespace
+        return other
 
     def get(self, path: str, **query: str) -> Any:
         return self._json("GET", path, query)

@@ -11,6 +11,7 @@ from sdp.errors import one_line
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
 """The final states of a RayJob."""
 
+BY_LABEL = "sdp/submitted-by"
 NOTICED_S = 60.0
 """Time for KubeRay's operator to notice that a job is new, has ended, or is to be deleted."""
 SILENT = "KubeRay's operator does not answer; sdp doctor checks it"
@@ -24,6 +25,7 @@ class JobState:
     """A RayJob's state."""
 
     name: str
+    namespace: str
     job: str
     """download, process, train, train-online …; empty for a RayJob that is not of sdp."""
     state: str
@@ -32,6 +34,9 @@ class JobState:
     cluster: str
     submission: str
     """Ray's id of the job; empty until it has one."""
+    by: str
+    """The user who submitted it, if known."""
+    created: datetime | None
     started: datetime | None
     ended: datetime | None
     message: str
@@ -51,6 +56,7 @@ class ClusterState:
     """A RayCluster's state."""
 
     name: str
+    namespace: str
     state: str
     """ready, suspended or starting."""
     workers: int
@@ -81,10 +87,13 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         state, said = "deleting", f"being deleted since {deleted.astimezone(UTC):%Y-%m-%d %H:%MZ}, held by {held}"
     return JobState(
         name=metadata["name"],
+        namespace=metadata.get("namespace", ""),
         job=str((metadata.get("labels") or {}).get("sdp/job", "")),
         state=state,
         cluster=status.get("rayClusterName") or (spec.get("clusterSelector") or {}).get("ray.io/cluster", ""),
         submission=status.get("jobId", ""),
+        by=str((metadata.get("labels") or {}).get(BY_LABEL, "")),
+        created=created,
         started=_moment(times.get("startTime") or (status.get("startTime") if ray_status else None)),
         ended=_moment(times.get("endTime") or status.get("endTime")) if finished else None,
         message=said,
@@ -115,6 +124,7 @@ def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
         state = "starting"
     return ClusterState(
         name=raycluster["metadata"]["name"],
+        namespace=raycluster["metadata"].get("namespace", ""),
         state=state,
         workers=int(status.get("readyWorkerReplicas") or 0),
         wanted=int(status.get("desiredWorkerReplicas") or 0),

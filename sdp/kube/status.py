@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 
-from sdp.console import duration, table
+from sdp.console import counted, duration, table
 from sdp.errors import SdpError, UserError
 from sdp.kube import Object
-from sdp.kube.api import Api
+from sdp.kube.api import RAY, Api
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.logs import unnoticed_end
@@ -19,40 +19,82 @@ from sdp.kube.reasons import queued, reason_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 from sdp.ray.cluster import holders
 
+RECENT = timedelta(days=1)
+"""Time after its end for which a job is shown."""
 _LONGEST_MESSAGE = 60
 GROUP_LABEL = "sdp/group"
 """The chart's label of a group's nodes in Ray."""
 
 
-def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
-    """Return the text to print."""
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The clusters and jobs of one namespace."""
+
+    api: Api
+    clusters: list[ClusterState]
+    jobs: list[JobState]
+    older: int
+    """The number of jobs that are not shown, since they ended long ago."""
+    rayjobs: list[Object]
+
+
+def status(
+    api: Api, name: str | None = None, *, as_json: bool = False, ended: bool = False, everywhere: bool = False
+) -> str:
+    """Return the text to print: of one namespace or of all, with jobs that ended long ago if `ended`."""
+    apis, since = [api], None if ended or name else datetime.now(UTC) - RECENT
+    if everywhere:
+        items = [item for kind in ("rayclusters", "rayjobs") for item in api.list(f"{RAY}/{kind}")]
+        apis = [api.within(each) for each in sorted({item["metadata"]["namespace"] for item in items})]
+    views = [_view(each, name, since) for each in apis]
+    views = [view for view in views if view.clusters or view.jobs or view.older]
+    where = "any namespace" if everywhere else f"namespace {api.namespace!r}"
+    if name and not views:
+        raise UserError(f"status: no RayJob or RayCluster {name!r} in {where}; see sdp status")
+    if as_json:
+        data = {
+            kind: [asdict(state) for view in views for state in getattr(view, kind)] for kind in ("clusters", "jobs")
+        }
+        return json.dumps(data, indent=2, default=datetime.isoformat)
+    headings = (f"namespace {view.api.namespace}:\n\n" if everywhere else "" for view in views)
+    return "\n\n".join(f"{heading}{_text(view)}" for heading, view in zip(headings, views, strict=True)) or (
+        f"nothing in {where}; helm install sdp charts/sdp-cluster, or use another --namespace"
+    )
+
+
+def _view(api: Api, name: str | None, since: datetime | None) -> Namespace:
+    """Read a namespace: the objects of this name, or all but the jobs that ended before `since`."""
     objects = {kind: api.list(api.path(kind)) for kind in ("rayclusters", "rayjobs")}
     known = {item["metadata"]["name"]: _explained_cluster(api, item) for item in objects["rayclusters"]}
     clusters = [state for state in known.values() if name in (None, state.name)]
     jobs = [_explained(api, item, known) for item in objects["rayjobs"] if name in (None, item["metadata"]["name"])]
-    jobs.sort(key=lambda job: (job.started is None, str(job.started), job.name))
-    if name and not clusters and not jobs:
-        raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
-    states: list[ClusterState | JobState] = [*clusters, *jobs]
-    if as_json:
-        data = {"clusters": list(map(asdict, clusters)), "jobs": list(map(asdict, jobs))}
-        return json.dumps(data, indent=2, default=datetime.isoformat)
-    parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
+    recent = [job for job in jobs if not job.finished or since is None or _last_moment(job) >= since]
+    recent.sort(key=lambda job: (job.started is None, str(job.started), job.name))
+    newest = sorted(objects["rayjobs"], key=lambda item: str(item["metadata"].get("creationTimestamp")), reverse=True)
+    return Namespace(api, clusters, recent, len(jobs) - len(recent), newest)
+
+
+def _last_moment(job: JobState) -> datetime:
+    return job.ended or job.started or job.created or datetime.now(UTC)
+
+
+def _text(view: Namespace) -> str:
+    """Return two tables, and what does not fit into them."""
+    states: list[ClusterState | JobState] = [*view.clusters, *view.jobs]
+    older = f"{counted(view.older, 'older job')}: sdp status --all" if view.older else ""
+    parts = [clusters_table(view.clusters), jobs_table(view.jobs, datetime.now(UTC)), older]
     long = dict[str, list[str]]()
     for state in states:
         if len(state.message) > _LONGEST_MESSAGE:
             long.setdefault(state.message, []).append(state.name)
     parts += [f"{', '.join(names)}: {message}" for message, names in long.items()]
-    parts += [f"{cluster.name}: {line}" for cluster in clusters for line in _holders(api, cluster)]
-    newest = sorted(
-        objects["rayjobs"], key=lambda rayjob: str(rayjob["metadata"].get("creationTimestamp")), reverse=True
-    )
-    for job in jobs:
-        if line := _progress(api, job):
-            parts.append(f"{job.name}: {line}{_ended_writer(api, line, newest)}")
-    return "\n\n".join(part for part in parts if part) or (
-        f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
-    )
+    by = {job.name: f", submitted by {job.by}" for job in view.jobs if job.by}
+    for cluster in view.clusters:
+        parts += [f"{cluster.name}: {line}{by.get(line.split()[0], '')}" for line in _holders(view.api, cluster)]
+    for job in view.jobs:
+        if line := _progress(view.api, job):
+            parts.append(f"{job.name}: {line}{_ended_writer(view.api, line, view.rayjobs)}")
+    return "\n\n".join(filter(None, parts))
 
 
 def _explained_cluster(api: Api, raycluster: Object) -> ClusterState:
@@ -125,11 +167,12 @@ def jobs_table(jobs: list[JobState], now: datetime) -> str:
             job.started.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ") if job.started else "-",
             duration(((job.ended or now) - job.started).total_seconds()) if job.started else "-",
             job.cluster,
+            job.by,
             _short(job.message),
         )
         for job in jobs
     ]
-    return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "MESSAGE")) if rows else ""
+    return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "BY", "MESSAGE")) if rows else ""
 
 
 def _short(message: str) -> str:

@@ -10,15 +10,18 @@ from operator import attrgetter
 from pathlib import Path
 
 from sdp.config import JOBS, JobConfig, draft, keys, load
-from sdp.errors import UserError
+from sdp.errors import SdpError, UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.logs import follow
 from sdp.kube.own_cluster import with_own_cluster
 from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, checked_job, kind_of, make_rayjob
-from sdp.kube.state import job_state
+from sdp.kube.state import BY_LABEL, job_state
 
+WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+LONGEST_LABEL = 63
+"""Kubernetes' limit for a label's value."""
 TRIES, PAUSE_S = 20, 1.0
 """Requests to create a RayJob, while an earlier one of its name is deleted or the server is silent."""
 
@@ -46,6 +49,8 @@ class Submission:
 def submit(api: Api, submission: Submission, say: Say) -> int:
     """Submit a job; return its exit code if it is followed, else 0."""
     rayjob = rayjob_of(submission, partial(_release, api, submission, say), say)
+    if user := _user(api):
+        rayjob["metadata"]["labels"][BY_LABEL] = user
     name = create(api, rayjob, say)
     selected = rayjob["spec"].get("clusterSelector")
     where = f"cluster {selected['ray.io/cluster']!r}" if selected else "its own cluster"
@@ -54,6 +59,15 @@ def submit(api: Api, submission: Submission, say: Say) -> int:
         say(f"sdp logs {name} --follow shows its log, sdp status {name} its state, sdp stop {name} ends it")
         return 0
     return follow(api, name, say)
+
+
+def _user(api: Api) -> str:
+    """Return who the API server takes us for, as a label's value; empty where it does not say."""
+    with contextlib.suppress(SdpError):
+        review = api.post(WHO_AM_I, {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
+        name = review["status"]["userInfo"]["username"]
+        return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[-LONGEST_LABEL:].strip("-_.")
+    return ""
 
 
 def rayjob_of(submission: Submission, release: Callable[[], ReadRelease] | None, say: Say) -> Object:

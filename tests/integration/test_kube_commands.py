@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -429,8 +430,50 @@ def test_status_shows_clusters_and_jobs(lab: Lab, capfd: Capture) -> None:
     assert {each["name"]: each["state"] for each in data["jobs"]} == {"second": "running", "first": "new"}
 
 
+def test_status_shows_the_last_days_jobs_unless_asked_for_all_or_one(lab: Lab, capfd: Capture) -> None:
+    now = datetime.now(UTC)
+    for name, hours in (("fresh", 23), ("old", 25)):
+        lab.begun(name)
+        lab.end(name, "FAILED")
+        lab.kube.update_status(f"{RAY}/rayjobs/{name}", endTime=(now - timedelta(hours=hours)).isoformat())
+    lab.begun("long")  # it began in another year
+    for words, shown in ((["--json"], {"fresh", "long"}), (["--json", "--all"], {"fresh", "long", "old"})):
+        assert main(["status", *words]) == 0
+        assert {job["name"] for job in json.loads(capfd.readouterr().out)["jobs"]} == shown
+    assert main(["status"]) == 0
+    assert "1 older job: sdp status --all\n" in capfd.readouterr().out
+    assert main(["status", "old"]) == 0
+    assert re.search("^old +failed", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_status_shows_all_namespaces_and_asks_each_ones_head(lab: Lab, capfd: Capture) -> None:
+    lab.begun("x", b"train: step 1 of 2 \xc2\xb7 ETA 0:01\n")
+    other = RAY.replace("/lab", "/other")
+    lab.kube.put(f"{other}/rayjobs/theirs", make_rayjob("train", name="theirs"))
+    assert main(["status", "-A", "--namespace", "third"]) == 0
+    out = capfd.readouterr().out
+    lab_part, other_part = out.split("namespace other:")
+    assert lab_part.startswith("namespace lab:\n")
+    assert "x: train: step 1 of 2" in lab_part
+    assert re.search("^theirs +new", other_part, re.MULTILINE)
+    assert main(["status", "-A", "--json"]) == 0
+    assert {job["namespace"] for job in json.loads(capfd.readouterr().out)["jobs"]} == {"lab", "other"}
+    assert main(["status", "-A", "nothing"]) == 2
+    assert "no RayJob or RayCluster 'nothing' in any namespace" in capfd.readouterr().err
+
+
+def test_status_says_who_submitted_a_job(lab: Lab, capfd: Capture) -> None:
+    lab.kube.user = f"arn:aws:iam::1:user/{'x' * 60}/anna@lab.org"
+    assert main(["submit", "train", "--no-follow", "--name", "x"]) == 0
+    by = lab.kube.objects[f"{RAY}/rayjobs/x"]["metadata"]["labels"]["sdp/submitted-by"]
+    assert re.fullmatch(r"x{50}-anna-lab.org", by), "a label's value has at most 63 characters, and these alone"
+    assert main(["status"]) == 0
+    assert re.search(rf"^x +new .* {by}$", capfd.readouterr().out, re.MULTILINE)
+
+
 def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Capture) -> None:
     lab.begun("sdp-train-x7k2p")
+    lab.kube.objects[f"{RAY}/rayjobs/sdp-train-x7k2p"]["metadata"]["labels"]["sdp/submitted-by"] = "anna"
     actor = {"state": "ALIVE", "job_id": "02", "node_id": "n1"}
     trainer = {**actor, "required_resources": {"GPU_group_0_ab01": 1.0, "GPU_group_ab01": 1.0}}
     lab.ray.lists = {
@@ -443,7 +486,7 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
     lab.end("broken", "FAILED", f"Job entrypoint command failed with exit code 2, last\n{cause}\nsupervisor: ends")
     assert main(["status"]) == 0
     text = capfd.readouterr().out
-    assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs since 2026-11-18 11:06Z\n" in text
+    assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs since 2026-11-18 11:06Z, submitted by anna\n" in text
     assert f"broken: {cause}\n" in text
     lab.ray.lists = {}
     assert main(["status"]) == 0, "a head that does not say so is no error"

@@ -113,7 +113,7 @@ def test_tables_have_a_line_each_and_cut_long_messages() -> None:
     now = datetime(2026, 11, 21, 8, tzinfo=UTC)
     job = rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", message="no " * 60, startTime="2026-11-21T07:00:00Z")
     lines = jobs_table([job_state(job)], now).splitlines()
-    assert lines[0].split() == ["JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "MESSAGE"]
+    assert lines[0].split() == ["JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "BY", "MESSAGE"]
     assert lines[1].split()[:5] == ["sdp-train-x7k2p", "failed", "2026-11-21", "07:00Z", "1:00:00"]
     assert lines[1].endswith("…")
     assert jobs_table([], now) == clusters_table([]) == ""
