@@ -24,9 +24,9 @@ E2E = Path(__file__).parent / "e2e"
 LONGEST = (
     "test_docs_examples.py", "test_bench_small.py", "test_monitoring_proof.py", "test_train_job.py",
     "test_train_online.py", "test_download_killing.py", "test_bench_fake_gpu.py", "test_download.py",
-    "test_growth.py", "test_placement.py", "test_nodes.py", "test_chaos.py", "test_train_survival.py",
-    "test_train_workers.py", "test_process.py", "test_process_trouble.py", "test_s3_faults.py", "test_score.py",
-    "test_kube_commands.py",
+    "test_growth.py", "test_train_ahead.py", "test_placement.py", "test_nodes.py", "test_chaos.py",
+    "test_train_survival.py", "test_train_workers.py", "test_process.py", "test_process_trouble.py",
+    "test_s3_faults.py", "test_score.py", "test_kube_commands.py",
 )  # fmt: skip
 """The files of tests/integration that take longest, the longest first, after one with the most to do in its time."""
 hypothesis.settings.register_profile("sdp", deadline=None)  # an example may take long on a busy machine

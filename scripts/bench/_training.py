@@ -196,6 +196,12 @@ class _Noise:
             for number in range(4)
         ]
 
+    forms = (None,)
+
+    def blank(self, *_: Any) -> Any:
+        """Return a batch to compile on."""
+        return self._batches[0]
+
     def positions(self, _: Any) -> int:
         return self.rows
 

@@ -193,7 +193,8 @@ class StrategyConfig(Section):
     """The state that fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), or those
     as well (full_shard)."""
     compile: bool = key(False)
-    """Compile the U-Net's blocks; the first steps take longer. The default is true if scaling.accelerator is a GPU."""
+    """Compile the U-Net's blocks, for each shape of batches before the first step, which takes longer. The default is
+    true if scaling.accelerator is a GPU."""
     activation_checkpointing: bool = key(False)
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
 

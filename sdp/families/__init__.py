@@ -84,10 +84,15 @@ class TextSpace:
         """The size of a caption."""
         return int(np.prod(self.shape)) * self.stored.itemsize
 
+    def lengths(self, tokens: int) -> list[int]:
+        """Return the numbers of tokens to which a batch may cut captions of `tokens`."""
+        step = self.step or tokens
+        return [*range(step, tokens, step), tokens]
+
     def cut(self, captions: NDArray[Any], counted: NDArray[np.bool_]) -> int:
         """Return to how many tokens a batch cuts captions: ids, or embeddings with zeros for padding.
 
-        It is one of few numbers, since each has kernels of its own.
+        It is one of `lengths`, which are few, since each has kernels of its own.
         """
         tokens: int = captions.shape[1]
         if self.step is None:

@@ -27,7 +27,7 @@ def train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: L
     with Progress("train") as progress:
         callbacks = [
             *make_callbacks(config),
-            FollowLease(lease, lambda line: progress.update(progress_line(line, plan.last_step))),
+            FollowLease(lease, progress.update, plan.last_step),
         ]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
@@ -45,13 +45,18 @@ class FollowLease(Callback):
     """Ends training in the driver's process when another job has taken over the run, and shows the metrics."""
 
     lease: Lease
-    show: Callable[[dict[str, Any]], None]
+    show: Callable[[str], None]
+    last_step: int | None
 
     def on_start(self, trainer: Trainer) -> None:
         record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
+
+    def on_compile(self, trainer: Trainer, progress: str) -> None:  # noqa: ARG002
+        self.lease.check()
+        self.show(progress)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
         self.lease.check()
 
     def on_metrics(self, trainer: Trainer, line: dict[str, Any]) -> None:  # noqa: ARG002
-        self.show(line)
+        self.show(progress_line(line, self.last_step))

@@ -82,6 +82,9 @@ class Callback:
     def on_start(self, trainer: "Trainer") -> None:
         """Run before the first step, after the state is restored."""
 
+    def on_compile(self, trainer: "Trainer", progress: str) -> None:
+        """Run before the first step, each time before a form of micro-batches is compiled."""
+
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         """Run after each step."""
 
@@ -165,6 +168,8 @@ class Trainer:
                 callback.on_start(self)
             with closing(self._batches()) as batches:
                 self._ended = time.perf_counter()
+                if self.config.strategy.compile and self._should_continue():
+                    self._compile()
                 while self._should_continue():
                     self._step(next(batches))
                 self._finish()
@@ -225,6 +230,23 @@ class Trainer:
                             "begin a new run with model.start_from"
                         )
                     yield batch
+
+    def _compile(self) -> None:
+        """Compile what a step runs for every form of micro-batches, on padding, whose gradients are dropped.
+
+        All workers do so together. At steps, each would wait for the others' compilers.
+        """
+        device, forms = self.world.device, self.reader.forms
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for number, form in enumerate(forms, 1):
+                for callback in self.callbacks:
+                    callback.on_compile(self, f"compiling for batches of shape {number} of {len(forms)}")
+                blank = self.reader.blank(form, self.batch_size).to(device)
+                parts = {len(part): part for part in blank.split(self.config.data.batch_size)}
+                self._accumulate([*parts.values()], torch.ones((), device=device))
+                self.optimizer.zero_grad()
+                self.world.barrier()
+        self.stopwatch.lap()
 
     def _step(self, batch: Batch) -> None:
         """Compute a step's gradients, finish the step before it, and update the weights.

@@ -86,6 +86,10 @@ class FollowBoard(Callback):
             details = {"failures": report.failures} if report.attempts > 1 else {}
             record_start(trainer, "recovered" if details else "training", workers, **details)
 
+    def on_compile(self, trainer: Trainer, progress: str) -> None:
+        if trainer.world.is_main:
+            self.board.announce.remote(progress)
+
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step % trainer.config.checkpoint.every_steps == 0:
             self._report(trainer)

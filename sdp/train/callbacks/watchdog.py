@@ -4,8 +4,10 @@ import faulthandler
 import json
 import logging
 import os
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
@@ -19,7 +21,7 @@ from sdp.train.trainer import Callback, StepReport, Trainer
 log = logging.getLogger(__name__)
 
 WATCHDOG_S = 1800.0
-"""The longest time without a first step: compiling and a first read of slow storage take less."""
+"""The longest time without a first step: a first read of slow storage takes less, and so does compiling one graph."""
 EXIT_CODE = 70
 _SAVE_S = 60.0
 """Deadline for saving the stacks, should the storage be what hangs."""
@@ -37,30 +39,48 @@ class Watchdog(Callback):
     """
 
     seconds: float
-    """The longest time without a step until the first one is done, which may compile."""
+    """The longest time without a step, or a graph compiled, until the first step is done."""
     then: float | None = None
     """The same after the first step; None means that it stays."""
     _beat: float = 0.0
+    _compiler: tuple[list[Any], ...] = ()
+    """The functions that torch's compiler calls when it begins a graph, and when it has one."""
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def on_start(self, trainer: Trainer) -> None:
-        self._beat = time.monotonic()
+        self._note()
+        if "torch._dynamo" in sys.modules:
+            from torch._dynamo.callback import callback_handler
+
+            self._compiler = callback_handler.start_callbacks, callback_handler.end_callbacks
+        for called in self._compiler:
+            called.append(self._note)
         where = trainer.checkpointer.run.storage.with_options(timeout_s=_SAVE_S), trainer.world.rank
         self._thread = threading.Thread(target=self._watch, args=where, name="sdp-watchdog", daemon=True)
         self._thread.start()
 
+    def on_compile(self, trainer: Trainer, progress: str) -> None:  # noqa: ARG002
+        self._note()
+
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
-        self._beat = time.monotonic()
+        self._note()
         self.seconds = self.then or self.seconds
 
     def on_checkpoint(self, trainer: Trainer, saved: SavedCheckpoint) -> None:  # noqa: ARG002
-        self._beat = time.monotonic()
+        self._note()
 
     def close(self) -> None:
         self._done.set()
+        for called in self._compiler:
+            with suppress(ValueError):  # torch has forgotten its callers
+                called.remove(self._note)
         if self._thread is not None:
             self._thread.join(timeout=60)
+
+    def _note(self, *_: Any) -> None:
+        """Note that something has gone on."""
+        self._beat = time.monotonic()
 
     def _watch(self, run: Storage, rank: int) -> None:
         while not self._done.wait(min(self._left(), _LOOK_S)):

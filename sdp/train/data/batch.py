@@ -57,7 +57,8 @@ class Batch:
             part: Batch = self._each(lambda tensor, start=start, stop=stop: tensor[start:stop])  # type: ignore[misc]
             if self.shapes:
                 shape = self.shapes[number]
-                latents = part.latents[:, : math.prod(shape)].reshape(-1, *shape)
+                # Contiguous, or what is compiled would depend on the widest of the batch.
+                latents = part.latents[:, : math.prod(shape)].reshape(-1, *shape).contiguous()
                 part = replace(part, latents=latents, shapes=())
             yield part
 

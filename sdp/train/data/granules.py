@@ -81,6 +81,11 @@ class GranulePlan:
         """Rows of an epoch."""
         return sum(int(groups.rows.sum()) for groups in self.row_groups)
 
+    @property
+    def shapes(self) -> int:
+        """The number of shapes of latents."""
+        return len(self.row_groups)
+
     def positions(self, start: EpochStart) -> int:
         """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
         if start.lanes not in self._positions:

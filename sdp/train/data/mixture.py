@@ -132,6 +132,7 @@ class MixturePlan:
     shuffle: Shuffle
     weights: tuple[float, ...] = (1.0,)
     granule: None = None
+    shapes: int = 1
 
     @cached_property
     def mixture(self) -> Mixture:

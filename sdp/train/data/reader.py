@@ -5,7 +5,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, tee
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +32,10 @@ class StepPlan(Protocol):
     @property
     def granule(self) -> int | None:
         """Rows of a micro-batch, if each has a shape of its own; None if all rows have one shape."""
+
+    @property
+    def shapes(self) -> int:
+        """The number of shapes of latents."""
 
     def positions(self, start: EpochStart) -> int:
         """Return the number of positions in an epoch."""
@@ -80,6 +84,22 @@ class Reader:
     def after(self, epoch: int, start: EpochStart) -> EpochStart:
         """Return the start of the next epoch."""
         return self.plan.after(epoch, start)
+
+    @property
+    def forms(self) -> list[RowColumns]:
+        """The columns of each form that a micro-batch may have: a shape of latents, and a number of tokens."""
+        shapes = [self.source.columns(number) for number in range(self.plan.shapes)]
+        return [
+            (latents, replace(text, shape=(tokens, *text.shape[1:])))
+            for latents, text in shapes
+            for tokens in self.space.lengths(text.shape[0])
+        ]
+
+    def blank(self, form: RowColumns, batch_size: int) -> Batch:
+        """Return padding in place of this worker's share of a batch, or of a micro-batch if each has a shape."""
+        if self.plan.granule is not None:
+            return batch_of_shapes([(form, [])], self.plan.granule)
+        return batch_of(form, Route(0, batch_size, self.rank, self.world).share, [])
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Generator[Batch]:
         """Return this worker's share of every batch from a position to the epoch's end, padded to equal size."""
