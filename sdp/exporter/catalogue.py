@@ -29,6 +29,8 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_up": "1 if the GPU answered this scrape, 0 if it is known but did not.",
         "sdp_gpu_utilization_ratio": "Share of the driver's last sampling period in which any kernel ran.",
         "sdp_gpu_memory_utilization_ratio": "Share of that period in which memory was read or written.",
+        "sdp_gpu_sm_occupancy_ratio": "Warps since the last scrape, as a share of those that the GPU has room for.",
+        "sdp_gpu_tensor_activity_ratio": "Share of the time since the last scrape in which tensor cores worked.",
         "sdp_gpu_memory_total_bytes": "Memory of the GPU.",
         "sdp_gpu_memory_used_bytes": "Memory that processes hold.",
         "sdp_gpu_memory_free_bytes": "Memory that is free.",

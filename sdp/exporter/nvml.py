@@ -82,6 +82,8 @@ FIELDS = (
     _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", kind="recovery"),
 )
 """Values that NVML returns in one call by the number of a field NVML_FI_DEV_…, the argument being its scope."""
+ACTIVITY = {"sdp_gpu_sm_occupancy_ratio": "SM_OCCUPANCY", "sdp_gpu_tensor_activity_ratio": "ANY_TENSOR_UTIL"}
+"""Percentages that a GPU counts itself, from Hopper on, by the number of a metric NVML_GPM_METRIC_…."""
 THROTTLE_REASONS = {
     reason: getattr(pynvml, f"nvmlClocksThrottleReason{reason.title().replace('_', '')}")
     for reason in (
@@ -202,6 +204,8 @@ class GpuReader:
 
     def __init__(self, index: int, report: Report) -> None:
         self._index = index
+        self._counted: Any = None
+        """The GPU's counters at the previous reading."""
         self.calls = Calls(report, str(index))
 
     def read(self) -> GpuReading | None:
@@ -218,7 +222,37 @@ class GpuReader:
             uuid=calls("nvmlDeviceGetUUID", handle) or "",
             product=calls("nvmlDeviceGetName", handle) or "",
         )
-        return GpuReading(identity, tuple(_read_samples(calls, handle)), tuple(_list_processes(calls, handle)))
+        samples = *_read_samples(calls, handle), *self._read_activity(handle)
+        return GpuReading(identity, samples, tuple(_list_processes(calls, handle)))
+
+    def _read_activity(self, handle: Any) -> Iterator[Sample]:
+        """Yield the mean activity since the previous reading."""
+        calls, before = self.calls, self._counted
+        support = calls("nvmlGpmQueryDeviceSupport", handle)
+        if support is None or not support.isSupportedDevice:
+            return
+        self._counted = calls("nvmlGpmSampleAlloc")
+        if self._counted is not None and calls("nvmlGpmSampleGet", handle, self._counted) is None:
+            calls("nvmlGpmSampleFree", self._counted)
+            self._counted = None
+        if before is not None and self._counted is not None:
+            asked = pynvml.c_nvmlGpmMetricsGet_t(
+                version=pynvml.NVML_GPM_METRICS_GET_VERSION,
+                numMetrics=len(ACTIVITY),
+                sample1=before,
+                sample2=self._counted,
+            )
+            for place, name in enumerate(ACTIVITY.values()):
+                asked.metrics[place].metricId = getattr(pynvml, f"NVML_GPM_METRIC_{name}")
+            answer = calls("nvmlGpmMetricsGet", asked)
+            for place, (metric, name) in enumerate(ACTIVITY.items() if answer is not None else ()):
+                value = answer.metrics[place]
+                if value.nvmlReturn == pynvml.NVML_SUCCESS:
+                    yield metric, {}, value.value / 100
+                elif value.nvmlReturn not in _FIELD_ABSENT:
+                    calls.failed(f"nvmlGpmMetricsGet:{name}", int(value.nvmlReturn))
+        if before is not None:
+            calls("nvmlGpmSampleFree", before)
 
 
 def address_of(handle: Any) -> int:

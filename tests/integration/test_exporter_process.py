@@ -121,13 +121,34 @@ def test_every_value_of_every_gpu_arrives_in_base_units(over: Over) -> None:
         assert exporter.scrape().value("sdp_gpu_power_watts", gpu=5) == 99.0  # read at the scrape, not before
 
 
+def test_a_gpu_that_counts_its_activity_has_it_between_two_scrapes(over: Over) -> None:
+    values = {**a100s(3), "gpu.1.gpm": 1, "gpu.1.gpm.3": 61.5, "gpu.1.gpm.5": 40.25, "gpu.2.gpm": 1, "gpu.2.gpm.5": 7}
+    values["gpu.*.pcie_block_ms"] = 0
+    occupancy, tensors = "sdp_gpu_sm_occupancy_ratio", "sdp_gpu_tensor_activity_ratio"
+    with over(values) as (exporter, scenario):
+        for _ in range(100):  # more than the fake library keeps samples for
+            scrape = exporter.scrape()
+        assert (scrape.value(occupancy, gpu=1), scrape.value(tensors, gpu=1)) == (0.615, 0.4025)
+        assert (gpus(scrape, occupancy), gpus(scrape, tensors)) == ({"1"}, {"1", "2"})
+        assert errors(scrape) == set()
+        scenario.write({"error.nvmlGpmSampleGet": UNKNOWN})
+        assert not exporter.scrape().all(tensors)
+        scenario.write({"error.nvmlGpmSampleGet": None})
+        assert not exporter.scrape().all(tensors)
+        assert exporter.scrape().value(tensors, gpu=2) == 0.07
+
+
 def test_all_of_the_catalogue_is_exported_and_nothing_else(over: Over) -> None:
     everything = {
         **a100s(3),
+        "gpu.1.gpm": 1,
+        "gpu.1.gpm.3": 50,
+        "gpu.1.gpm.5": 50,
         "gpu.0.process.0": f"C {os.getpid()} {GIB}",
         "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
     }
     with over(everything) as (exporter, scenario):
+        exporter.scrape()
         scrape = until_reported(exporter, scenario, 0)
         rows = {row.name: row for row in CATALOGUE}
         assert {sample.name for sample in scrape.samples} == rows.keys()

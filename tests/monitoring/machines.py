@@ -136,7 +136,9 @@ _PASSED = frozenset({"LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO"})
 
 
 def healthy(count: int, product: str, total: int) -> dict[str, object]:
-    return {**nvml.a100s(count), "gpu.*.name": product, "gpu.*.memory_total": total, "gpu.*.memory_used": total // 4}
+    activity = {"gpu.*.gpm": 1, "gpu.*.gpm.3": 30, "gpu.*.gpm.5": 40}
+    memory = {"gpu.*.memory_total": total, "gpu.*.memory_used": total // 4}
+    return {**nvml.a100s(count), **memory, **activity, "gpu.*.name": product}
 
 
 def with_faults() -> dict[str, object]:

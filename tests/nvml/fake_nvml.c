@@ -8,6 +8,7 @@
  *   error.nvmlDeviceGetPowerUsage 999          what that call returns, of every GPU; `gpu.3.error.…` of one
  *   hang.nvmlDeviceGetPowerUsage 3.5           seconds for which it does not return, or until the line is gone
  *   gpu.*.field.82 61                          a value of nvmlDeviceGetFieldValues; `gpu.*.field.82.error 999` an error
+ *   gpu.3.gpm.5 61.5                           a percentage of nvmlGpmMetricsGet, on a GPU with a line `gpu.3.gpm 1`
  *   gpu.0.process.0 C 4242 1073741824          kind (C, G, M), pid, bytes or "-"
  *   xid.0 3 79                                 an event: GPU and XID; each is told once, in order
  *
@@ -308,6 +309,54 @@ int nvmlDeviceGetFieldValues(const Device *device, int count, Field *fields) {
         }
         snprintf(name, sizeof name, "field.%u", fields[i].field);
         fields[i].code = number(&fields[i].value, device, name);
+    }
+    return OK;
+}
+
+/* ---- activity between two samples ---- */
+
+typedef struct { int gpu, number; } GpmSample;
+typedef struct { uint version, supported; } GpmSupport;
+typedef struct { uint metric; int code; double value; const char *names[3]; } GpmMetric;
+typedef struct { uint version, count; GpmSample *first, *second; GpmMetric metrics[]; } GpmMetrics;
+
+static int gpm_samples, gpm_taken;
+
+int nvmlGpmQueryDeviceSupport(const Device *device, GpmSupport *value) {
+    ull supported = 0;
+    ENTER(device, "nvmlGpmQueryDeviceSupport");
+    number(&supported, device, "gpm");
+    value->supported = (uint)supported;
+    return value->version == 1 ? OK : INVALID_ARGUMENT;
+}
+
+int nvmlGpmSampleAlloc(GpmSample **sample) {
+    if (__atomic_add_fetch(&gpm_samples, 1, __ATOMIC_SEQ_CST) > 2 * GPUS) return INSUFFICIENT_SIZE; /* they leak */
+    *sample = calloc(1, sizeof **sample);
+    return OK;
+}
+
+int nvmlGpmSampleFree(GpmSample *sample) {
+    __atomic_sub_fetch(&gpm_samples, 1, __ATOMIC_SEQ_CST);
+    free(sample);
+    return OK;
+}
+
+int nvmlGpmSampleGet(const Device *device, GpmSample *sample) {
+    ENTER(device, "nvmlGpmSampleGet");
+    *sample = (GpmSample){device->gpu, __atomic_add_fetch(&gpm_taken, 1, __ATOMIC_SEQ_CST)};
+    return OK;
+}
+
+int nvmlGpmMetricsGet(GpmMetrics *asked) {
+    if (asked->version != 1 || asked->first->gpu != asked->second->gpu || asked->first->number >= asked->second->number)
+        return INVALID_ARGUMENT;
+    ENTER(&gpus[asked->first->gpu], "nvmlGpmMetricsGet");
+    for (uint i = 0; i < asked->count; i++) {
+        char line[64], name[32];
+        snprintf(name, sizeof name, "gpm.%u", asked->metrics[i].metric);
+        asked->metrics[i].code = of_gpu(line, sizeof line, asked->first->gpu, name) ? OK : NOT_SUPPORTED;
+        asked->metrics[i].value = atof(line);
     }
     return OK;
 }
