@@ -210,12 +210,14 @@ def _tables(
             yield table, table["row"].to_numpy()
         return
     if group.uri.lower().endswith(PICTURES):
-        source = open_source(group.uri, options)
-        if source.size() > _AHEAD_BYTES:
-            yield None
-        key, image, lines = _picture(group.uri, source, columns, options)
-        caption = lines[draw(seed, group.first_row, [1.0] * len(lines), LINE)] if lines else None
-        table = _sample_table([(key, image, caption)], columns)
+        sample: RawSample = ("", None, None)
+        with suppress(NotFound):  # deleted since it was listed: a row without an image
+            source = open_source(group.uri, options)
+            if source.size() > _AHEAD_BYTES:
+                yield None
+            key, image, lines = _picture(group.uri, source, columns, options)
+            sample = key, image, lines[draw(seed, group.first_row, [1.0] * len(lines), LINE)] if lines else None
+        table = _sample_table([sample], columns)
         if FILE in columns.keys:
             table = table.append_column(FILE, pa.array([group.uri.removeprefix(f"{columns.folder}/")]))
         yield table, np.array([group.first_row])

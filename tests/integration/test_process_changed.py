@@ -107,6 +107,16 @@ def test_a_picture_that_was_taken_down_stays_out_when_its_caption_is_edited(
     assert used(dataset) == {"d": 3, "e": 4, "b": 5}
 
 
+def test_a_picture_that_is_gone_before_its_turn_ends_no_job(config: ProcessConfig, tmp_path: Path, model: Path) -> None:
+    config = config_of(tmp_path / "own", tmp_path / "part", model)
+    job.run(config.replaced(limit=3))
+    (tmp_path / "own/e.jpg").unlink()
+    dataset = job.run(config, changed=True).dataset
+    assert dataset is not None
+    assert used(dataset) == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert dataset.manifest.counts.reasons == {"tombstone": 1}
+
+
 def test_new_addresses_are_refused_where_others_depend_on_them(
     config: ProcessConfig, tmp_path: Path, model: Path
 ) -> None:
