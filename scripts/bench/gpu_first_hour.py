@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench._cases import FIGURES, sized
+from scripts.bench._training import SWITCHES
 from sdp.hardware import DRIVERS, GIB
 
 STEP = ("torch", "numpy", "safetensors", "transformers", "diffusers", "pydantic", "pyarrow", "pyroaring")
@@ -57,6 +58,7 @@ class Row:
 
 
 TRAIN = "scripts.bench.gpu_train --strategies"
+SWITCH_ROW = f"{TRAIN} fsdp --compile on --resolutions 256 --batch 64 --steps 20"
 CHECK = "scripts.bench._gpu_checks"
 ROWS = (
     Row("train-256", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 256", compiler=True),
@@ -73,10 +75,8 @@ ROWS = (
     Row("generate", "", f"{CHECK} generate"),
     Row("train-lora", "", f"{TRAIN} ddp --compile on --resolutions 512 --lora 8", compiler=True),
     Row("exporter", "memory as nvidia-smi has it", f"{CHECK} exporter", 60, EXPORTER, memory_gb=1),
-    Row(
-        "switches", "each is worth its place",
-        f"{TRAIN} fsdp --compile on --resolutions 256 --batch 64 --without ,search,layout,draw,segments", compiler=True,
-    ),
+    Row("switch-none", "", SWITCH_ROW, compiler=True),
+    *(Row(f"switch-{name}", "slower than switch-none", f"{SWITCH_ROW} --without {name}", compiler=True) for name in SWITCHES),
     Row(
         "accumulate", "as without",
         f"{TRAIN} fsdp --compile on --resolutions 256 --batch 128 --micro-batches 4 --steps 10", compiler=True,

@@ -135,6 +135,13 @@ def test_a_row_reaches_its_first_cuda_call_on_every_gpu_of_the_catalogue(
             assert f"{gpu.peak_flops / TERA:g} TFLOP/s dense bf16" in capsys.readouterr().out
 
 
+def test_a_row_of_training_runs_one_process_a_gpu_in_its_time() -> None:
+    for row in gpu_first_hour.ROWS:
+        module, *arguments = row.command.split()
+        if module == "scripts.bench.gpu_train":
+            assert len(list(gpu_train.cases(gpu_train._arguments(arguments), 1))) == 1, row.name
+
+
 def test_nccl_uses_the_gpu_of_a_worker_s_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 
