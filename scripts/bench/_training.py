@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+MODELS = ("sd2", "prx-424m", "prx-1.2b")
 SWITCHES: dict[str, str] = {
     "search": "cuDNN's search for the fastest convolutions",
     "layout": "channels-last for all convolutions of compiled blocks, against Inductor's own choice",
@@ -78,11 +79,25 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
     )
 
 
-def predicted(config: Any, workers: int, gpu: Any) -> Any:
-    """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net."""
+def predicted(config: Any, workers: int, gpu: Any, model: str = "sd2") -> Any:
+    """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net; PRX has embeddings."""
+    from sdp.families.prx import PRX_1B, PRX_424M
+    from sdp.families.sd import SD2
     from sdp.plan.memory import TrainerGpus, estimate
 
-    return estimate(config, TrainerGpus(gpu, workers, embedded=False))
+    known = {"sd2": SD2, "prx-424m": PRX_424M, "prx-1.2b": PRX_1B}[model]
+    return estimate(config, TrainerGpus(gpu, workers, model != "sd2", known))
+
+
+def operations(model: str, resolution: int) -> float:
+    """Return the operations of a step for one sample."""
+    from scripts.published import PRX as PUBLISHED
+    from sdp.families import LatentSpace, flops
+    from sdp.families.prx import PRX
+    from sdp.families.sd import SD, SD2
+
+    side = LatentSpace().shape(resolution)[1]
+    return flops(SD, SD2.unet, side) if model == "sd2" else flops(PRX, PUBLISHED[model], side)
 
 
 def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:

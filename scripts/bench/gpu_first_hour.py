@@ -65,6 +65,10 @@ ROWS = (
     Row("train-512", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 512 --steps 20", compiler=True),
     Row("encode-256", "A10G 102 img/s", "scripts.bench.gpu_encode --sides 256 --seconds 4", compiler=True),
     Row("encode-512", "", "scripts.bench.gpu_encode --sides 512 --seconds 4", compiler=True),
+    *(
+        Row(f"prx-{side}", "", f"{TRAIN} fsdp --compile on --model prx-1.2b --resolutions {side} --steps 20", compiler=True)
+        for side in (256, 512)
+    ),
     Row("train-ddp", "", f"{TRAIN} ddp --compile on --resolutions 256", compiler=True),
     Row("train-eager", "", f"{TRAIN} fsdp --compile off --resolutions 256"),
     Row(

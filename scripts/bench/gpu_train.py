@@ -28,7 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench._cases import hand_over, sized, take_stdout
-from scripts.bench._training import SWITCHES, environment, make_config, make_model, make_trainer, predicted
+from scripts.bench._training import (
+    MODELS,
+    SWITCHES,
+    environment,
+    make_config,
+    make_model,
+    make_trainer,
+    operations,
+    predicted,
+)
 from sdp.console import size, table
 from sdp.errors import OutOfMemory, SdpError, one_line
 
@@ -54,7 +63,11 @@ def main(arguments: Sequence[str]) -> int:
     rows, measured = [], False
     for case in cases(options, workers):
         resolution, kind, without = case["resolution"], case["kind"], case["without"]
-        name = f"{resolution} px, {kind}" + ", compiled" * case["compile"]
+        name = (
+            f"{options.model}, " * (options.model != "sd2")
+            + f"{resolution} px, {kind}"
+            + ", compiled" * case["compile"]
+        )
         name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
         name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
         try:
@@ -82,7 +95,7 @@ def cases(options: argparse.Namespace, workers: int) -> Iterator[dict[str, Any]]
         yield {
             "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers,
             "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
-            "without": without, "lora": options.lora,
+            "without": without, "lora": options.lora, "model": options.model,
             "activation_checkpointing": options.activation_checkpointing, "micro_batches": options.micro_batches,
             "checkpoint": options.checkpoint, "room": options.room,
         }  # fmt: skip
@@ -93,6 +106,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(prog="gpu_train")
+    parser.add_argument("--model", choices=MODELS, default="sd2")
     parser.add_argument("--resolutions", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--strategies", type=words, default=["ddp", "fsdp"])
     parser.add_argument("--compile", type=words, default=["off", "on"])
@@ -112,6 +126,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if unknown := set(options.without) - {"", *SWITCHES}:
         parser.error(f"--without: expected nothing or one of {', '.join(SWITCHES)}, got {', '.join(sorted(unknown))}")
     if options.tiny:
+        options.model = "sd2"
         options.resolutions, options.batch = [64], options.batch and min(options.batch, 4)
     options.resolutions = options.resolutions or [256, 512]
     return options
@@ -145,7 +160,7 @@ def _first_batch(case: dict[str, Any], gpus: Sequence[str]) -> int:
         return LARGEST.get(case["resolution"], 32)
     parts = case["micro_batches"]
     config = make_config({**case, "batch": parts, "folder": "unused"}, case["workers"])
-    return parts << max(1, predicted(config, case["workers"], gpu).largest(1.0)).bit_length() - 1
+    return parts << max(1, predicted(config, case["workers"], gpu, case["model"]).largest(1.0)).bit_length() - 1
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +264,7 @@ def _trainer(case: dict[str, Any], world: Any, callback: Any) -> Any:
     from sdp.train.callbacks.metrics import RecordMetrics
 
     folder = Path(case["folder"]) / f"model-{world.rank}"
-    model = make_model(folder, tiny=case["tiny"])
+    model = make_model(folder, tiny=case["tiny"], name=case["model"])
     trainer = make_trainer(case, model, world, [RecordMetrics(10), CollectGarbage(), callback])
 
     def stand_in(_: Any, inputs: tuple[Any, ...]) -> None:
@@ -270,8 +285,6 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from sdp import hardware
-    from sdp.families import LatentSpace, flops
-    from sdp.families.sd import SD, SD2
     from sdp.train.trainer import Callback
 
     cuda = world.device.type == "cuda"
@@ -313,8 +326,7 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     per_s = case["steps"] * trainer.batch_size / seconds
     gpu = hardware.gpu_by_product(torch.cuda.get_device_name()) if cuda and not case["tiny"] else None
     counted = gpu is not None and world.is_main and not case.get("lora")  # LoRA leaves out a third
-    side = LatentSpace().shape(case["resolution"])[1]
-    operations = flops(SD, SD2.unet, side) if counted else 0.0
+    per_sample = operations(case["model"], case["resolution"]) if counted else 0.0
     kernels = 0
     if profiler is not None:
         profiler.stop()
@@ -324,10 +336,10 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
         "batch": case["batch"],
         "workers": world.size,
         "per_s": per_s,
-        "mfu": hardware.mfu(operations * per_s, 1.0, gpu, world.size) if counted else None,
+        "mfu": hardware.mfu(per_sample * per_s, 1.0, gpu, world.size) if counted else None,
         "peak": torch.cuda.max_memory_allocated() if cuda else 0,
         "held": max(watch.peak, torch.cuda.max_memory_reserved()) if cuda else 0,
-        "plan": predicted(trainer.config, world.size, gpu).total if gpu else 0,
+        "plan": predicted(trainer.config, world.size, gpu, case["model"]).total if gpu else 0,
         "phases": {name: 1000 * spent / case["steps"] for name, spent in phases.items()},
         "kernels": kernels,
         "step_s": seconds / case["steps"],
