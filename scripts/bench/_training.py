@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-MODELS = ("sd2", "prx-424m", "prx-1.2b")
+MODELS = ("sd2", "prx-424m", "prx-1.2b", "klein-4b")
 SWITCHES: dict[str, str] = {
     "search": "cuDNN's search for the fastest convolutions",
     "layout": "channels-last for all convolutions of compiled blocks, against Inductor's own choice",
@@ -29,17 +29,17 @@ def environment(case: dict[str, Any]) -> dict[str, str]:
 
 def make_model(folder: Path, *, tiny: bool, name: str = "sd2") -> Any:
     """Return a model without weights: a folder with the architectures and the noise schedule."""
-    from scripts.published import SCHEDULER, TRANSFORMERS
-    from sdp.families import every
-    from sdp.families.sd import SD2
+    from scripts.published import SCHEDULER
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
-    files: dict[str, Any] = {"unet/config.json": SD2.unet, "scheduler/scheduler_config.json": SCHEDULER}
-    if own := TRANSFORMERS.get(name):
-        family = next(each for each in every() if each.denoiser_class == own["_class_name"])
-        files = {"model_index.json": {"_class_name": family.pipeline}, f"{family.denoiser}/config.json": own}
+    family, own = published_model(name)
+    files: dict[str, Any] = {
+        "model_index.json": {"_class_name": family.pipeline},
+        f"{family.denoiser}/config.json": own,
+        "scheduler/scheduler_config.json": SCHEDULER,
+    }
     for file, content in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(json.dumps(dict(content)))
@@ -80,24 +80,37 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
 
 
 def predicted(config: Any, workers: int, gpu: Any, model: str = "sd2") -> Any:
-    """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net; PRX has embeddings."""
-    from sdp.families.prx import PRX_1B, PRX_424M
-    from sdp.families.sd import SD2
+    """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net; others have embeddings."""
     from sdp.plan.memory import TrainerGpus, estimate
 
-    known = {"sd2": SD2, "prx-424m": PRX_424M, "prx-1.2b": PRX_1B}[model]
+    family, architecture = published_model(model)
+    known = next(each for each in family.known if each.has_size_of(architecture))
     return estimate(config, TrainerGpus(gpu, workers, model != "sd2", known))
 
 
 def operations(model: str, resolution: int) -> float:
     """Return the operations of a step for one sample."""
-    from scripts.published import PRX as PUBLISHED
-    from sdp.families import LatentSpace, flops
-    from sdp.families.prx import PRX
+    from sdp.families import flops
+
+    family, architecture = published_model(model)
+    return flops(family, architecture, side_of(architecture, resolution))
+
+
+def published_model(model: str) -> tuple[Any, Any]:
+    """Return the family and the denoiser's configuration of one of MODELS."""
+    from scripts.published import TRANSFORMERS
+    from sdp.families import every
     from sdp.families.sd import SD, SD2
 
-    side = LatentSpace().shape(resolution)[1]
-    return flops(SD, SD2.unet, side) if model == "sd2" else flops(PRX, PUBLISHED[model], side)
+    own = TRANSFORMERS.get(model)
+    if own is None:
+        return SD, SD2.unet
+    return next(each for each in every() if each.denoiser_class == own["_class_name"]), own
+
+
+def side_of(architecture: Any, resolution: int) -> int:
+    """Return the side of latents; those of FLUX.2 are squares of its VAE's output."""
+    return resolution // (16 if architecture["in_channels"] > 32 else 8)
 
 
 def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:
@@ -189,7 +202,7 @@ class _Noise:
 
         example, _, states = networks.family.flops_inputs(networks.denoiser, 8)
         channels, size = example.shape[1], case["batch"]
-        side = case["resolution"] // (16 if channels > 32 else 8)  # FLUX.2 packs squares of latents
+        side = side_of(networks.denoiser.config, case["resolution"])
         pin = world.device.type == "cuda"
         generator = torch.Generator().manual_seed(world.rank)
 

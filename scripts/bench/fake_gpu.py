@@ -28,6 +28,7 @@ from unittest import mock
 
 from scripts.bench._cases import take_stdout
 from scripts.bench._fake_cuda import environment
+from scripts.bench._training import MODELS
 from sdp.console import size, table
 
 WORKERS = 32
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--resolution", type=int)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--model", choices=("sd2", "prx-424m", "prx-1.2b", "klein-4b"), default="sd2")
+    parser.add_argument("--model", choices=MODELS, default="sd2")
     parser.add_argument("--lora", type=int, help="train matrices of this rank instead of the network")
     parser.add_argument("--json", action="store_true", help="print each case as one line of JSON, with all figures")
     options = parser.parse_args(arguments)

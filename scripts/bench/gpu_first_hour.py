@@ -77,6 +77,10 @@ ROWS = (
     ),
     Row("latents", "below 5 %", "scripts.bench.gpu_encode --latents"),
     Row("generate", "", f"{CHECK} generate"),
+    Row(
+        "klein-lora", "14 GB at most", f"{TRAIN} ddp --compile on --model klein-4b --resolutions 512 --batch 1 --lora 16 --steps 20",
+        compiler=True,
+    ),
     Row("train-lora", "", f"{TRAIN} ddp --compile on --resolutions 512 --lora 8", compiler=True),
     Row("exporter", "memory as nvidia-smi has it", f"{CHECK} exporter", 60, EXPORTER, memory_gb=1),
     Row("switch-none", "", SWITCH_ROW, compiler=True),

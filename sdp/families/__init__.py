@@ -183,7 +183,7 @@ class Family(ABC):
                 return f"{folder}/config.json: {key}: expected {expected}, got {value!r}"
         denoiser = configs.get(self.denoiser, {})
         for folder, key, own, times in (
-            ("vae", "latent_channels", "in_channels", latent_space(configs.get("vae", {})).patch ** 2),
+            ("vae", "latent_channels", "in_channels", _packed(configs.get("vae", {})) ** 2),
             ("text_encoder", "hidden_size", self.text_key, len(self.text_layers) or 1),
         ):
             if denoiser and folder in configs and (value := configs[folder].get(key, 0)) * times != denoiser.get(own):
@@ -302,9 +302,8 @@ def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
     default, blocks, drawn = LatentSpace(), vae.get("block_out_channels"), True
     if vae.get("_class_name") == "AutoencoderDC":
         blocks, drawn = vae["encoder_block_out_channels"], False
-    patch, scale = 1, default.scale
-    if vae.get("_class_name") == "AutoencoderKLFlux2":  # its weights have a mean and a deviation of each channel
-        patch, scale = 2, 1.0
+    patch = _packed(vae)
+    scale = default.scale if patch == 1 else 1.0  # such a VAE's weights have a mean and a deviation of each channel
     return LatentSpace(
         int(vae.get("latent_channels", default.channels)) * patch**2,
         (2 ** (len(blocks) - 1) if blocks else default.reduction) * patch,
@@ -313,6 +312,11 @@ def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
         drawn,
         patch,
     )
+
+
+def _packed(vae: Mapping[str, Any]) -> int:
+    """Return the side of the squares of a VAE's output that are packed into one latent."""
+    return 2 if vae.get("_class_name") == "AutoencoderKLFlux2" else 1
 
 
 def space_of(model: Path) -> LatentSpace:

@@ -130,7 +130,7 @@ def test_an_abbreviation_names_its_key_and_an_unlike_name_lists_the_section() ->
     unknown = "--set optimizer.{}: expected a known key, got an unknown key; {}"
     assert lines("train", *MODEL, "optimizer.lr=1") == [unknown.format("lr", "did you mean optimizer.learning_rate?")]
     (line,) = lines("train", *MODEL, "optimizer.ams=1")
-    assert line.startswith(unknown.format("ams", "the keys here are learning_rate,"))
+    assert line.startswith(unknown.format("ams", "the keys here are kind, learning_rate,"))
 
 
 @pytest.mark.parametrize("name", ["aws_secret_access_key", "storage.secret_key"])

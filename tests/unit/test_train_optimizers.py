@@ -115,7 +115,7 @@ def test_the_plan_counts_the_state_of_each_optimizer(kind: str, rank: int | None
     config: Any = draft_of("train", values).config
     memory = estimate(config, TrainerGpus(GPUS["A100-80G"], 1, embedded=False))
     assert memory.parts["optimizer"] / memory.parts["gradients"] == pytest.approx(times, rel=1e-3)
-    assert memory.parts["weights"] / GIB > 3
+    assert memory.parts["weights"] / GIB > (3 if rank is None else 1.6)
 
 
 def test_only_our_adamw_is_sharded() -> None:
