@@ -91,14 +91,22 @@ def _gpus_needed(config: JobConfig) -> dict[str, int]:
 
 
 def access(drafts: Drafts, *, in_pod: bool) -> Iterator[Finding]:
-    """Check that sources and models can be read from here, and outputs written."""
+    """Check that sources and models can be read from here, and outputs written; report each cause once."""
     tried: set[tuple[str, str]] = set()
+    causes: dict[tuple[str, str], list[Finding]] = {}
     for path, probe in (("source.uri", _readable), ("output.uri", _writable), ("model.source", _has_model)):
         for name, job in drafts.items():
             uri = job.value(path)
             if uri is not None and (path, uri) not in tried:
                 tried.add((path, uri))
-                yield _probe(name, job, path, probe, in_pod=in_pod)
+                finding = _probe(name, job, path, probe, in_pod=in_pod)
+                if finding.state == "ok":
+                    yield finding
+                else:
+                    causes.setdefault((finding.state, finding.says.replace(uri, "")), []).append(finding)
+    for first, *others in causes.values():
+        also = f"; the same for {', '.join(other.check for other in others)}" if others else ""
+        yield replace(first, says=f"{first.says}{also}")
 
 
 def _probe(name: str, job: Draft, path: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:

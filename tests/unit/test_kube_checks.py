@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sdp.errors import AccessDenied
 from sdp.kube.check_cluster import judge_group, judge_state, version_of
 from sdp.kube.check_jobs import access, placement, read
 from sdp.kube.state import cluster_state
@@ -144,6 +145,20 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         assert "does not exist yet" in by_check["process source.uri"].says
         assert origin in by_check["download output.uri"].says
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "in" / "a.parquet"]
+
+
+def test_a_cause_that_many_checks_meet_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uri: str, _: object) -> None:
+        raise AccessDenied(f"{uri}: no AWS credentials found")
+
+    monkeypatch.setattr("sdp.kube.check_jobs.open_storage", refuse)
+    texts = {"process": PROCESS.format("s3://b"), "process-2": PROCESS.format("s3://c")}
+    refused, model = sorted(access(read(texts)[0], in_pod=True), key=lambda finding: finding.check)[::-1]
+    assert refused.says == (
+        "s3://b/images: no AWS credentials found (from this pod); the same for process-2 source.uri, "
+        "process output.uri, process-2 output.uri"
+    )
+    assert model.state == "ok"
 
 
 def test_a_missing_source_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
