@@ -100,15 +100,16 @@ def stop(args: Arguments) -> None:
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
-    from sdp.kube.clusters import read_manifests, release_in
+    from sdp.kube.clusters import accounts_in, read_manifests, release_in
     from sdp.kube.doctor import examine, examine_pod, mounted_texts
 
     texts = mounted_texts()
     if texts and not args.manifest:
         findings = examine_pod(texts)
     else:
-        rendered = release_in(read_manifests(args.manifest), args.cluster) if args.manifest else None
-        findings = examine(partial(_api, args), args.cluster, rendered)
+        objects = read_manifests(args.manifest) if args.manifest else []
+        rendered = release_in(objects, args.cluster) if args.manifest else None
+        findings = examine(partial(_api, args), args.cluster, rendered, accounts_in(objects))
     counts = Counter[str]()
     for finding in findings:
         counts[finding.state] += 1

@@ -5,13 +5,13 @@ its reports and not predicted.
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import replace
 
 from sdp.console import counted
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
-from sdp.kube.api import OPERATOR_HINT, Api
+from sdp.kube.api import OPERATOR_HINT, Api, Missing
 from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, is_own
 from sdp.kube.reasons import pods_of, reason_of, stuck_pods
 from sdp.kube.state import ClusterState, cluster_state
@@ -87,6 +87,21 @@ def judge_state(state: ClusterState, pods: "list[Finding]") -> Finding:
     words += f": {state.message}" * bool(state.message)
     hopeless = state.state not in ("starting", "ready") or state.refused or any(pod.state == "failed" for pod in pods)
     return Finding("cluster", "failed" if hopeless else "warning", words, f"kubectl describe raycluster {state.name}")
+
+
+def accounts(api: Api, raycluster: Object, made: Collection[str] = ()) -> Generator[Finding, None, None]:
+    """Check that the service accounts of all pods exist, or are made together with the cluster."""
+    spec, missing = raycluster["spec"], False
+    pods = [part["template"]["spec"] for part in (spec["headGroupSpec"], *(spec.get("workerGroupSpecs") or ()))]
+    for name in sorted({pod.get("serviceAccountName", "default") for pod in pods} - {"default", *made}):
+        try:
+            api.get(api.path("serviceaccounts", name, "/api/v1"))
+        except Missing:
+            missing = True
+            remedy = "create it, or set serviceAccount.create"
+            yield Finding("accounts", "failed", f"there is no service account {name} in {api.namespace}", remedy)
+    if not missing:
+        yield Finding("accounts", "ok", "the pods' service accounts exist")
 
 
 def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:

@@ -83,7 +83,12 @@ def release_in(objects: Sequence[Object], name: str | None) -> Release:
     for (kind, own), cluster in named.items():
         if kind == "RayCluster" and name in (None, own):
             return cluster, yaml_entries(named.get(("ConfigMap", jobs_map(cluster)), {}))
-    raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
+    raise UserError("--manifest: expected a RayCluster in it, got none; if helm template failed, mend what it says")
+
+
+def accounts_in(objects: Sequence[Object]) -> set[str]:
+    """Return the service accounts among the objects that helm has rendered."""
+    return {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
 
 
 def accelerator_of(group: Object) -> str:

@@ -4,7 +4,7 @@ Each check looks at one thing. None changes anything, except that an object of 6
 deleted again.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,9 +31,12 @@ def examine_pod(texts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def examine(
-    connect: Callable[[], Api], cluster_name: str | None = None, rendered: Release | None = None
+    connect: Callable[[], Api],
+    cluster_name: str | None = None,
+    rendered: Release | None = None,
+    accounts: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Check a cluster as it exists, or as rendered manifests would create it, as far as that needs no API server."""
+    """Check a cluster as it exists, or as rendered manifests with these service accounts would create it."""
     try:
         api = connect()
         version = api.get("/version").get("gitVersion", "of unknown version")
@@ -56,6 +59,7 @@ def examine(
         cluster = yield from _guarded("cluster", check_cluster.cluster(api, cluster_name))
     if cluster is None:
         return
+    yield from _guarded("accounts", check_cluster.accounts(api, cluster, accounts))
     yield from _guarded("groups", check_cluster.groups(api, cluster))
     drafts = (yield from _guarded("jobs", _jobs(rendered[1] if rendered else None, api, cluster))) or {}
     yield from check_jobs.placement(drafts, cluster)

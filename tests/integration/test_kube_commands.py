@@ -918,6 +918,14 @@ def test_a_chart_is_examined_before_it_is_applied(
     file.write_text(done.stdout.replace("s3://my-bucket", str(tmp_path)))
     _, findings = examined(capfd, "--manifest", str(file))
     assert findings["cluster"] == ["ok: sdp, from the manifests"]
+    assert findings["accounts"] == ["ok: the pods' service accounts exist"], "the chart makes them"
+    made = file.read_text()
+    file.write_text(made.replace("kind: ServiceAccount", "kind: Other"))
+    lab.kube.put(f"{CORE}/serviceaccounts/sdp", {})
+    assert [line.partition(";")[0] for line in examined(capfd, "--manifest", str(file))[1]["accounts"]] == [
+        f"failed: there is no service account sdp-{name} in lab" for name in ("downloads", "head")
+    ]
+    file.write_text(made)
     assert findings["group a10g"] == ["ok: 1 node with A10G"]
     assert findings["group a100"][0].startswith("warning: no node has 8 GPUs and nvidia.com/gpu.product=NVIDIA-A100-")
     assert findings["placement"][0].startswith("ok: ")
