@@ -16,7 +16,7 @@ from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.logs import follow
 from sdp.kube.own_cluster import with_own_cluster
-from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, checked_job, kind_of, make_rayjob
+from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER, LARGEST_CONFIG, checked_job, kind_of, make_rayjob
 from sdp.kube.state import BY_LABEL, job_state
 
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -48,7 +48,7 @@ class Submission:
 
 def submit(api: Api, submission: Submission, say: Say) -> int:
     """Submit a job; return its exit code if it is followed, else 0."""
-    rayjob = rayjob_of(submission, partial(_release, api, submission, say), say)
+    rayjob = rayjob_of(submission, partial(_release, api, submission, say), say, send=True)
     if user := _user(api):
         rayjob["metadata"]["labels"][BY_LABEL] = user
     name = create(api, rayjob, say)
@@ -70,8 +70,13 @@ def _user(api: Api) -> str:
     return ""
 
 
-def rayjob_of(submission: Submission, release: Callable[[], ReadRelease] | None, say: Say) -> Object:
-    """Return a submission's RayJob for a release; without one, as in a dry run, only --config or --set is checked."""
+def rayjob_of(
+    submission: Submission, release: Callable[[], ReadRelease] | None, say: Say, *, send: bool = False
+) -> Object:
+    """Return a submission's RayJob for a release; without one, as in a dry run, only --config or --set is checked.
+
+    With `send`, the job takes along the cluster's configuration: pods have an older one for a minute after a change.
+    """
     text, config = _checked_file(submission, say)
     kind, sets = kind_of(submission.job), list(submission.overrides)
     if submission.own_cluster and kind == "train":
@@ -79,6 +84,8 @@ def rayjob_of(submission: Submission, release: Callable[[], ReadRelease] | None,
     cluster, texts = release() if release else ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
     if config is None and texts is not None:
         config = _checked_against(texts, submission, say)
+        if send and len(texts[submission.job].encode()) <= LARGEST_CONFIG:
+            text = texts[submission.job]
     name: str = cluster["metadata"]["name"]
     rayjob = make_rayjob(submission.job, text, cluster=name, name=submission.name, overrides=sets)
     if not submission.own_cluster:
