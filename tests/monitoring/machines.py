@@ -173,6 +173,7 @@ OF_KUBERNETES = (
         f'kuberay_job_deployment_status{{deployment_status="{state}",name="{name}",namespace="{NAMESPACE}",uid="1"}} 1'
         for name, state in _RAYJOBS.items()
     ),
+    f'kuberay_cluster_info{{name="sdp",namespace="{NAMESPACE}",owner_kind="None",uid="1"}} 1',
     f'kube_pod_status_phase{{{_POD},phase="Pending"}} 1',
     f'kube_pod_container_resource_requests{{{_POD},container="ray-worker",resource="nvidia_com_gpu",unit="integer"}} 8',
     "go_goroutines 40",

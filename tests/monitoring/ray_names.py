@@ -10,6 +10,7 @@ _PROCESS = frozenset({"Component", "NodeAddress", "SessionName"})
 _OPERATOR = _PROCESS | {"dataset", "operator"}
 
 KUBERNETES: Mapping[str, frozenset[str]] = {
+    "kuberay_cluster_info": frozenset({"name", "uid", "owner_kind"}),
     "kuberay_job_deployment_status": frozenset({"name", "uid", "deployment_status"}),
     "kube_pod_status_phase": frozenset({"uid", "phase"}),
     "kube_pod_container_resource_requests": frozenset({"uid", "resource", "unit"}),
