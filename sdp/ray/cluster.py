@@ -286,7 +286,7 @@ def _selects(wanted: str, value: str | None) -> bool:
 def holders(
     actors: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any]], nodes: Mapping[str, str], besides: str = ""
 ) -> list[str]:
-    """Return a line for each job with actors on GPUs, and each kind of its nodes: who holds how many, and since when.
+    """Return a line for each job with actors on GPUs, and each kind of its nodes: how many it holds, and when it began.
 
     `nodes` has the kind of each node that counts, and `besides` the job that does not.
     """
@@ -302,7 +302,7 @@ def holders(
         # A RayJob's name and a suffix make its submission.
         name = str(job.get("submission_id") or "").rpartition("-")[0] or f"Ray's job {number}"
         began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
-        lines.append(f"{name} holds {count} {kind} GPU{'s' * (count != 1)} since {began:%Y-%m-%d %H:%MZ}")
+        lines.append(f"{name} holds {count} {kind} GPU{'s' * (count != 1)} (job begun {began:%Y-%m-%d %H:%MZ})")
     return lines
 
 

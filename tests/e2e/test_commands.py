@@ -48,7 +48,7 @@ def test_a_training_without_gpus_says_which_job_holds_them(cluster: Kube) -> Non
     cluster.until(lambda: "train: step" in jobs.log(cluster, first), jobs.JOB_S, "the first training makes steps")
     eight = ("scaling.num_workers=8", "data.global_batch_size=128")
     second = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-second", *eight)
-    holds = f"{first} holds 2 a100 gpus since 20"
+    holds = f"{first} holds 2 a100 gpus (job begun 20"
     cluster.until(lambda: holds in jobs.log(cluster, second).lower(), jobs.JOB_S, "the second one names the first")
     assert holds in jobs.sdp(cluster, "status").stdout.lower()
 

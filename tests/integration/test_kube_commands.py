@@ -488,7 +488,7 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
     lab.end("broken", "FAILED", f"Job entrypoint command failed with exit code 2, last\n{cause}\nsupervisor: ends")
     assert main(["status"]) == 0
     text = capfd.readouterr().out
-    assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs since 2026-11-18 11:06Z, submitted by anna\n" in text
+    assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs (job begun 2026-11-18 11:06Z), submitted by anna\n" in text
     assert f"broken: {cause}\n" in text
     lab.ray.lists = {}
     assert main(["status"]) == 0, "a head that does not say so is no error"

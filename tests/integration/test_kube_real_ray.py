@@ -230,9 +230,9 @@ def test_the_holder_of_a_gpu_is_named_in_the_driver_and_by_status(
 
     until(ready, "the trainer has its GPU", 60)
     (line,) = [line for line in logs[-1].splitlines() if line.startswith("in the driver: ")]
-    assert re.fullmatch(r"in the driver: \['holder holds 1 A100 GPU since \S+ \S+Z'\] \[\]", line)
+    assert re.fullmatch(r"in the driver: \['holder holds 1 A100 GPU \(job begun \S+ \S+Z\)'\] \[\]", line)
     assert main(["status"]) == 0
-    assert re.search(r"^sdp: holder holds 1 a10g GPU since 20\S+ \S+Z$", capfd.readouterr().out, re.MULTILINE)
+    assert re.search(r"^sdp: holder holds 1 a10g GPU \(job begun 20\S+ \S+Z\)$", capfd.readouterr().out, re.MULTILINE)
     assert main(["stop", "holder"]) == 0
 
 

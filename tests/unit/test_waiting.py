@@ -55,7 +55,7 @@ def test_time_in_which_another_job_holds_the_places_does_not_count(
     kinds: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kinds
-    others, ends = ["sdp-train-x7k2p holds 1 A100 GPU since 2026-11-21 07:30Z"], time.monotonic() + 1.0
+    others, ends = ["sdp-train-x7k2p holds 1 A100 GPU (job begun 2026-11-21 07:30Z)"], time.monotonic() + 1.0
     monkeypatch.setattr(waiting, "PlaceRequest", lambda *_: Unanswered())
     monkeypatch.setattr(waiting, "_other_holders", lambda _: others if time.monotonic() < ends else [])
     for name in ("_FIRST_LINE_S", "_LINES_S"):
