@@ -39,6 +39,8 @@ class JobState:
     created: datetime | None
     started: datetime | None
     ended: datetime | None
+    attempt: str
+    """The attempt in words, if the job's earlier clusters have failed."""
     message: str
     """The reason for the state in one line, if there is one."""
     finished: bool
@@ -82,6 +84,8 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
     created = _moment(metadata.get("creationTimestamp"))
     if not deployment and created and (datetime.now(UTC) - created).total_seconds() > NOTICED_S:
         said = SILENT
+    failed, limit = int(status.get("failed") or 0), int(spec.get("backoffLimit") or 0)
+    attempt = f"attempt {failed + 1} of {limit + 1}" if failed and limit and not finished else ""
     if deleted := _moment(metadata.get("deletionTimestamp")):
         held = ", ".join(metadata.get("finalizers") or ()) or "its dependents"
         state, said = "deleting", f"being deleted since {deleted.astimezone(UTC):%Y-%m-%d %H:%MZ}, held by {held}"
@@ -96,7 +100,8 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         created=created,
         started=_moment(times.get("startTime") or (status.get("startTime") if ray_status else None)),
         ended=_moment(times.get("endTime") or status.get("endTime")) if finished else None,
-        message=said,
+        attempt=attempt,
+        message="; ".join(filter(None, (attempt, said))),
         finished=finished,
         exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
     )

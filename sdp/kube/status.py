@@ -114,7 +114,7 @@ def _explained(api: Api, rayjob: Object, clusters: Mapping[str, ClusterState]) -
         reason = (unnoticed_end(api, job) or [""])[0] if cluster else "its cluster is gone"
     elif job.state == "waiting" and job.cluster:
         reason = f"there is no RayCluster {job.cluster!r}"
-    return replace(job, message=reason or job.message)
+    return replace(job, message="; ".join(filter(None, (job.attempt, reason)))) if reason else job
 
 
 def _holders(api: Api, cluster: ClusterState) -> list[str]:

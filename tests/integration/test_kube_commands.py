@@ -569,10 +569,12 @@ def test_status_says_why_a_cluster_lacks_pods_and_a_job_waits(
 ) -> None:
     setup(lab)
     lab.job("x")
-    lab.kube.update_status(f"{RAY}/rayjobs/x", jobDeploymentStatus="Initializing")
+    lab.kube.objects[f"{RAY}/rayjobs/x"]["spec"]["backoffLimit"] = 3
+    lab.kube.update_status(f"{RAY}/rayjobs/x", jobDeploymentStatus="Initializing", failed=1)
     assert main(["status", "--json"]) == 0
     data = json.loads(capfd.readouterr().out)
-    assert [each["message"] for kind in ("clusters", "jobs") for each in data[kind]] == [reason, reason]
+    messages = [each["message"] for kind in ("clusters", "jobs") for each in data[kind]]
+    assert messages == [reason, f"attempt 2 of 4; {reason}"]
     lab.kube.denied |= {("list", kind) for kind in ("pods", "events", "workloads")}
     assert main(["status"]) == 0, "without these rights it shows what it may"
 
