@@ -67,11 +67,11 @@ def test_a_waiting_job_reports_its_clusters_problem() -> None:
 
 
 def test_a_job_that_is_tried_again_says_how_often() -> None:
-    again = rayjob(jobDeploymentStatus="Initializing", failed=1)
-    again["spec"]["backoffLimit"] = 3
-    assert job_state(again).message == "attempt 2 of 4; the cluster is not ready yet"
+    tried = rayjob(jobDeploymentStatus="Initializing", failed=1)
+    tried["spec"]["backoffLimit"] = 3
+    assert job_state(tried).message == "attempt 2 of 4; the cluster is not ready yet"
     ended = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "failed": 4, "message": "exit code 2"}
-    assert job_state(again | {"status": ended}).message == "exit code 2"
+    assert job_state(tried | {"status": ended}).message == "exit code 2"
 
 
 def test_a_job_that_is_being_deleted_says_since_when_and_what_holds_it() -> None:
