@@ -102,7 +102,7 @@ def init(args: Arguments) -> None:
 def _further(sections: Mapping[str, str], values: Mapping[str, Any], family: str) -> str:
     """Return the sections that train.yaml lacks, as comments with their reasons."""
     present = {key.partition(".")[0] for key in values}
-    if family == "prx":  # a flow has no SNR
+    if family != "sd":  # a flow has no SNR
         present.add("objective")
     if "model.denoiser" not in values:  # a LoRA needs pretrained weights
         present.add("lora")

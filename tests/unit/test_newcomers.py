@@ -137,6 +137,7 @@ def test_init_says_that_captions_have_several_lines(tmp_path: Path) -> None:
     [
         ([], ["objective", "log"], "300 steps took 2 minutes"),
         (["--family", "prx"], ["log"], "cannot be known before it runs"),
+        (["--family", "klein"], ["log"], "cannot be known before it runs"),
         (["--gpu", "24GB"], ["objective", "lora", "log"], "cannot be known before it runs"),
         (["--gpu", "A10G"], ["objective", "lora", "log"], "takes 37 minutes or more on an A10G"),
         (["--gpu", "8GB"], ["objective", "log"], "cannot be known before it runs"),
