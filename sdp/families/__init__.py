@@ -332,7 +332,14 @@ def read_latent_space(model: Path, source: str) -> LatentSpace:
             f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
             "vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    return space_of(model)
+    space, weights = space_of(model), model / "vae/diffusion_pytorch_model.safetensors"
+    if space.patch > 1 and weights.is_file():
+        from safetensors import safe_open
+
+        with safe_open(weights, "np") as file:
+            if "bn.running_mean" not in set(file.keys()):
+                raise ModelError(f"model.source: the VAE of {source} lacks bn, the mean of its latents; restore it")
+    return space
 
 
 def patch_of(model: Path) -> int:

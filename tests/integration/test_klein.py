@@ -293,6 +293,19 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, 
         check(str(folder))
 
 
+def test_a_vae_without_the_mean_of_its_latents_is_refused(root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
+    file = folder / "vae/diffusion_pytorch_model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if not name.startswith("bn.")}, file)
+    how: dict[str, Any] = {
+        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "out")}, "resolutions": [64],
+        "model": {"source": str(folder)},
+    }  # fmt: skip
+    with pytest.raises(ModelError, match=r"^model\.source: the VAE of .* lacks bn, the mean of its latents"):
+        process(parse_config("process", how))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_operations_of_a_step_are_counted() -> None:
     path = resolve(MODEL).path
     architecture = json.loads((path / "transformer/config.json").read_text())
