@@ -120,6 +120,19 @@ def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> Train
     return TrainedNetworks(of(path), _on_meta(path), encoder)
 
 
+def drawing_networks(networks: TrainedNetworks, path: Path, lora: LoraConfig, dtype: torch.dtype) -> TrainedNetworks:
+    """Return the networks of a run to draw with: the frozen weights are shared, and a LoRA's are empty."""
+    encoder = load.load_text_encoder(path) if networks.text_encoder is not None else None
+    drawing = TrainedNetworks(networks.family, _on_meta(path), encoder)
+    drawing.add_lora(lora)
+    weights = {
+        name: torch.empty_like(own, dtype=dtype) if own.requires_grad else own.detach().to(dtype)
+        for name, own in networks.named_parameters()
+    }
+    drawing.load_state_dict(weights, strict=False, assign=True)
+    return drawing
+
+
 def _on_meta(path: Path, matrices: torch.dtype | None = None) -> Any:
     with torch.device("meta"):  # initialising weights would be wasted
         return load.load_denoiser(path, pretrained=False, device="meta", matrices=matrices)

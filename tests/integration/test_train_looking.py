@@ -149,9 +149,17 @@ def opened(path: Path) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         return np.asarray(picture)
 
 
-def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(root: Path) -> None:
-    how = config(root, max_steps=8, **SAMPLES)
-    trainer = train(how, callbacks=[SaveCheckpoints(3), DrawSamples(how)])
+@pytest.mark.parametrize("lora", [None, 4])
+def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(root: Path, lora: int | None) -> None:
+    small = {"lora__rank": lora, "model__denoiser": "pretrained", "optimizer__learning_rate": 0.01} if lora else {}
+    how = config(root, max_steps=8, **SAMPLES, **small)
+    drawn = DrawSamples(how)
+    trainer = train(how, callbacks=[SaveCheckpoints(3), drawn])
+    assert drawn._trained is not None
+    own = dict(trainer.networks.named_parameters())
+    shared = [n for n, p in drawn._trained.named_parameters() if p.data_ptr() == own[n].data_ptr()]
+    assert bool(shared) == bool(lora)
+    assert not any("lora" in name for name in shared)
     settings = {"steps": 2, "guidance_scale": 7.5}
     for step in (3, 6):
         checkpoint = f"{root}/run/checkpoints/step-{step:09d}"

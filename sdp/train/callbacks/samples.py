@@ -18,7 +18,7 @@ from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
 from sdp.model.sources import resolve
-from sdp.model.trained import TrainedNetworks, empty_networks
+from sdp.model.trained import TrainedNetworks, drawing_networks, empty_networks
 from sdp.train.run_folder import PROMPTS, samples_folder
 from sdp.train.trainer import Callback, StepReport, Trainer
 
@@ -85,7 +85,11 @@ class DrawSamples(Callback):
             encodes = config.model.train_text_encoder
             model = resolve(config.model.source, storage=config.storage.options()).path
             dtype = DTYPES[config.precision] if device.type == "cuda" else torch.float32
-            trained = empty_networks(model, config.lora, text_encoder=encodes).eval().requires_grad_(False)
+            if config.lora.rank is not None and config.strategy.kind == "ddp":  # fsdp has shards
+                trained = drawing_networks(trainer.networks, model, config.lora, dtype)
+            else:
+                trained = empty_networks(model, config.lora, text_encoder=encodes)
+            trained = trained.eval().requires_grad_(False)
             if next(trained.denoiser.parameters()).is_meta:
                 trained.denoiser.to_empty(device=device)
             self._trained = trained.to(device, dtype)
