@@ -48,6 +48,9 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
+    if args.store and args.pictures and "://" not in args.pictures:
+        place = f"{args.store.rstrip('/')}/pictures"
+        raise UsageError(f"init: --pictures: a cluster cannot read {args.pictures}; copy it to {place}, and give that")
     if args.recipe and not args.store:
         raise UsageError("init: --recipe: is for a cluster; leave it out, or give --store")
     from sdp import config

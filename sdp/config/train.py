@@ -425,6 +425,8 @@ class TrainConfig(JobConfig):
     """Number of times that trainers may fail and be started again."""
 
     def settled(self) -> Self:
+        if self.lora.rank is not None:
+            self = self.replaced(model=self.model.with_defaults(denoiser="pretrained"))
         if self.scaling.accelerator in (None, "cpu"):
             return self
         second, several = self.phase_2, self.scaling.num_workers != 1 and self.optimizer.kind == "adamw"

@@ -56,6 +56,17 @@ def audit(uris: Sequence[str], *, row: int | None = None, value: Takedown | None
     return _Audit(uris, row, value).traces()
 
 
+def _spans(numbers: Sequence[int]) -> str:
+    """Return increasing numbers as text, those without a gap as `first-last`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
 def summary(trace: Trace) -> str:
     """Return a trace as text."""
     lines = [f"row {trace.row}{', taken down' if trace.taken_down else ''}"]
@@ -65,7 +76,7 @@ def summary(trace: Trace) -> str:
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for use in trace.checkpoints:
-        epochs, dataset = ", ".join(map(str, use["epochs"])), f" of {use['dataset']}" if "dataset" in use else ""
+        epochs, dataset = _spans(use["epochs"]), f" of {use['dataset']}" if "dataset" in use else ""
         lines.append(f"  {use['run']}: consumed before {use['checkpoint']}, in epoch {epochs}{dataset}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {counted(trace.checkpoints_searched, 'checkpoint')}")

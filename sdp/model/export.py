@@ -59,7 +59,7 @@ class Exported:
             code = f"StableDiffusionPipeline.from_single_file({place}, config=FOLDER)"
             return f"{first}load it in diffusers: {code}, where FOLDER is written by: {command} FOLDER"
         if self.form != "folder":
-            return f"{first}load it in diffusers: pipeline.load_lora_weights({place})"
+            return f"{first}put it into ComfyUI's models/loras, or in diffusers: pipeline.load_lora_weights({place})"
         pipeline, words = self.family.pipeline, ", ".join([json.dumps(self.prompt), *self.family.pipeline_options])
         code = f'{pipeline}.from_pretrained({place})({words}).images[0].save("picture.png")'
         line = shlex.join(["python", "-c", f"from diffusers import {pipeline}; {code}"])

@@ -11,6 +11,7 @@ from sdp.config.train import TrainConfig
 from sdp.console import say
 from sdp.errors import UserError
 from sdp.lease import Lease
+from sdp.model import sources
 from sdp.model.checkpoints import TrainState
 from sdp.ray import cluster
 from sdp.storage.uri import near
@@ -99,7 +100,9 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             from sdp.train.launch import train_on_ray
 
             summary = train_on_ray(config, plan, folder, lease)
-    for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices):
+    family = sources.family(config.model.source, storage=config.storage.options())
+    lora = config.lora.rank is not None and family.lora_names is not None
+    for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices, lora=lora):
         say(line)
     return summary
 

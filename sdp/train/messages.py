@@ -38,7 +38,7 @@ def progress_line(line: dict[str, Any], last: int | None) -> str:
 
 
 def summary_lines(
-    state: TrainState, checkpoint: str | None, reason: str, prices: PricesConfig | None = None
+    state: TrainState, checkpoint: str | None, reason: str, prices: PricesConfig | None = None, *, lora: bool = False
 ) -> list[str]:
     """Return a summary of the training that has ended, and the next commands."""
     cost = state.cost(prices.model_dump()) if prices is not None else 0.0
@@ -58,5 +58,6 @@ def summary_lines(
         lines.append(f"train: checkpoint {checkpoint}")
     if checkpoint and state.step:
         run = shlex.quote(run_of(checkpoint))
-        lines.append(f"next: sdp generate {run} 'a prompt', or sdp export {run} FOLDER")
+        export = f"{run} FILE.safetensors --lora for ComfyUI" if lora else f"{run} FOLDER"
+        lines.append(f"next: sdp generate {run} 'a prompt', or sdp export {export}")
     return lines

@@ -6,6 +6,7 @@ from typing import Any
 
 from sdp.config.train import TrainConfig
 from sdp.console import counted
+from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.families import DENOISER
@@ -55,6 +56,8 @@ class TrainPlan:
     """Keys that affect training and differ from the checkpoint, each with its old and new value."""
     columns: Columns | None = None
     """The images' columns, if images are encoded during training."""
+    taken_down: int = 0
+    """Addresses of the source's own list of takedowns, whose rows are left out."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,7 +74,8 @@ class TrainPlan:
             course += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
         columns = self.columns or Columns()
         return [
-            f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}, {self.batch:,} per step, "
+            f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}"
+            f"{f' ({self.taken_down:,} taken down)' * bool(self.taken_down)}, {self.batch:,} per step, "
             f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
             f"train: {self.run}, {course}",
             *([f"train: {self.tight}"] if self.tight else []),
@@ -98,7 +102,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     checkpoint = run.newest()
     state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
     newest = state.position == 0
-    rows, positions, embedded, columns = (_latents if offline else _images)(config, model, newest=newest)
+    source, rows, positions, embedded, columns = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
     tight = fit(config, sources.known(model, storage=options), embedded=embedded)
     batch = config.data.batch_of(config.scaling.most)
@@ -121,6 +125,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         tight,
         {} if checkpoint is None else _changed(read_config(checkpoint), config),
         columns,
+        0 if source is None else len(tombstones.load(source.storage).rows),
     )
 
 
@@ -171,8 +176,13 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         )
 
 
-def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[int, int, bool, Columns | None]:
-    """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns."""
+def _latents(
+    config: TrainConfig, model: ModelSource, *, newest: bool
+) -> tuple[Dataset | None, int, int, bool, Columns | None]:
+    """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns.
+
+    The dataset comes first, unless another program wrote it.
+    """
     opened = open_sources(config, newest=newest)
     for source in opened.all:
         _check_encoder(config, source.written, source.dataset, model)
@@ -180,7 +190,8 @@ def _latents(config: TrainConfig, model: ModelSource, *, newest: bool) -> tuple[
         _refuse_split_granules(config)
     steps = opened.plan(config)
     positions = steps.positions(EpochStart(lanes=max(Shuffle().lanes, config.scaling.most)))
-    return steps.rows, positions, opened.all[0].dataset.text.name == TEXT, None
+    first = opened.all[0]
+    return first.written, steps.rows, positions, first.dataset.text.name == TEXT, None
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:
@@ -193,12 +204,14 @@ def _refuse_split_granules(config: TrainConfig) -> None:
         )
 
 
-def _images(config: TrainConfig, _: ModelSource, *, newest: bool) -> tuple[int, int, bool, Columns | None]:
+def _images(
+    config: TrainConfig, _: ModelSource, *, newest: bool
+) -> tuple[Dataset | None, int, int, bool, Columns | None]:
     """Check images; return what `_latents` returns."""
     dataset = open_pinned(config, 0, config.source.uri, "images", newest=newest)
     parts = dataset.parts.select(["written", "start"]).to_pylist()
     rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)
-    return rows, rows, config.text_encoded, open_columns(config, dataset)
+    return dataset, rows, rows, config.text_encoded, open_columns(config, dataset)
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:

@@ -9,13 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sdp.datasets import tombstones
 from sdp.datasets.audit import audit
+from sdp.datasets.tombstones import Takedown
 from sdp.encode.table import npy_bytes
 from sdp.errors import DatasetError
 from sdp.model.sources import resolve
+from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_conditioning
 from sdp.train.data.mixture import Mixture
 from sdp.train.job import run
+from sdp.train.plan import make_plan
 from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.latents import latent_of, make_latents, split_address, tokens_of
@@ -56,6 +60,14 @@ def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root:
 
     with pytest.raises(DatasetError, match=r"another configuration \(source\.also"):
         run(how(root))
+
+
+def test_the_plan_counts_rows_that_are_taken_down(root: Path, tmp_path: Path) -> None:
+    make_latents(tmp_path / "own", 20, unit_rows=20, vocabulary=50)
+    latents = tmp_path / "own/latents"
+    tombstones.add(open_storage(str(latents)), [Takedown("row", "3"), Takedown("row", "5")])
+    (phase,) = settled(how(root, source__uri=str(latents)))
+    assert make_plan(phase).lines()[0].startswith("train: 20 rows (2 taken down), ")
 
 
 def test_the_reference_s_own_latents_are_trained_on_by_naming_their_columns(root: Path) -> None:

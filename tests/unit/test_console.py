@@ -75,3 +75,5 @@ def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_run_without_a_step_does_not_suggest_an_export() -> None:
     assert not any("sdp export" in line for line in summary_lines(TrainState(0), "CHECKPOINT", "stopped"))
     assert any("sdp export" in line for line in summary_lines(TrainState(step=1), "CHECKPOINT", "stopped"))
+    small = summary_lines(TrainState(step=1), "CHECKPOINT", "stopped", lora=True)
+    assert any("FILE.safetensors --lora for ComfyUI" in line for line in small)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     assert [(d["kind"], d["outcome"]) for d in trace.datasets] == [("latents", "written"), ("images", "written")]
     assert trace.checkpoints == [{"run": run.uri, "checkpoint": "step-000000020", "epochs": [0]}]
     assert f"  {run.uri}: consumed before step-000000020, in epoch 0\n  in 1 of 2 checkpoints" in summary(trace)
+    often = replace(trace, checkpoints=[{**trace.checkpoints[0], "epochs": [0, 1, 2, 5, 7, 8]}])
+    assert "in epoch 0-2, 5, 7-8\n" in summary(often)
     (trace,) = audit([run.uri], row=3)
     assert [(d["kind"], d["outcome"], d["reason"]) for d in trace.datasets] == [("images", "failed", "http_status")]
     assert (trace.checkpoints, trace.checkpoints_searched) == ([], 2)

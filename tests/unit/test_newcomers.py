@@ -9,7 +9,7 @@ import pytest
 from sdp.cli import main
 from sdp.config import load
 from sdp.datasets.manifest import open_dataset
-from sdp.errors import DatasetError, ModelError
+from sdp.errors import ConfigError, DatasetError, ModelError
 from sdp.model.export import Exported
 from sdp.model.sources import check, parse
 from sdp.sources.captions import gather
@@ -158,3 +158,21 @@ def test_init_writes_what_is_often_wanted_as_comments_and_says_what_training_nee
     used: Any = load("train", str(file))
     assert used.log.wandb.project == "sdp"
     assert used.samples.prompts
+
+
+def test_a_lora_begins_with_pretrained_weights() -> None:
+    assert (
+        load("train", None, ["source.uri=a", "output.uri=b", "lora.rank=4", "model.source=c"]).model.denoiser
+        == "pretrained"
+    )
+    with pytest.raises(ConfigError, match=r"model\.denoiser: expected pretrained while lora\.rank is set, got 'new'"):
+        load("train", None, ["source.uri=a", "output.uri=b", "lora.rank=4", "model.source=c", "model.denoiser=new"])
+
+
+def test_a_cluster_gets_no_folder_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").touch()
+    options = ["--pictures", str(tmp_path / "photos"), "--store", "s3://bucket/mine/"]
+    assert main(["init", str(tmp_path / "my"), *options]) == 2
+    assert "copy it to s3://bucket/mine/pictures, and give that" in capsys.readouterr().err
+    assert not (tmp_path / "my").exists()
