@@ -189,7 +189,7 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
     # The log is the driver's, each byte once, and can be read again.
     assert main(["logs", "fetch"]) == 0
     assert capfd.readouterr().out == out
-    assert main(["status"]) == 0
+    assert main(["status", "--all"]) == 0
     assert "succeeded" in capfd.readouterr().out
     assert kube.asked("GET", "portforward") > 0
 
