@@ -156,7 +156,8 @@ def test_a_job_that_is_killed_asks_again_for_nothing_that_it_has_written(root: P
         resumed[0], chat.asked = True, Counter()
         kept = {file: file.read_bytes() for file in output.rglob("parts/*.parquet")}
         rows = sum(pq.read_metadata(file).num_rows for file in kept)
-        assert captions(written(config)) == EXPECTED
+        with one_node(cpus=3):  # Ray runs a job after one that ended without a word
+            assert captions(written(config)) == EXPECTED
         assert chat.asked.total() == len(EXPECTED) - rows
     assert 0 < rows < len(EXPECTED)
     assert all(file.read_bytes() == content for file, content in kept.items())
