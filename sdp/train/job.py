@@ -72,6 +72,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
         say(line)
     if dry_run:
         return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
+    family = sources.family(config.model.source, storage=config.storage.options())
+    lora = config.lora.rank is not None and family.lora_names is not None
     here = _trains_here(config)
     if not here:
         cluster.require_gpu_setting("scaling", config.scaling)
@@ -100,8 +102,6 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             from sdp.train.launch import train_on_ray
 
             summary = train_on_ray(config, plan, folder, lease)
-    family = sources.family(config.model.source, storage=config.storage.options())
-    lora = config.lora.rank is not None and family.lora_names is not None
     for line in summary_lines(summary.state, summary.checkpoint, summary.reason, config.prices, lora=lora):
         say(line)
     return summary
