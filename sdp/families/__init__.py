@@ -223,6 +223,10 @@ class Family(ABC):
         """Set the times at which a sampler of diffusers calls the denoiser to draw latents like `image`."""
         scheduler.set_timesteps(steps, device=image.device)
 
+    def lora_tensors(self, tensors: Mapping[str, "Tensor"]) -> Mapping[str, "Tensor"]:
+        """Return the tensors of a LoRA's file by the names of our networks, if the model's authors use others."""
+        return tensors
+
     @abstractmethod
     def initialise(self, denoiser: Any) -> None:
         """Give a new denoiser the initial weights that diffusers does not give it."""

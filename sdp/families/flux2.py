@@ -110,6 +110,13 @@ class Flux2Klein(Family):
             many = (many - few) / 190 * (steps - 200) + many
         scheduler.set_timesteps(sigmas=[1 - step / steps for step in range(steps)], device=image.device, mu=many)
 
+    def lora_tensors(self, tensors: Mapping[str, "Tensor"]) -> Mapping[str, "Tensor"]:
+        from diffusers.loaders import lora_pipeline  # the pipeline itself needs what `network_class` leaves out
+
+        loader: Any = lora_pipeline.Flux2LoraLoaderMixin
+        named: Mapping[str, Tensor] = loader.lora_state_dict(dict(tensors))
+        return named
+
     def initialise(self, denoiser: Any) -> None:
         """Begin the last layer at zero, as diffusion transformers do, so that the first prediction is 0."""
         denoiser.proj_out.weight.detach().zero_()

@@ -18,7 +18,7 @@ from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.layout import ModelSource
 from sdp.model.lora import TEXT_TARGETS, add_lora, matrices_of, merge_lora
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, StorageOptions, open_source
 
 _TEXT_ENCODER = "text_encoder."
 
@@ -174,25 +174,23 @@ def refuse_lora(
         with torch.device("meta"):
             path = sources.resolve(source, storage=options).path
             encoder = load.new_text_encoder(path) if text_encoder else None
-            TrainedNetworks(of(path), _on_meta(path), encoder).add_lora(lora)
+            networks = TrainedNetworks(of(path), _on_meta(path), encoder)
+            networks.add_lora(lora)
+        if lora.start_from is not None:
+            networks.begin_lora(read_lora(lora, source, options), lora.scale)
 
 
 def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> dict[str, Tensor]:
     """Return the matrices of the file lora.start_from, by the names of a model's networks."""
-    import diffusers
-
     assert lora.start_from is not None
     path, where = sources.resolve(source, storage=options).path, f"lora.start_from: {lora.start_from}"
-    folder, _, name = lora.start_from.rpartition("/")
     family = of(path)
     with torch.device("meta"):
         networks = TrainedNetworks(family, _on_meta(path), load.new_text_encoder(path) if family.trains_text else None)
     layers = [name for name, layer in networks.named_modules() if isinstance(layer, nn.Linear)]
     try:
-        tensors = load_tensors(open_storage(folder, options).read(name))
-        if family.lora_names == "diffusers":
-            tensors = getattr(diffusers, family.pipeline).lora_state_dict(tensors)
-        matrices = matrices_of(tensors, layers)
+        tensors = load_tensors(open_source(lora.start_from, options).read())
+        matrices = matrices_of(family.lora_tensors(tensors), layers)
     except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{where}: not a LoRA for {family.name} ({one_line(error, 200)}); choose another file"

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,14 @@ def test_a_lora_alone_draws_in_diffusers_what_sdp_draws(root: Path, tmp_path: Pa
     read = read_lora(lora, MODEL, how.storage.options())
     assert len(read) == 8
     assert all(torch.equal(value, tensors[name]) for name, value in read.items())
+    code = (  # as a worker does, which has imported the networks alone
+        "from sdp.families.classes import network_class; network_class('Flux2Transformer2DModel')\n"
+        "from sdp.config.train import LoraConfig; from sdp.model.trained import read_lora\n"
+        "from sdp.storage import StorageOptions\n"
+        f"print(len(read_lora(LoraConfig(rank=4, start_from={lora.start_from!r}), {MODEL!r}, StorageOptions())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["8"], done.stderr
 
 
 def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ from sdp.model import load
 from sdp.model.checkpoints import read_weights
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
+from sdp.train.plan import make_plan
+from sdp.train.settle import settled
 from tests.training import Watch, config, tiny_inputs, train, weights
 
 STEPS = 4
@@ -123,6 +125,14 @@ def test_a_file_that_is_no_lora_of_the_model_is_refused(root: Path, tmp_path: Pa
             train(how(root, "refused", lora__start_from=str(file)))
     with pytest.raises(NotFound, match=r"absent\.safetensors"):
         train(how(root, "refused", lora__start_from=str(tmp_path / "absent.safetensors")))
+
+
+def test_a_layer_of_a_file_without_a_place_is_refused_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
+    file, name = tmp_path / "other.safetensors", next(iter(trained_of(root))).partition(".lora_")[0]
+    save_file({f"unet.{name}.lora_{end}.weight": torch.ones(3, 3) for end in "AB"}, file)
+    (phase,) = settled(how(root, "refused", lora__start_from=str(file), lora__targets=["to_q"]))
+    with pytest.raises(UserError, match=r"^lora\.start_from: no place for unet\..* of \(3, 3\); choose another file"):
+        make_plan(phase)
 
 
 def test_frozen_matrices_are_held_in_the_precision_to_which_each_step_rounds_them(
