@@ -42,13 +42,14 @@ def init(args: Arguments) -> None:
     """Write a YAML file for each job, with the most important keys, for one machine or a cluster."""
     if args.store and not args.store.startswith(("s3://", "gs://")):
         raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
-    if args.pictures and "://" not in args.pictures and not Path(args.pictures).is_dir():
+    local = args.pictures and "://" not in args.pictures
+    if local and not Path(args.pictures).is_dir():
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
-    if args.pictures and "://" not in args.pictures and not _has_pictures(Path(args.pictures)):
+    if local and not _has_pictures(Path(args.pictures)):
         raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
-    if args.store and args.pictures and "://" not in args.pictures:
+    if args.store and local:
         place = f"{args.store.rstrip('/')}/pictures"
         raise UsageError(f"init: --pictures: a cluster cannot read {args.pictures}; copy it to {place}, and give that")
     if args.recipe and not args.store:

@@ -153,6 +153,8 @@ class Family(ABC):
     """The other networks' folders, the key that names their kind, and its values."""
     text_key: ClassVar[str]
     """The denoiser's key for the size of a token's embedding."""
+    tokens: ClassVar[int] = TextSpace().tokens
+    """Tokens of a caption, at least, with which operations are counted: MFU is never overstated."""
     text_layers: ClassVar[tuple[int, ...]] = ()
     """The layers of the text encoder whose states are put side by side; by default the last one's alone."""
     trains_text: ClassVar[bool] = True
@@ -235,13 +237,22 @@ class Family(ABC):
     def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         """Yield the denoiser's blocks in forward order. Each is sharded and compiled separately."""
 
-    @abstractmethod
     def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
         """Yield the text encoder's layers in the order of a forward pass."""
+        yield from text_encoder.layers
 
-    @abstractmethod
     def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
         """Return the latents, time and text of one sample, to count operations with."""
+        import torch
+
+        config = denoiser.config
+        text = torch.empty(1, self.tokens, config[self.text_key])
+        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
+
+
+def flow_times(times: "Tensor") -> "Tensor":
+    """Return a flow's times from 0 to 1: training's are ticks, a sampler's are thousandths."""
+    return times / 1000 if times.is_floating_point() else times / TICKS
 
 
 def every() -> tuple[Family, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sdp.families import TICKS, Family, KnownModel, TextSpace, known_model, text_width
+from sdp.families import Family, KnownModel, TextSpace, flow_times, known_model, text_width
 from sdp.families.prx import lengths
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Flux2Klein(Family):
     text_class = "Qwen3Model"
     kinds = (("vae", "_class_name", ("AutoencoderKLFlux2",)), ("text_encoder", "model_type", ("qwen3",)))
     text_key = "joint_attention_dim"
+    tokens = TOKENS
     text_layers = (9, 18, 27)
     trains_text = False
     builtin = "tiny-klein"
@@ -87,13 +88,11 @@ class Flux2Klein(Family):
         self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
     ) -> "Tensor":
         assert kept is None, "refused when the run began"
-        # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
-        part = times / 1000 if times.is_floating_point() else times / TICKS
         rows, columns = latents.shape[2:]
         predicted: Any = denoiser(
             latents.flatten(2).transpose(1, 2),
             text,
-            part.expand(len(latents)),
+            flow_times(times).expand(len(latents)),  # the network multiplies by 1000 itself
             _places((1, rows, columns, 1), latents),
             _places((1, 1, 1, text.shape[1]), latents),
             return_dict=False,
@@ -124,16 +123,6 @@ class Flux2Klein(Family):
     def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         yield from denoiser.transformer_blocks
         yield from denoiser.single_transformer_blocks
-
-    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
-        yield from text_encoder.layers
-
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
-        import torch
-
-        config = denoiser.config
-        text = torch.empty(1, TOKENS, config.joint_attention_dim)
-        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sdp.errors import ModelError
-from sdp.families import TICKS, Family, KnownModel, TextSpace, known_model, text_width
+from sdp.families import Family, KnownModel, TextSpace, flow_times, known_model, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,6 +38,7 @@ class Prx(Family):
     text_class = "Qwen3Model"
     kinds = (("vae", "_class_name", ("AutoencoderKL", "AutoencoderDC")), ("text_encoder", "model_type", ("qwen3",)))
     text_key = "context_in_dim"
+    tokens = _STEP
     builtin = "tiny-prx"
     predictions = ("flow",)
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
@@ -91,8 +92,7 @@ class Prx(Family):
     def predict(
         self, denoiser: Any, latents: "Tensor", times: "Tensor", text: "Tensor", kept: "Tensor | None" = None
     ) -> "Tensor":
-        # Training's times are ticks, a sampler's are thousandths; the network multiplies by 1000 itself.
-        part = times / 1000 if times.is_floating_point() else times / TICKS
+        part = flow_times(times)  # the network multiplies by 1000 itself
         if kept is not None:
             denoiser = _skipping(denoiser, kept)
         predicted: Tensor = denoiser(
@@ -107,16 +107,6 @@ class Prx(Family):
 
     def blocks(self, denoiser: Any) -> "Iterator[nn.Module]":
         yield from denoiser.blocks
-
-    def text_blocks(self, text_encoder: Any) -> "Iterator[nn.Module]":
-        yield from text_encoder.layers
-
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
-        import torch
-
-        config = denoiser.config
-        text = torch.empty(1, _STEP, config.context_in_dim)  # the least, so that MFU is not overstated
-        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
 
 
 def _skipping(denoiser: Any, kept: "Tensor") -> Any:

@@ -4,7 +4,7 @@
 torch's meta device and count their parameters. There are no weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -81,13 +81,6 @@ class StableDiffusion(Family):
         from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
         yield from (module for module in text_encoder.modules() if isinstance(module, CLIPEncoderLayer))
-
-    def flops_inputs(self, denoiser: Any, side: int) -> "Sequence[Tensor]":
-        import torch
-
-        config = denoiser.config
-        text = torch.empty(1, TextSpace().tokens, config.cross_attention_dim)
-        return torch.empty(1, config.in_channels, side, side), torch.zeros(1, dtype=torch.int64), text
 
 
 SD: Final = StableDiffusion()

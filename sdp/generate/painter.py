@@ -78,8 +78,7 @@ class Painter:
             context = torch.cat((negative.expand_as(context), context))
         context = context.to(self.dtype)
         shape = latent_space(self.vae.config).shape(self.resolution)
-        noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
-        noise = noise.to(device)
+        noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators]).to(device)
         self.family.set_timesteps(scheduler, sampler.steps, noise)
         latents: Tensor = noise * getattr(scheduler, "init_noise_sigma", 1.0)  # a flow has none
         scale = getattr(scheduler, "scale_model_input", lambda latents, _: latents)

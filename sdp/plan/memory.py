@@ -1,4 +1,4 @@
-"""An estimate of a trainer's GPU memory, by use, for Stable Diffusion 1 and 2 and two sizes of PRX. It needs no torch.
+"""An estimate of a trainer's GPU memory, by use, for the models of families/known.json. It needs no torch.
 
 Weights, gradients and the optimizer's state follow from the number of parameters. Activations, which the forward pass
 keeps for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,

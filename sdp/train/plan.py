@@ -57,7 +57,7 @@ class TrainPlan:
     columns: Columns | None = None
     """The images' columns, if images are encoded during training."""
     taken_down: int = 0
-    """Addresses of the source's own list of takedowns, whose rows are left out."""
+    """Addresses in the lists of takedowns of the source and of what it was made from, whose rows are left out."""
 
     @property
     def identity(self) -> dict[str, Any]:
