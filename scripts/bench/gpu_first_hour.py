@@ -79,7 +79,7 @@ ROWS = (
     Row("generate", "", f"{CHECK} generate"),
     Row(
         "klein-lora", "14 GB at most", f"{TRAIN} ddp --compile on --model klein-4b --resolutions 512 --batch 1 --lora 16 --steps 20",
-        compiler=True,
+        compiler=True, memory_gb=32,
     ),
     Row("train-lora", "", f"{TRAIN} ddp --compile on --resolutions 512 --lora 8", compiler=True),
     Row("exporter", "memory as nvidia-smi has it", f"{CHECK} exporter", 60, EXPORTER, memory_gb=1),

@@ -13,7 +13,7 @@ from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
 from sdp.kube.api import OPERATOR_HINT, Api, Missing
 from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, is_own
-from sdp.kube.reasons import pods_of, reason_of, stuck_pods
+from sdp.kube.reasons import Reasons, pods_of, stuck_pods
 from sdp.kube.state import ClusterState, cluster_state
 from sdp.ray.cluster import ACCELERATOR_LABEL
 
@@ -68,9 +68,11 @@ def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
 def cluster(api: Api, name: str | None) -> Generator[Finding, None, Object]:
     """Check that the cluster exists and is ready; return it."""
     raycluster = find_cluster(api, name)
+    reasons = Reasons(api)
     for item in (raycluster, *(each for each in api.list(api.path("rayclusters")) if is_own(each))):
         state = cluster_state(item)
-        stuck, reason = list(stuck_pods(pods_of(api, state.name))), reason_of(api, item, state)
+        pods = pods_of(api, state.name)
+        stuck, reason = list(stuck_pods(pods)), reasons.of(item, state, pods)
         if item is raycluster or reason:
             yield judge_state(replace(state, message="" if stuck else reason), stuck)
             yield from stuck

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 
 from sdp.errors import SdpError, one_line
 from sdp.kube import Finding, Object
@@ -18,19 +20,46 @@ _STUCK = {
 }
 
 
-def reason_of(api: Api, raycluster: Object, state: ClusterState) -> str:
-    """Return why a cluster is not ready or lacks workers, in one line; empty if it lacks nothing."""
-    lacks = state.state != "ready" or state.workers < state.wanted
-    with suppress(SdpError):
-        if state.state == "suspended":
-            return queued(api, raycluster) or state.message
-        if lacks and not state.refused:
-            pods = pods_of(api, state.name)
-            for finding in sorted(stuck_pods(pods), key=lambda finding: finding.state):
-                return finding.says
-            if len(pods) <= state.wanted:  # the head is one of them
-                return _last_warning(api, raycluster) or state.message
-    return state.message
+@dataclass
+class Reasons:
+    """The reasons in one namespace, whose queue is listed once."""
+
+    api: Api
+
+    def of(self, raycluster: Object, state: ClusterState, pods: Sequence[Object] | None = None) -> str:
+        """Return why a cluster is not ready or lacks workers, in one line; empty if it lacks nothing.
+
+        Its `pods` are listed here unless they are known.
+        """
+        lacks = state.state != "ready" or state.workers < state.wanted
+        with suppress(SdpError):
+            if state.state == "suspended":
+                return self.queued(raycluster) or state.message
+            if lacks and not state.refused:
+                pods = pods_of(self.api, state.name) if pods is None else pods
+                for finding in sorted(stuck_pods(pods), key=lambda finding: finding.state):
+                    return finding.says
+                if len(pods) <= state.wanted:  # the head is one of them
+                    return _last_warning(self.api, raycluster) or state.message
+        return state.message
+
+    def queued(self, item: Object) -> str:
+        """Return why Kueue has not admitted a RayJob or RayCluster; empty if it is in no queue of Kueue."""
+        return self._refusals.get(item["metadata"]["name"], "")
+
+    @cached_property
+    def _refusals(self) -> dict[str, str]:
+        """The reasons of Kueue, by the names of what waits for it."""
+        for group in KUEUE:
+            with suppress(SdpError):
+                return {
+                    owner["name"]: f"queued by Kueue: {one_line(condition.get('message') or '')}"
+                    for workload in self.api.list(self.api.path("workloads", group=group))
+                    for condition in (workload.get("status") or {}).get("conditions") or ()
+                    if condition["type"] == "QuotaReserved" and condition["status"] == "False"
+                    for owner in workload["metadata"].get("ownerReferences") or ()
+                }
+        return {}
 
 
 def pods_of(api: Api, cluster: str) -> list[Object]:
@@ -51,20 +80,6 @@ def stuck_pods(pods: Sequence[Object]) -> Iterator[Finding]:
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 words = one_line(condition.get("message") or "")
                 yield Finding("pods", "warning", f"{name} is not scheduled: {words}", "kubectl describe pod shows more")
-
-
-def queued(api: Api, item: Object) -> str:
-    """Return why Kueue has not admitted a RayJob or RayCluster; empty if it is in no queue of Kueue."""
-    name = item["metadata"]["name"]
-    for group in KUEUE:
-        with suppress(SdpError):
-            for workload in api.list(api.path("workloads", group=group)):
-                if name in (owner["name"] for owner in workload["metadata"].get("ownerReferences") or ()):
-                    for condition in (workload.get("status") or {}).get("conditions") or ():
-                        if condition["type"] == "QuotaReserved" and condition["status"] == "False":
-                            return f"queued by Kueue: {one_line(condition.get('message') or '')}"
-            return ""
-    return ""
 
 
 def _last_warning(api: Api, item: Object) -> str:

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 
 from sdp.console import counted, duration, table
 from sdp.errors import SdpError, UserError
@@ -15,7 +16,7 @@ from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.logs import unnoticed_end
 from sdp.kube.rayjob import kind_of
-from sdp.kube.reasons import queued, reason_of
+from sdp.kube.reasons import Reasons
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 from sdp.ray.cluster import holders
 
@@ -65,9 +66,10 @@ def status(
 def _view(api: Api, name: str | None, since: datetime | None) -> Namespace:
     """Read a namespace: the objects of this name, or all but the jobs that ended before `since`."""
     objects = {kind: api.list(api.path(kind)) for kind in ("rayclusters", "rayjobs")}
-    known = {item["metadata"]["name"]: _explained_cluster(api, item) for item in objects["rayclusters"]}
+    reasons = Reasons(api)
+    known = {item["metadata"]["name"]: _explained_cluster(reasons, item) for item in objects["rayclusters"]}
     clusters = [state for state in known.values() if name in (None, state.name)]
-    jobs = [_explained(api, item, known) for item in objects["rayjobs"] if name in (None, item["metadata"]["name"])]
+    jobs = [_explained(reasons, job, known) for job in objects["rayjobs"] if name in (None, job["metadata"]["name"])]
     recent = [job for job in jobs if not job.finished or since is None or _last_moment(job) >= since]
     recent.sort(key=lambda job: (job.started is None, str(job.started), job.name))
     newest = sorted(objects["rayjobs"], key=lambda item: str(item["metadata"].get("creationTimestamp")), reverse=True)
@@ -91,27 +93,28 @@ def _text(view: Namespace) -> str:
     by = {job.name: f", submitted by {job.by}" for job in view.jobs if job.by}
     for cluster in view.clusters:
         parts += [f"{cluster.name}: {line}{by.get(line.split()[0], '')}" for line in _holders(view.api, cluster)]
+    writers = cache(partial(_writers, view))
     for job in view.jobs:
         if line := _progress(view.api, job):
-            parts.append(f"{job.name}: {line}{_ended_writer(view.api, line, view.rayjobs)}")
+            parts.append(f"{job.name}: {line}{_ended_writer(line, writers)}")
     return "\n\n".join(filter(None, parts))
 
 
-def _explained_cluster(api: Api, raycluster: Object) -> ClusterState:
+def _explained_cluster(reasons: Reasons, raycluster: Object) -> ClusterState:
     state = cluster_state(raycluster)
-    return replace(state, message=reason_of(api, raycluster, state))
+    return replace(state, message=reasons.of(raycluster, state))
 
 
-def _explained(api: Api, rayjob: Object, clusters: Mapping[str, ClusterState]) -> JobState:
+def _explained(reasons: Reasons, rayjob: Object, clusters: Mapping[str, ClusterState]) -> JobState:
     """Return a job's state with what it waits for: a queue, or its cluster."""
     job = job_state(rayjob)
     reason, cluster = "", clusters.get(job.cluster)
     if job.state == "suspended":
-        reason = queued(api, rayjob)
+        reason = reasons.queued(rayjob)
     elif job.state == "waiting" and cluster:
         reason = cluster.message
     elif job.state in ("running", "pending"):
-        reason = (unnoticed_end(api, job) or [""])[0] if cluster else "its cluster is gone"
+        reason = (unnoticed_end(reasons.api, job) or [""])[0] if cluster else "its cluster is gone"
     elif job.state == "waiting" and job.cluster:
         reason = f"there is no RayCluster {job.cluster!r}"
     return replace(job, message="; ".join(filter(None, (job.attempt, reason)))) if reason else job
@@ -138,15 +141,22 @@ def _progress(api: Api, job: JobState) -> str:
     return next(filter(progress.match, reversed(lines)), "")
 
 
-def _ended_writer(api: Api, line: str, rayjobs: list[Object]) -> str:
-    """Return the job that should have written what a line waits for, if it has ended without it."""
-    awaited = re.search(r" is waiting: for (\S+) to be complete", line)
-    for rayjob in rayjobs if awaited else ():
+def _writers(view: Namespace) -> dict[str, JobState]:
+    """Return the newest job that writes each output."""
+    newest = dict[str, JobState]()
+    for rayjob in view.rayjobs:
         with suppress(SdpError):
             state = job_state(rayjob)
-            if awaited and state.job and config_of(api, rayjob).output.uri.rstrip("/") == awaited[1].rstrip("/"):
-                return f"; {state.name}, which writes it, has ended: {state.state}" if state.finished else ""
-    return ""
+            if state.job:
+                newest.setdefault(config_of(view.api, rayjob).output.uri.rstrip("/"), state)
+    return newest
+
+
+def _ended_writer(line: str, writers: Callable[[], Mapping[str, JobState]]) -> str:
+    """Return the job that should have written what a line waits for, if it has ended without it."""
+    awaited = re.search(r" is waiting: for (\S+) to be complete", line)
+    state = writers().get(awaited[1].rstrip("/")) if awaited else None
+    return f"; {state.name}, which writes it, has ended: {state.state}" if state and state.finished else ""
 
 
 def clusters_table(clusters: list[ClusterState]) -> str:

@@ -579,6 +579,16 @@ def test_status_says_why_a_cluster_lacks_pods_and_a_job_waits(
     assert main(["status"]) == 0, "without these rights it shows what it may"
 
 
+def test_status_lists_a_queue_once_for_all_that_wait_in_it(lab: Lab, capfd: Capture) -> None:
+    suspended_by_kueue(lab)
+    for name in ("x", "y", "z"):
+        lab.job(name)
+        lab.kube.update_status(f"{RAY}/rayjobs/{name}", jobDeploymentStatus="Suspended")
+    assert main(["status"]) == 0
+    assert "queued by Kueue" in capfd.readouterr().out
+    assert lab.kube.asked("GET", "workloads") == 1
+
+
 @REASONS
 def test_the_doctor_says_it_too(
     lab: Lab, tmp_path: Path, capfd: Capture, setup: Callable[[Lab], None], reason: str
