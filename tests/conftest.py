@@ -104,6 +104,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None
     return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Let a test compile from the beginning, and set back what it sets."""
+    import torch
+
+    with torch._dynamo.config.patch(), torch._inductor.config.patch():
+        torch._dynamo.reset()
+        yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Make PyTorch compute in one thread: on tiny networks more are slower."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from diffusers import Flux2KleinPipeline
@@ -31,10 +30,10 @@ from sdp.model.load import load_text_encoder, load_vae
 from sdp.model.sources import check, parse, resolve
 from sdp.model.trained import read_lora
 from sdp.process.job import run as process
-from sdp.train import step
+from tests.flow_kit import first_step, make_inputs, table_of
 from tests.generate_kit import generate_config
-from tests.process_kit import make_images, picture
-from tests.training import Watch, config, train, weights
+from tests.process_kit import picture
+from tests.training import config, train, weights
 
 MODEL = "builtin:tiny-klein"
 PROMPTS = ["a cat", "", "\n a longer caption, of <b>words</b>\n", "word " * 400]
@@ -44,18 +43,7 @@ PROMPTS = ["a cat", "", "\n a longer caption, of <b>words</b>\n", "word " * 400]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with images, and their latents with token ids and with embeddings."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("klein")
-    make_images(root, 20, unit_rows=20)
-    for text in ("token_ids", "text_embedding"):
-        settings: dict[str, Any] = {
-            "source": {"uri": str(root / "images")},
-            "output": {"uri": str(root / text)},
-            "model": {"source": MODEL},
-            "resolutions": [64],
-            "encode": {"text": text, "latents": "moments", "dtype": "fp32"},
-        }
-        process(parse_config("process", settings))
-    return root
+    return make_inputs(tmp_path_factory.mktemp("klein"), MODEL, 20)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +62,6 @@ def settings(root: Path, run: str, **more: Any) -> Any:
     return config(root, run, **{"model__source": MODEL, "model__denoiser": "pretrained", "max_steps": 2, **more})
 
 
-def rows(folder: Path) -> Any:
-    return pq.read_table(sorted(folder.rglob("parts/*.parquet"))[0])
-
-
 def test_tokens_and_states_are_those_of_diffusers(pipeline: Any) -> None:
     path = resolve(MODEL).path
     encoder = load_text_encoder(path)
@@ -91,7 +75,7 @@ def test_tokens_and_states_are_those_of_diffusers(pipeline: Any) -> None:
 
 
 def test_a_dataset_has_the_latents_and_states_of_diffusers(root: Path, pipeline: Any) -> None:
-    ids, embedded = rows(root / "token_ids"), rows(root / "text_embedding")
+    ids, embedded = table_of(root / "token_ids"), table_of(root / "text_embedding")
     assert json.loads(ids.schema.field("moments_64").metadata[b"shape"]) == [32, 4, 4]
     assert "tokens" not in ids.column_names
     pixels = to_pixels(torch.from_numpy(crop_image(picture(0), Recipe((64,)), 0)[1][64])[None])
@@ -114,7 +98,7 @@ def test_a_caption_that_rows_share_is_stored_once(root: Path, tmp_path: Path) ->
         if caption:
             how["source"]["caption_column"] = None
         process(parse_config("process", how))
-        table = rows(tmp_path / name)
+        table = table_of(tmp_path / name)
         assert table.num_rows == 18
         sizes.append(sum(file.stat().st_size for file in (tmp_path / name).rglob("parts/*.parquet")))
     assert len(set(table["text_embedding"].to_pylist())) == 1
@@ -138,17 +122,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
         root, "step", source__uri=str(root / "text_embedding"), max_steps=1, objective__caption_dropout=0.0,
         data__batch_size=4,
     )  # fmt: skip
-    seen: list[Any] = []
-    own = step.losses_at
-
-    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
-        seen.extend((batch, draws, text))
-        return own(networks, objective, batch, draws, text)
-
-    monkeypatch.setattr(step, "losses_at", spy)
-    watch = Watch()
-    train(how, callbacks=[watch])
-    batch, draws, text = seen
+    report, batch, draws, text = first_step(how, monkeypatch)
     mean, log_variance = batch.latents.float().chunk(2, dim=1)
     clean = mean + (log_variance / 2).exp() * draws.vae
     time = (draws.times / 2**24).view(-1, 1, 1, 1)
@@ -160,7 +134,6 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     loss = (predicted - pipeline._pack_latents(draws.noise - clean)).square().mean()
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
-    (report,) = watch.reports
     assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
 
 

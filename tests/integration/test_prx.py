@@ -8,7 +8,6 @@ from typing import Any
 
 import diffusers
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
@@ -35,9 +34,10 @@ from sdp.train.assemble import make_networks, make_objective
 from sdp.train.plan import make_plan
 from sdp.train.settle import settled
 from sdp.train.world import World
+from tests.flow_kit import first_step, make_inputs, table_of
 from tests.generate_kit import generate_config
 from tests.latents import make_latents
-from tests.process_kit import make_images, picture
+from tests.process_kit import picture
 from tests.tiny_model import make_tiny_model
 from tests.training import Watch, config, train, weights
 
@@ -48,18 +48,7 @@ MODEL = "builtin:tiny-prx"
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with images, and their latents with token ids and with embeddings."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("prx")
-    make_images(root, 40, unit_rows=20)
-    for text in ("token_ids", "text_embedding"):
-        settings: dict[str, Any] = {
-            "source": {"uri": str(root / "images")},
-            "output": {"uri": str(root / text)},
-            "model": {"source": MODEL},
-            "resolutions": [64],
-            "encode": {"text": text, "latents": "moments", "dtype": "fp32"},
-        }
-        process(parse_config("process", settings))
-    return root
+    return make_inputs(tmp_path_factory.mktemp("prx"), MODEL, 40)
 
 
 @pytest.fixture
@@ -78,12 +67,8 @@ def settings(root: Path, run: str, **more: Any) -> Any:
     return config(root, run, **{"model__source": MODEL, "model__denoiser": "pretrained", "max_steps": 3, **more})
 
 
-def rows(folder: Path) -> Any:
-    return pq.read_table(sorted(folder.rglob("parts/*.parquet"))[0])
-
-
 def test_a_dataset_has_token_ids_of_32_bits_and_lengths_and_zeros_for_padding(root: Path) -> None:
-    ids, embedded = rows(root / "token_ids"), rows(root / "text_embedding")
+    ids, embedded = table_of(root / "token_ids"), table_of(root / "text_embedding")
     (row, *_), (states, *_) = ids["token_ids"].to_pylist(), embedded["text_embedding"].to_pylist()
     count = len(b"picture number 0")
     assert np.frombuffer(row, np.uint32).tolist()[count:] == [256] * (32 - count)
@@ -96,7 +81,9 @@ def test_a_dataset_has_token_ids_of_32_bits_and_lengths_and_zeros_for_padding(ro
 
 
 def test_latents_are_shifted_and_scaled(root: Path) -> None:
-    stored = np.frombuffer(rows(root / "token_ids")["moments_64"][0].as_py(), np.float16).reshape(1, 32, 8, 8)[:, :16]
+    stored = np.frombuffer(table_of(root / "token_ids")["moments_64"][0].as_py(), np.float16).reshape(1, 32, 8, 8)[
+        :, :16
+    ]
     mean = load_vae(resolve(MODEL).path).encode(to_pixels(pixels_of(0))).latent_dist.mean
     assert np.allclose(stored, (mean - 0.1159) * 0.3611, atol=2e-3)
 
@@ -112,17 +99,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
         root, "step", source__uri=str(root / "token_ids"), max_steps=1, objective__caption_dropout=0.0,
         objective__times="uniform", data__batch_size=16,
     )  # fmt: skip
-    seen: list[Any] = []
-    own = step.losses_at
-
-    def spy(networks: Any, objective: Any, batch: Any, draws: Any, text: Any) -> Any:
-        seen.extend((batch, draws))
-        return own(networks, objective, batch, draws, text)
-
-    monkeypatch.setattr(step, "losses_at", spy)
-    watch = Watch()
-    train(how, callbacks=[watch])
-    batch, draws = seen
+    report, batch, draws, _ = first_step(how, monkeypatch)
     ids = batch.token_ids.long()
     mask = torch.arange(32) < lengths(ids, 256).unsqueeze(1)
     text = pipeline.text_encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
@@ -134,7 +111,6 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     loss = (predicted - (draws.noise - clean)).square().mean()
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
-    (report,) = watch.reports
     assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
 
 
@@ -278,7 +254,7 @@ def test_a_vae_of_32_pixels_a_latent_encodes_trains_and_draws(root: Path, tmp_pa
     with pytest.raises(UserError, match=r"^encode\.latents: expected sample, since the VAE of .*deep has no moments"):
         process(parse_config("process", how))
     process(parse_config("process", {**how, "encode": {"dtype": "fp32"}}))
-    vae, table = load_vae(deep), rows(tmp_path / "latents")
+    vae, table = load_vae(deep), table_of(tmp_path / "latents")
     expected = vae.encode(to_pixels(pixels_of(0))).latent * 0.41407
     stored = np.frombuffer(table["latents_64"][0].as_py(), np.float16).reshape(1, 8, 2, 2)
     assert np.allclose(stored, expected.numpy(), atol=2e-3)

@@ -1,7 +1,7 @@
 """All forms of micro-batches are compiled before the first step, which changes nothing else."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,8 @@ from tests.process_kit import make_images
 from tests.training import Watch, config, tiny_inputs, train, weights
 from tests.workers import run_workers
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 class Compiler:
     """A compiler that leaves graphs as they are, and counts them."""
@@ -36,14 +38,6 @@ class Compiler:
     def __call__(self, graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
         self.graphs += 1
         return graph.forward
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    with torch._dynamo.config.patch(), torch._inductor.config.patch():  # what is set inside is set back
-        torch._dynamo.reset()
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

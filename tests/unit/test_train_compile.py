@@ -1,6 +1,6 @@
 """Compiled code: its graphs, the layout of convolutions, and equal results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,13 +24,7 @@ from sdp.train.strategies import compile_blocks
 from tests.tiny_model import UNET
 from tests.training import scaled_linear
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    with torch._dynamo.config.patch(), torch._inductor.config.patch():  # what is set inside is set back
-        torch._dynamo.reset()
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Graphs:
