@@ -10,10 +10,21 @@ import pytest
 import torch
 
 from scripts.bench import _gpu_checks, gpu_encode, gpu_first_hour, gpu_train, tables
-from scripts.bench._training import environment, make_config, make_model, predicted
+from scripts.bench._training import (
+    MODELS,
+    _Noise,
+    environment,
+    make_config,
+    make_model,
+    operations,
+    predicted,
+    published_model,
+)
 from scripts.demo import __main__ as demo
 from sdp import config
+from sdp.families.classes import network_class
 from sdp.hardware import GPUS, TERA, Gpu
+from sdp.train.world import World
 
 VAE_FLOPS = gpu_encode._vae_flops
 
@@ -137,6 +148,20 @@ def test_a_row_reaches_its_first_cuda_call_on_every_gpu_of_the_catalogue(
             BEFORE_CUDA[module](arguments, gpu, tmp_path, patch)
         if module == "scripts.bench.gpu_encode":
             assert f"{gpu.peak_flops / TERA:g} TFLOP/s dense bf16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_of_noise_fit_the_network_that_a_row_trains(name: str) -> None:
+    family, architecture = published_model(name)
+    with torch.device("meta"):
+        denoiser = network_class(family.denoiser_class).from_config(dict(architecture))
+    networks = SimpleNamespace(family=family, denoiser=denoiser)
+    batch = next(_Noise({"resolution": 512, "batch": 2, "model": name}, networks, World()).batches())
+    assert batch.latents.shape[2:] == (64, 64) if name != "klein-4b" else (32, 32)
+    text = torch.empty(2, 77, 1024) if batch.text is None else batch.text
+    latents, times = batch.latents.float().to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
+    assert family.predict(denoiser, latents, times, text.float().to("meta")).shape == batch.latents.shape
+    assert operations(name, 512) > operations(name, 256) > 1e11
 
 
 def test_a_row_of_training_runs_one_process_a_gpu_in_its_time() -> None:
