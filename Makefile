@@ -8,6 +8,7 @@ ONLY ?=
 SLOW ?=
 WORKERS ?= 2
 ROUNDS ?= 10
+ARCH ?= 80
 SEED ?= 1
 IMAGES ?= 10000
 FILES ?= 500
@@ -16,7 +17,7 @@ TESTS ?= tests/unit tests/contract tests/integration tests/outside
 export PYTHON
 RUN := .venv/bin/python
 
-.PHONY: help venv demo test lowest fuzz chaos hosts check format bench e2e e2e-cluster site lock clean distclean
+.PHONY: help venv demo test lowest fuzz chaos hosts check format bench kernels e2e e2e-cluster site lock clean distclean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +54,9 @@ format: venv ## put the code in order, as check wants it
 
 bench: venv ## measure against peers, as ratios (ONLY=name for one of scripts/bench/)
 	@$(RUN) -m scripts.benchmarks $(ONLY)
+
+kernels: venv ## compile a GPU's kernels without one, and judge them (ARCH=80, 86 or 90, ARGS="sd2-* --predict")
+	@$(RUN) -m scripts.bench.kernels --arch $(ARCH) $(ARGS)
 
 e2e: e2e-cluster venv ## run the tests that need a Kubernetes: KUBECONFIG=... make e2e
 	@$(RUN) -m pytest -m e2e tests/e2e $(ARGS)

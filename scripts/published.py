@@ -48,6 +48,17 @@ TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
 }
 """FLUX.2 klein base 4B's, and PRX's in two sizes, with Qwen3-0.6B's states and a VAE of 16 channels."""
 
+QWEN3: Mapping[str, Any] = {
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+}
+"""Qwen3-0.6B, PRX's text encoder."""
+
 SCHEDULER: Mapping[str, Any] = {
     "_class_name": "DDIMScheduler",
     "beta_end": 0.012,

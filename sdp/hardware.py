@@ -34,6 +34,8 @@ class Gpu:
     """As in the datasheet; NVML reports a few per cent less."""
     peak_flops: float
     """Dense bf16 tensor FLOP/s."""
+    bytes_per_s: float = 0.0
+    """The memory's bandwidth, of GPUs in the catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,16 @@ class Instance:
 _A100_40G = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB")
 _A100_80G = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
 _GPUS = (
-    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA),
-    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA),
-    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA),
-    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA),
-    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA),
-    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA),
-    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA),
-    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA),
-    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA),
-    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA),
+    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, 0.6 * TERA),
+    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, 0.3 * TERA),
+    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, 0.864 * TERA),
+    Gpu("A100-40G", _A100_40G, ("A100-40G", "A100"), 40 * GIB, 312 * TERA, 1.555 * TERA),
+    Gpu("A100-80G", _A100_80G, ("A100-80G", "A100"), 80 * GIB, 312 * TERA, 2.039 * TERA),
+    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, 3.35 * TERA),
+    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, 2 * TERA),
+    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, 3.9 * TERA),
+    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, 4.8 * TERA),
+    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, 8 * TERA),
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})

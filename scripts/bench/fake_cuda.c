@@ -1,4 +1,4 @@
-/* A fake CUDA runtime of a node with eight A100s, for LD_PRELOAD under FakeTensorMode.
+/* A fake CUDA runtime of a node with eight GPUs, for LD_PRELOAD under FakeTensorMode.
  *
  * It implements the calls that torch makes before any kernel runs: devices and their properties, streams, events. Nothing is computed:
  * launches and copies return at once. It also has the few driver calls that torch makes by name.
@@ -21,20 +21,27 @@ cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; retu
 cudaError_t cudaDeviceCanAccessPeer(int *can, int one, int other) { *can = 1; return cudaSuccess; }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { *free = *total = 80ull << 30; return cudaSuccess; }
 
-/* From NVIDIA's A100 whitepaper and the CUDA C programming guide's table for compute capability 8.0. */
+/* By SDP_FAKE_ARCH. From the CUDA C programming guide's table of compute capabilities, and NVIDIA's datasheets. */
+static const struct { const char *name; int capability, memory_gb, processors, threads, shared_kb; } GPU[] = {
+    {"NVIDIA A100-SXM4-80GB", 80, 80, 108, 2048, 164}, {"NVIDIA A10G", 86, 24, 80, 1536, 100}, {"NVIDIA H100 80GB HBM3", 90, 80, 132, 2048, 228},
+};
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    const char *arch = getenv("SDP_FAKE_ARCH");
+    int at = arch ? (atoi(arch) > 80) + (atoi(arch) > 86) : 0;
     memset(properties, 0, sizeof *properties);
-    strcpy(properties->name, "NVIDIA A100-SXM4-80GB");
-    properties->major = 8;
-    properties->totalGlobalMem = 80ull << 30;
-    properties->multiProcessorCount = 108;
+    strcpy(properties->name, GPU[at].name);
+    properties->major = GPU[at].capability / 10;
+    properties->minor = GPU[at].capability % 10;
+    properties->totalGlobalMem = (size_t)GPU[at].memory_gb << 30;
+    properties->multiProcessorCount = GPU[at].processors;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024;
-    properties->maxThreadsPerMultiProcessor = 2048;
+    properties->maxThreadsPerMultiProcessor = GPU[at].threads;
     properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
     properties->sharedMemPerBlock = 48 << 10;
-    properties->sharedMemPerBlockOptin = 163 << 10;
-    properties->sharedMemPerMultiprocessor = 164 << 10;
+    properties->sharedMemPerBlockOptin = (GPU[at].shared_kb - 1) << 10;
+    properties->sharedMemPerMultiprocessor = GPU[at].shared_kb << 10;
     properties->l2CacheSize = 40 << 20;
     properties->memoryBusWidth = 5120;
     properties->pciBusID = device;

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench._fake_cuda import environment
+from scripts.bench._fake_gpu import environment
 from sdp.model.load import load_text_encoder
 from sdp.model.sources import resolve
 from tests.programs import ended
@@ -18,14 +18,15 @@ RUN = """
 import json, sys
 from unittest import mock
 import torch
-from scripts.bench import fake_gpu
+from scripts.bench import _fake_gpu as fake_gpu
 from sdp.model.schedule import NoiseSchedule
 from sdp.train import strategies
 
 def report(name, **case):
     sizes = {"batch": 4, "resolution": 64, "tiny": True}
     with mock.patch.object(sys, "dont_write_bytecode", True):
-        print(json.dumps(fake_gpu.report_of({"name": name, **fake_gpu.PLAIN, **sizes, **case})), flush=True)
+        report = fake_gpu.report_of({**fake_gpu.PLAIN, **sizes, **case})
+        print(json.dumps({"name": name, **report}), flush=True)
 
 def over_the_host(schedule, latents, noise, timesteps):
     return add_noise(schedule, latents.cpu().to(latents.device), noise, timesteps)

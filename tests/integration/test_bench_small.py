@@ -11,7 +11,7 @@ from tests.programs import ended
 
 pytestmark = pytest.mark.slow
 
-TESTED_ELSEWHERE = {"fake_gpu", "gpu_first_hour", "gpu_train", "tables"}
+TESTED_ELSEWHERE = {"gpu_first_hour", "gpu_train", "kernels", "tables"}
 MEASURES_A_START = {"download", "imports"}
 """Measures what a new process takes, so it starts anew; the others are forked from one that has loaded torch."""
 

@@ -1,155 +1,67 @@
-"""Without a GPU: training steps of the full U-Net on one of 32 simulated A100s, on fake tensors: devices, dtypes, traffic, memory.
+"""Training steps of a full network on one of 32 simulated GPUs, on fake tensors: devices, dtypes, traffic, memory, graphs.
 
-    python -m scripts.bench.fake_gpu                                         all cases
-    python -m scripts.bench.fake_gpu --cases "fsdp,fsdp both" --batch 32   some of them
-    python -m scripts.bench.fake_gpu --tiny                                  the tiny model at 64 px, in seconds
+CUDA's runtime is fake_cuda.c, the process group is torch's fake one, and no kernel runs. So torch's decisions on the host are real
+(device, dtype, attention kernel, collective, graph), and no figure is a time. scripts.bench.kernels is its command.
 
-Each case takes two steps; the second is reported. CUDA's runtime is fake_cuda.c, the process group is torch's fake one, and no kernel runs.
-So torch's decisions on the host are real (device, dtype, attention kernel, collective, graph), and no figure is a time.
 DistributedDataParallel's reducer needs real memory, so for ddp each gradient is all-reduced separately when it is ready; the real reducer
 sends the same bytes in buckets. Memory is that of live tensors, without the allocator's fragmentation and cuDNN's workspaces.
 """
 
-import argparse
 import copy
-import json
+import os
+import re
+import shutil
 import subprocess
-import sys
 import tempfile
-import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from scripts.bench._cases import take_stdout
-from scripts.bench._fake_cuda import environment
-from scripts.bench._training import MODELS
-from sdp.console import size, table
-
 WORKERS = 32
-KERNELS = "kernels"
-"""The compiler that generates machine code for an A100 with Inductor and Triton, and then runs the graph unchanged."""
-CASES: dict[str, dict[str, Any]] = {
-    "ddp": {"kind": "ddp"},
-    "ddp checkpointing": {"kind": "ddp", "activation_checkpointing": True},
-    "ddp compiled": {"kind": "ddp", "compile": "aot_eager"},
-    "fsdp": {"kind": "fsdp"},
-    "fsdp both": {"kind": "fsdp", "train_text_encoder": True},
-    "fsdp full shard": {"kind": "fsdp", "shard": "full_shard"},
-    "fsdp checkpointing": {"kind": "fsdp", "activation_checkpointing": True},
-    "fsdp accumulating": {"kind": "fsdp", "micro_batches": 2},
-    "fsdp traced": {"kind": "fsdp", "compile": "eager"},
-    "fsdp compiled": {"kind": "fsdp", "compile": "aot_eager"},
-    "fsdp kernels": {"kind": "fsdp", "compile": KERNELS},
-}
 PLAIN = {
     "model": "sd2",
-    "steps": 2,
+    "tiny": False,
+    "kind": "fsdp",
     "shard": "shard_grad_op",
+    "resolution": 256,
+    "batch": 64,
+    "micro_batches": 1,
+    "steps": 2,
     "compile": None,
     "activation_checkpointing": False,
     "train_text_encoder": False,
+    "lora": None,
 }
+"""A case. `compile`: None, "eager" (graphs are found), "partitioned" (and split as Inductor does) or "kernels" (and compiled)."""
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")
 """Words in the names of operations that use tensor cores."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the cases one after the other and print their reports."""
-    parser = argparse.ArgumentParser(prog="fake_gpu")
-    parser.add_argument(
-        "--cases", type=lambda text: text.split(","), default=list(CASES), help="comma-separated names (default: all)"
-    )
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--resolution", type=int)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--model", choices=MODELS, default="sd2")
-    parser.add_argument("--lora", type=int, help="train matrices of this rank instead of the network")
-    parser.add_argument("--json", action="store_true", help="print each case as one line of JSON, with all figures")
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.cases if name not in CASES]:
-        parser.error(f"--cases: no case {', '.join(unknown)}; there are {', '.join(CASES)}")
-    sizes = {
-        "batch": options.batch,
-        "resolution": options.resolution or (64 if options.tiny else 256),
-        "tiny": options.tiny,
-        "model": options.model,
-        "lora": options.lora,
+def environment(folder: Path, arch: int = 80) -> dict[str, str]:
+    """Compile fake_cuda.c into a folder; return an environment in which a process sees eight GPUs of an architecture."""
+    library = folder / "libcuda.so.1"
+    triton = find_spec("triton")
+    assert triton is not None
+    assert triton.origin is not None
+    headers = Path(triton.origin).parent / "backends" / "nvidia" / "include"
+    options = ["-shared", "-fPIC", "-O1", "-w", "-I", str(headers), "-Wl,-soname,libcuda.so.1"]
+    source = Path(__file__).with_name("fake_cuda.c")
+    command = [shutil.which("cc") or "gcc", *options, "-o", str(library), str(source)]
+    subprocess.run(command, check=True, timeout=120)
+    caches = {name: str(folder / name.lower()) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+    own = {
+        "LD_PRELOAD": str(library),
+        "LD_LIBRARY_PATH": str(folder),
+        "SDP_FAKE_ARCH": str(arch),
+        "OMP_NUM_THREADS": "1",
     }
-    reports = {}
-    with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder:
-        cases = [{"name": name, **PLAIN, **sizes, **CASES[name]} for name in options.cases]
-        command = [sys.executable, "-m", "scripts.bench.fake_gpu", "worker", json.dumps(cases)]
-        with subprocess.Popen(command, env=environment(Path(folder)), stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout or ():
-                report = json.loads(line)
-                reports[report["name"]] = report
-                print(line.rstrip() if options.json else f"  {report['name']}: {report['seconds']:.0f} s", flush=True)
-        if process.returncode:
-            print(f"fake_gpu: failed with exit code {process.returncode}", file=sys.stderr)
-            return 1
-    if not options.json:
-        print(*as_text(reports, **sizes), sep="\n")
-    return 0
-
-
-def as_text(reports: dict[str, dict[str, Any]], batch: int, resolution: int, **_: Any) -> list[str]:
-    """Return the reports as tables."""
-    rows, traffic = [], []
-    for name, report in reports.items():
-        memory = report["memory"]
-        graphs = report["graphs"]
-        rows.append(
-            (
-                name,
-                *(size(memory[activity]) for activity in ("before", "forward", "backward", "optimizer")),
-                ", ".join(f"{size(count)} {dtype}" for dtype, count in report["kept"].items()),
-                ", ".join(f"{count} {dtype}" for dtype, count in report["heavy"].items()),
-                f"{graphs['count']}, {graphs['dynamic']} dynamic, {sum(graphs['breaks'].values())} breaks"
-                if graphs["count"]
-                else "-",
-                f"{graphs['kernels']}, {graphs['convolutions']}" if graphs["kernels"] else "-",
-                str(len(report["strays"])),
-            )
-        )
-        traffic += [
-            (name, activity, f"{kind} of {workers}", str(count), size(moved))
-            for activity, kind, workers, count, moved in report["collectives"]
-        ]
-    header = (
-        "case",
-        "held before",
-        "peak forward",
-        "peak backward",
-        "peak optimizer",
-        "kept for backward",
-        "tensor-core calls",
-        "graphs",
-        "Triton kernels",
-        "strays",
-    )
-    return [
-        f"{WORKERS} simulated A100s, {batch} samples each at {resolution} px; memory and traffic of one GPU in one step",
-        table(rows, header),
-        "",
-        table(traffic, ("case", "activity", "collective", "calls", "bytes")),
-    ]
-
-
-# --- one case, in a process that uses fake_cuda.c ---------------------------------------------------------------------
-
-
-def worker(cases: Sequence[dict[str, Any]]) -> int:
-    """Print a report of each case."""
-    output = take_stdout()
-    for case in cases:
-        print(json.dumps(report_of(case)), file=output, flush=True)
-    return 0
+    return {**os.environ, **own, **caches}
 
 
 def report_of(case: dict[str, Any]) -> dict[str, Any]:
@@ -162,15 +74,17 @@ def report_of(case: dict[str, Any]) -> dict[str, Any]:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORKERS)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    began, seen, graphs = time.monotonic(), Seen(), Graphs(case["compile"])
+    graphs = Graphs(case["compile"])
+    seen = Seen(graphs)
     with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder, fakes(graphs), seen.watch():
         trainer = _trainer({**case, "folder": folder, "compile": case["compile"] is not None})
         trainer.stopwatch = seen
         batches = trainer.reader.batches()
         for _ in range(case["steps"]):
             seen.forget()
+            graphs.calls.clear()
             trainer._step(next(batches))
-    return {"name": case["name"], **seen.report(), "graphs": graphs.report(), "seconds": time.monotonic() - began}
+    return {**seen.report(), "graphs": graphs.report(), "work": [*graphs.work(), *seen.work()]}
 
 
 def _trainer(case: dict[str, Any]) -> Any:
@@ -275,75 +189,129 @@ def _replicated() -> Any:
 
 
 class Graphs:
-    """A compiler that passes graphs to another one, and counts them."""
+    """A compiler that runs each graph unchanged, counts its calls, and has Inductor compile it as well if asked to."""
 
     def __init__(self, backend: str | None) -> None:
         self._backend = backend
         self.dynamic: list[bool] = []
-        self.kernels = 0
-        self.convolutions: Counter[str] = Counter()
-        """Convolutions, by the layout of the images (in backward, of their gradients) that Inductor hands to cuDNN."""
+        self.calls: Counter[int] = Counter()
+        self.inside = False
+        """True while a compiled graph runs."""
+        self.attention: Counter[str] = Counter()
+        self.planar: list[str] = []
+        """Lines of convolutions whose images (in backward, their gradients) are not channels-last."""
+        self._costs: list[list[tuple[str, int, float]]] = []
+        """The kind, bytes and operations of each kernel of a graph."""
 
     def __call__(self, graph: Any, inputs: list[Any]) -> Any:
         import torch
-        from torch._dynamo.backends.registry import lookup_backend
+        from torch._inductor.compile_fx import compile_fx
 
         values = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
         sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
         self.dynamic.append(any(isinstance(size, torch.SymInt) for size in sizes))
-        compiler = self._make_kernels() if self._backend == KERNELS else lookup_backend(self._backend or "eager")
-        return compiler(graph, inputs)
+        if self._backend in (None, "eager"):
+            return graph.forward
+        changes = {
+            "fx_graph_cache": False,
+            "compile_threads": 1,
+            "shape_padding": False,
+            "use_static_triton_launcher": False,
+        }
+        return compile_fx(graph, inputs, inner_compile=self._inner, config_patches=changes)
 
-    def _make_kernels(self) -> Any:
-        from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-        from torch._dynamo.backends.common import aot_autograd
-        from torch._inductor import config, metrics
+    def _inner(self, graph: Any, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx_inner
-        from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.graph import GraphLowering
         from torch.fx import GraphModule
 
-        codegen = GraphLowering.codegen
+        number, codegen = len(self._costs), GraphLowering.codegen
+        self._costs.append([])
 
-        def generated(graph: Any) -> Any:
-            code = codegen(graph)
-            for operation in graph.operations:
-                if "convolution" in (getattr(operation, "python_kernel_name", None) or ""):
-                    last = operation.inputs[0].get_stride()[1] == 1
-                    self.convolutions["NHWC" if last else "NCHW"] += 1
+        def generated(lowered: Any) -> Any:
+            code = codegen(lowered)
+            for node in lowered.scheduler.nodes:
+                self._take_in(node, number)
             return code
 
-        def compiled(graph: Any, inputs: Any) -> Any:
-            before = metrics.generated_kernel_count
-            changes = {"fx_graph_cache": False, "compile_threads": 1}
-            with config.patch(changes), mock.patch.object(GraphLowering, "codegen", generated):
-                compile_fx_inner(GraphModule(graph, copy.deepcopy(graph.graph)), inputs)
-            self.kernels += metrics.generated_kernel_count - before
-            return make_boxed_func(graph.forward)
+        if self._backend == "kernels":
+            with mock.patch.object(GraphLowering, "codegen", generated):
+                compile_fx_inner(GraphModule(graph, copy.deepcopy(graph.graph)), inputs, **options)
 
-        return aot_autograd(
-            fw_compiler=compiled,
-            bw_compiler=compiled,
-            decompositions=select_decomp_table(),
-            partition_fn=min_cut_rematerialization_partition,
-        )
+        def run(arguments: list[Any]) -> Any:
+            self.calls[number] += 1
+            self.inside, before = True, self.inside
+            results = graph.forward(*arguments)
+            arguments.clear()
+            self.inside = before
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _take_in(self, node: Any, number: int) -> None:
+        """Count a kernel of a graph that Inductor has lowered."""
+        from torch._inductor.fx_utils import count_flops_fx
+
+        operation: Any = getattr(node, "node", None)
+        name = getattr(operation, "python_kernel_name", None) or ""
+        kind, operations = kind_of(name), 0
+        if kind != "pointwise":
+            operations = sum(
+                count_flops_fx(each) or 0 for each in operation.origins if kind_of(str(each.target)) == kind
+            )
+        if kind == "convolution" and operation.inputs[0].get_stride()[1] != 1:
+            self.planar.append(line_of(operation.origins))
+        if kind == "attention":
+            self.attention[next(word for word in ("flash", "efficient", "cudnn", "flex", name) if word in name)] += 1
+        self._costs[number].append((kind, node.get_read_write_buffers_sizes(), operations))
+
+    def work(self) -> list[tuple[str, int, float, int]]:
+        """Return the kind, bytes, operations and calls of the kernels of a step's compiled graphs."""
+        return [(*cost, self.calls[number]) for number, costs in enumerate(self._costs) for cost in costs]
 
     def report(self) -> dict[str, Any]:
         from torch._dynamo.utils import counters
 
+        breaks = dict(counters["graph_break"])
         return {
             "count": len(self.dynamic),
             "dynamic": sum(self.dynamic),
-            "breaks": dict(counters["graph_break"]),
-            "kernels": self.kernels,
-            "convolutions": dict(self.convolutions),
+            "breaks": breaks,
+            "attention": self.attention,
+            "planar": self.planar,
         }
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a kernel by its name."""
+    words = {
+        "convolution": "convolution",
+        "attention": "attention",
+        "mm": "matmul",
+        "bmm": "matmul",
+        "addmm": "matmul",
+        "adamw": "optimizer",
+    }
+    return next((kind for word, kind in words.items() if word in re.split(r"[_.]", name)), "pointwise")
+
+
+def line_of(nodes: Any) -> str:
+    """Return the last line of a model's or our own code that led to nodes of a graph."""
+    for node in nodes:
+        for file, line, code in reversed(
+            re.findall(r'File "(.+?)", line (\d+), in \w+\n\s*(.+)', node.stack_trace or "")
+        ):
+            if "/torch/" not in file:
+                return f"{'/'.join(Path(file).parts[-3:])}:{line}: {code.strip()[:80]}"
+    return "no line is known"
 
 
 @dataclass
 class Seen:
     """Counts of a step's operations, by activity; it replaces the trainer's stopwatch."""
 
+    graphs: Graphs
     activity: str = "before"
     live: int = 0
     """Bytes of tensors on the GPU."""
@@ -359,6 +327,8 @@ class Seen:
     strays: Counter[str] = field(default_factory=Counter)
     """Operations on another device than this worker's, by name."""
     collectives: defaultdict[tuple[str, str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    eager: Counter[tuple[str, int, float]] = field(default_factory=Counter)
+    """Operations outside of compiled graphs, by kind, bytes and operations."""
     annotate: ClassVar[bool] = False
 
     @contextmanager
@@ -376,7 +346,7 @@ class Seen:
         """Start counting a new step."""
         self._look()
         self.memory = {"before": self.live}
-        for counts in (self.kept, self.heavy, self.fp32, self.strays, self.collectives):
+        for counts in (self.kept, self.heavy, self.fp32, self.strays, self.collectives, self.eager):
             counts.clear()
 
     def _look(self) -> None:
@@ -427,6 +397,8 @@ class Seen:
                 for tensor in outputs:
                     hold(tensor)
                 self.take_in(func, args, inputs, outputs)
+                if self.activity != "before" and not (self.graphs.inside or func.is_view):
+                    self._cost(func, args, kwargs or {}, results, [*inputs, *outputs])
                 return results
 
         def keep(tensor: Tensor) -> Tensor:
@@ -464,6 +436,27 @@ class Seen:
             if "float32" in dtypes:
                 self.fp32[f"{self.activity}: {operation}"] += 1
 
+    def _cost(self, func: Any, args: Any, kwargs: Any, results: Any, tensors: list[Any]) -> None:
+        """Count what an operation outside of compiled graphs moves and computes."""
+        from torch.utils._pytree import tree_leaves
+        from torch.utils.flop_counter import flop_registry
+
+        space, _, name = func._schema.name.partition("::")
+        if space == "c10d":
+            return
+        written = [
+            arg
+            for arg, known in zip(args, func._schema.arguments, strict=False)
+            if known.alias_info and known.alias_info.is_write
+        ]
+        formula = flop_registry.get(func.overloadpacket)
+        moved = sum(each.nbytes for each in [*tensors, *tree_leaves(written)])
+        self.eager[kind_of(name), moved, formula(*args, **kwargs, out_val=results) if formula else 0] += 1
+
+    def work(self) -> list[tuple[str, int, float, int]]:
+        """Return the kind, bytes, operations and calls of what a step does outside of compiled graphs."""
+        return [(*cost, calls) for cost, calls in self.eager.items()]
+
     def _count_collective(self, operation: str, args: Any, inputs: list[Any], outputs: list[Any]) -> None:
         from torch.distributed import ProcessGroup
 
@@ -485,9 +478,3 @@ class Seen:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        sys.exit(worker(json.loads(sys.argv[2])))
-    sys.exit(main(sys.argv[1:]))

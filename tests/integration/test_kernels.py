@@ -1,0 +1,98 @@
+"""A GPU's kernels without one: compiled and judged, and interpreted on the CPU."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench import kernels
+from scripts.bench._fake_gpu import environment
+from sdp.hardware import GPUS
+from tests.programs import ended
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], Path]) -> dict[str, Any]:
+    tool("cc")
+    done = ended(
+        [sys.executable, "-m", "tests.kernel_judge"],
+        cwd=ROOT,
+        env=environment(tmp_path_factory.mktemp("cuda"), 86),
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {verdict["name"]: verdict for verdict in map(json.loads, done.stdout.splitlines())}
+
+
+def test_kernels_that_a_gpu_runs_well_have_no_fault(verdicts: dict[str, Any]) -> None:
+    assert verdicts["good"]["faults"] == []
+    operations = {kind: flops for kind, _, flops, _ in verdicts["good"]["work"]}
+    assert set(operations) == {"convolution", "attention", "pointwise"}
+    images, places, channels, taps = 2, 64, 16, 9
+    once = 2 * images * places * channels * channels * taps
+    # Backward, only the weights need a gradient.
+    assert [flops for kind, _, flops, _ in verdicts["good"]["work"] if kind == "convolution"] == [once, once]
+
+
+def test_a_kernel_that_spills_or_takes_too_much_shared_memory_is_named_with_its_line(verdicts: dict[str, Any]) -> None:
+    assert verdicts["hoard"]["spilled"] > 0
+    greedy = verdicts["good"]["greedy"]
+    assert any("triton_" in fault and "spills 40 bytes: " in fault and "silu" in fault for fault in greedy)
+    assert any("takes 1048576 bytes of shared memory of 101376" in fault for fault in greedy), "an A10G's"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("planar", "a convolution that is not channels-last"),
+        ("masked", "attention by efficient (1 calls), not flash"),
+        ("broken", "graph break"),
+        ("dynamic", "graphs are dynamic"),
+    ],
+)
+def test_slow_code_is_a_fault(verdicts: dict[str, Any], name: str, expected: str) -> None:
+    assert any(expected in fault for fault in verdicts[name]["faults"])
+
+
+@pytest.mark.slow
+def test_a_whole_step_is_compiled_and_its_shortest_time_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["prx-424m-256", "--set", "tiny=true", "--set", "resolution=64", "--set", "batch=4", "--predict"]
+    assert kernels.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "prx-424m-256: ok, sm_80, " in printed
+    assert "H100-SXM" in printed
+
+
+def test_the_shortest_time_is_that_of_bytes_or_of_operations() -> None:
+    a10g = GPUS["A10G"]
+    work = [("matmul", 1e6, 70e12, 2), ("pointwise", 0.6e12, 1e9, 1), ("pointwise", 0.6e12, 0, 1)]
+    assert kernels.ceiling(work, a10g) == {"matmul": pytest.approx(2), "pointwise": pytest.approx(2)}
+
+
+def interpreted(what: str) -> Any:
+    done = ended([sys.executable, "-m", "tests.interpreted", what], cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_gpu_draws_the_random_numbers_that_a_cpu_draws() -> None:
+    drawn = interpreted("draw")
+    assert drawn["equal"] == {"times": True, "dropped": True, "kept": True}
+    assert drawn["noise"] < 2e-6
+    assert drawn["kernels"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["tiny", "tiny-prx", "tiny-klein"])
+def test_a_block_on_a_gpu_computes_what_eager_code_computes(model: str) -> None:
+    report = interpreted(f"builtin:{model}")
+    assert report["kernels"] > 5
+    assert max(report["compiled"]["fp32"]) < 1e-4
+    for compiled, eager in zip(report["compiled"]["bf16"], report["eager bf16"], strict=True):
+        assert compiled < 1.5 * eager
