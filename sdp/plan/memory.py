@@ -1,8 +1,9 @@
 """An estimate of a trainer's GPU memory, by use, for the models of families/known.json. It needs no torch.
 
 Weights, gradients and the optimizer's state follow from the number of parameters. Activations, which the forward pass
-keeps for the backward pass, are recorded in reference.yaml, as counted on fake tensors. Fragmentation, NCCL's buffers,
-cuDNN's workspaces and the backward pass's own temporaries are not counted: MARGIN keeps room for them.
+keeps for the backward pass, are recorded in reference.yaml, as counted on fake tensors for eager and for compiled code.
+Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are not counted: MARGIN keeps
+room for them.
 """
 
 from collections.abc import Mapping
@@ -59,6 +60,8 @@ def _activations(config: TrainConfig, known: Mapping[str, Any]) -> tuple[float, 
     """
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
     recorded = known[kind + "+checkpointed" * config.strategy.activation_checkpointing]
+    if config.strategy.compile and not config.strategy.activation_checkpointing:
+        recorded = known.get(f"{kind}+compiled", recorded)
     slope = (recorded["512"] - recorded["256"]) / (512**2 - 256**2)
     return recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"]
 

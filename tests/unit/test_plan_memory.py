@@ -69,7 +69,7 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     assert (own.total - own.parts["text encoder"]) / GIB == pytest.approx(17.2, rel=0.02)
     assert own.fits
 
-    # scripts.bench.fake_gpu takes whole steps as one of 32: 6.73 GB are held at most, in the backward pass.
+    # scripts.bench.kernels takes whole steps as one of 32: 6.73 GB are held at most, in the backward pass.
     steps = ["strategy.kind=fsdp", "strategy.activation_checkpointing=true", "data.batch_size=64"]
     assert memory("A100-40G", *steps, workers=32).total / 1e9 == pytest.approx(6.73, rel=0.03)
 
@@ -146,6 +146,16 @@ def test_the_batch_is_what_a_trainer_takes_at_once() -> None:
         fit(train(*A100, *settings[:2], "scaling.num_workers=16"), SD2, embedded=False)
 
 
+def test_compiled_code_keeps_less_so_that_more_samples_fit() -> None:
+    eager, compiled = (
+        memory("A100-40G", "strategy.kind=fsdp", f"strategy.compile={on}", workers=32) for on in ("false", "true")
+    )
+    assert compiled.per_sample == pytest.approx(198e6, rel=0.01)
+    assert compiled.largest_batch > 1.15 * eager.largest_batch
+    recomputed = ["strategy.kind=fsdp", "strategy.activation_checkpointing=true"]
+    assert memory("A100-40G", *recomputed, "strategy.compile=true") == memory("A100-40G", *recomputed)
+
+
 def test_a_single_trainer_is_not_refused_for_gradients_beside_activations() -> None:
     batch = ("data.batch_size=100", "scaling.accelerator=A100-40G", *DDP)
     with pytest.raises(ConfigError):
@@ -178,7 +188,8 @@ def test_a_transformer_has_the_parameters_and_blocks_of_its_configuration(
     trained = sum(p.numel() for p in transformer.parameters() if p.requires_grad)
     assert recorded["lora_per_rank"] == {"unet": trained}
     place = TrainerGpus(GPUS["A100-80G"], 32, embedded=True, family=known)
-    batch, counted = {"prx-424m": (16, 6.8e9), "prx-1.2b": (16, 13.06e9), "klein-4b": (2, 15.93e9)}[name]  # by fake_gpu
+    # By scripts.bench.kernels.
+    batch, counted = {"prx-424m": (16, 6.8e9), "prx-1.2b": (16, 13.06e9), "klein-4b": (2, 15.93e9)}[name]
     how = train("strategy.kind=fsdp", f"data.batch_size={batch}", "data.resolution=256")
     assert estimate(how, place).total == pytest.approx(counted, rel=0.15)
 
@@ -189,7 +200,7 @@ def test_a_lora_of_klein_fits_the_cards_that_people_have() -> None:
         return estimate(how, TrainerGpus(GPUS["A10G"], 1, embedded=True, family=KLEIN_4B))
 
     plain, recomputed = memory(), memory("strategy.activation_checkpointing=true")
-    # scripts.bench.fake_gpu --model klein-4b --lora 16 counts 14.03 and 8.74 GB.
+    # scripts.bench.kernels klein-lora counts 14.03 and 8.74 GB.
     assert plain.total == pytest.approx(14.03e9, rel=0.06)
     assert recomputed.total == pytest.approx(8.74e9, rel=0.03)
     assert plain.total < 0.9 * 22 * GIB
