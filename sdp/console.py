@@ -8,8 +8,10 @@ import os
 import shlex
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 _quiet = False
@@ -77,6 +79,24 @@ class Progress:
             line = line if len(line) <= width else f"{line[: width - 1]}…"
         self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
         self._file.flush()
+
+
+@contextmanager
+def starting(job: str, what: str = "loading the model", *, every_s: float = 15.0) -> Iterator[Callable[[], None]]:
+    """Say at intervals what a job does before its first progress; the block gets a function that ends this."""
+    begun, began = threading.Event(), time.monotonic()
+
+    def repeat() -> None:
+        while not begun.wait(every_s):
+            say(f"{job}: {what} ({duration(time.monotonic() - began)})")
+
+    thread = threading.Thread(target=repeat, name="sdp-starting", daemon=True)
+    thread.start()
+    try:
+        yield begun.set
+    finally:
+        begun.set()
+        thread.join()
 
 
 def _count(text: str) -> str:
@@ -164,4 +184,5 @@ def rate(count: float) -> str:
 def rerun(job: str, *more: str) -> str:
     """Return the command line that this process runs, with more options."""
     words = sys.argv[1:] if sys.argv[1:2] == [job] else [job]
-    return shlex.join(["sdp", *words, *(word for word in more if word not in words)])
+    kept = [word for word in words if word not in ("--dry-run", "--changed")]
+    return shlex.join(["sdp", *kept, *(word for word in more if word not in kept)])

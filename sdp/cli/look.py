@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
-from sdp.console import counted
+from sdp.console import counted, starting
 
 
 @command(LOOK, "config show download > download.yaml")
@@ -39,8 +39,9 @@ def config_schema(args: Arguments) -> None:
 @command(LOOK, "inspect s3://bucket/images")
 @argument("URI", "a dataset, a run, a checkpoint or an evaluation")
 @JSON
-@argument("--account FILE", "write each row's outcome to this Parquet file")
+@argument("--account FILE", "write each row's outcome to this file, as Parquet or, if its name ends in .csv, as CSV")
 @argument("--verify", "read every byte of every part")
+@argument("--trainer-hour PRICE", "of a run: the price of a trainer's hour, for the cost so far", type=float)
 @argument("--card FOLDER", "write a dataset card, README.md, and Croissant metadata to this folder")
 def inspect(args: Arguments) -> int:
     """Describe a dataset, a training run or a checkpoint, with what is missing or damaged."""
@@ -61,7 +62,10 @@ def inspect(args: Arguments) -> int:
 
         write_dataset_card(storage, args.card)
         say(f"wrote README.md and croissant.json to {args.card}")
-    sections = describe(storage, verify=args.verify, problems=problems)
+    prices = {"trainer_hour": args.trainer_hour} if args.trainer_hour else None
+    sections = describe(storage, verify=args.verify, problems=problems, prices=prices)
+    if kind in ("run", "checkpoint") and not any("cost " in value for each in sections for _, value in each.figures):
+        say("inspect: the cost is not known, since the run was given no prices; --trainer-hour PRICE counts it")
     if args.json:
         plain = [section.to_json() for section in sections]
         print(json.dumps(plain if len(plain) > 1 else plain[0], indent=2, default=str))
@@ -75,7 +79,7 @@ def inspect(args: Arguments) -> int:
 @one_of(
     argument("--row N", "the image at this address", type=int),
     argument("--url URL", "the image that came from this URL"),
-    argument("--file NAME", "the image file with this name, or the end of it, in the source of the first dataset"),
+    argument("--file NAME", "the image file with this name, or with this end of its path (whole names), in the source"),
     argument("--sha256 HASH", "the image with this content"),
     argument(
         "--takedown FILE", "leave out the images in this list from now on: `row N`, `url U`, `sha256 H`, `file NAME`"
@@ -103,25 +107,15 @@ def audit(args: Arguments) -> int:
 
     names = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
     value = next((Takedown(kind, value) for kind, value in names if value is not None), None)
-    row = args.row
-    if args.file is not None:
-        from sdp.datasets.names import row_of_file
-        from sdp.datasets.output import HEAD
-        from sdp.storage import open_storage
-
-        folders = [open_storage(uri) for uri in args.uri]
-        dataset = next((folder for folder in folders if folder.exists(HEAD)), None)
-        if dataset is None:
-            raise UsageError(f"audit: --file: expected a dataset among the URIs, got {', '.join(args.uri)}; add one")
-        row = row_of_file(dataset, args.file)
-    print("\n".join(map(summary, audit(args.uri, row=row, value=value))))
+    print("\n".join(map(summary, audit(args.uri, row=args.row, value=value, file=args.file))))
     return 0
 
 
 def _take_down(args: Arguments) -> None:
 
     from sdp.datasets import tombstones
-    from sdp.datasets.names import row_of_file
+    from sdp.datasets.audit import RUN, datasets_of
+    from sdp.datasets.names import rows_of_file
     from sdp.storage import open_storage
 
     if len(args.uri) != 1:
@@ -130,14 +124,13 @@ def _take_down(args: Arguments) -> None:
         text = Path(args.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"audit: --takedown: {args.takedown}: cannot be read ({error}); give a text file") from error
-    takedowns = tombstones.parse_list(text, args.takedown)
+    storage = open_storage(args.uri[0])
+    if storage.exists(RUN):
+        own = " or ".join(datasets_of(storage))
+        raise UsageError(f"audit: --takedown: {storage.uri} is a run; name the dataset that it trains on: {own}")
+    takedowns = tombstones.parse_list(text, args.takedown, lambda name: rows_of_file(storage, name)[-1])
     if not takedowns:
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
-    storage = open_storage(args.uri[0])
-    takedowns = [
-        tombstones.Takedown("row", str(row_of_file(storage, each.value))) if each.kind == "file" else each
-        for each in takedowns
-    ]
     added = tombstones.add(storage, takedowns)
     if args.rewrite:
         from sdp.datasets.blanking import blank
@@ -148,6 +141,8 @@ def _take_down(args: Arguments) -> None:
         say(f"{counted(blanked, 'row')} blank now, in {counted(parts, 'part')} that were written again")
     say(f"{counted(len(added.recorded), 'takedown')} recorded, {added.known:,} already listed")
     say(f"they match {counted(len(added.rows), 'address', 'addresses')} here, which are left out from now on")
+    if not args.rewrite:
+        say("a run leaves them out from its next epoch on; --rewrite also wipes their content from the parts")
     for takedown in added.unmatched[:20]:
         say(f"not in this dataset, and left out if it is added: {takedown.kind} {takedown.value}")
 
@@ -192,11 +187,12 @@ def report(args: Arguments) -> None:
 @argument("--yes", "with --push: do not ask")
 def export(args: Arguments) -> None:
     """Write a checkpoint as a folder for diffusers, as one file for ComfyUI, or as a LoRA."""
-    from sdp.model.export import export
-
     repository = _confirmed(args) if args.push else None
     form: Any = "lora" if args.lora else "single-file" if args.single_file else "folder"
-    exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
+    with starting("export", "reading the checkpoint and writing it"):
+        from sdp.model.export import export
+
+        exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=form)
     weights = "averaged" if exported.ema else "raw"
     say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
     if exported.newer:

@@ -55,7 +55,7 @@ def generate_command() -> Command:
 
         source = read(args.config, args.set)
         with source.placed():
-            for uri in draw(args.run, args.prompt, args.n, source.data):
+            for uri in draw(args.run, args.prompt, args.n, source.data, dry_run=args.dry_run):
                 print(uri, flush=True)
         return None
 

@@ -3,7 +3,7 @@
 A run has also consumed the rows of the few steps that it skipped, which its events list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,10 +14,13 @@ import pyarrow.compute as pc
 from sdp.console import counted
 from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
+from sdp.datasets.draws import held_out
 from sdp.datasets.inspect import accounts
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.lookup import in_parts
+from sdp.datasets.names import rows_of_file
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
+from sdp.datasets.parts import read_account
 from sdp.datasets.records import parse, reading
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, NotFound, UserError
@@ -34,17 +37,21 @@ class Trace:
 
     row: int
     datasets: list[dict[str, Any]] = field(default_factory=list)
-    """For each dataset of the lineage: uri, kind, outcome, reason, detail, attempts."""
+    """For each dataset of the lineage: uri, kind, part, outcome, reason, detail, attempts."""
     taken_down: bool = False
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     """For each checkpoint whose run has consumed it: run, checkpoint, epochs; in a mixture also dataset."""
+    unused: dict[str, str] = field(default_factory=dict)
+    """The reason why a run that reads its dataset has not consumed it, by the run's URI."""
     checkpoints_searched: int = 0
     notes: list[str] = field(default_factory=list)
     """One line for each place that could not be searched."""
 
 
-def audit(uris: Sequence[str], *, row: int | None = None, value: Takedown | None = None) -> list[Trace]:
-    """Trace an image through datasets and runs, by its address or by its URL or content hash.
+def audit(
+    uris: Sequence[str], *, row: int | None = None, value: Takedown | None = None, file: str | None = None
+) -> list[Trace]:
+    """Trace an image through datasets and runs, by its address, its URL or content hash, or the name of its file.
 
     A URI is a dataset's or a training run's; their ancestors are searched too.
     """
@@ -53,7 +60,7 @@ def audit(uris: Sequence[str], *, row: int | None = None, value: Takedown | None
         value = tombstones.takedown(value.kind, value.value, f"audit: --{value.kind}", hint)
     elif row is not None and row < 0:
         raise UserError(f"audit: --row: expected an address, 0 or more, got {row}")
-    return _Audit(uris, row, value).traces()
+    return _Audit(uris, row, value).traces(file)
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -69,15 +76,17 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def summary(trace: Trace) -> str:
     """Return a trace as text."""
-    lines = [f"row {trace.row}{', taken down' if trace.taken_down else ''}"]
+    lines = [f"row {trace.row}{', taken down' * trace.taken_down}"]
     for outcome in trace.datasets:
         why = " ".join(str(outcome[name]) for name in ("reason", "detail") if outcome[name])
-        lines.append(f"  {outcome['kind']} {outcome['uri']}: {outcome['outcome']}{f' ({why})' if why else ''}")
+        why = f" ({why})" * bool(why)
+        lines.append(f"  {outcome['kind']} {outcome['uri']}: {outcome['outcome']}{why}, {outcome['part']}")
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for use in trace.checkpoints:
         epochs, dataset = _spans(use["epochs"]), f" of {use['dataset']}" if "dataset" in use else ""
         lines.append(f"  {use['run']}: consumed before {use['checkpoint']}, in epoch {epochs}{dataset}")
+    lines += [f"  {run}: {why}" for run, why in trace.unused.items()]
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {counted(trace.checkpoints_searched, 'checkpoint')}")
     lines += [f"  {note}" for note in trace.notes]
@@ -97,19 +106,19 @@ class _Audit:
         self._datasets = self._all_datasets()
         self._notes: list[str] = []
 
-    def traces(self) -> list[Trace]:
+    def traces(self, file: str | None = None) -> list[Trace]:
+        if file is not None:
+            return [self._trace(row, {uri}) for row, uri in self._rows_of_file(file)]
         if self._row is not None:
             # The address is one of the named datasets; if only runs are named, one of any of their datasets.
             return [self._trace(self._row, {uri for dataset in self._named for uri in self._lineage(dataset)})]
         return [self._trace(row, {uri}) for row, uri in self._rows_with_value()]
 
     def _all_datasets(self) -> list[Storage]:
-        """Return the named datasets, the runs' datasets and the ancestors of all, each once."""
+        """Return the datasets that are named or that runs train on, and the ancestors of all, each once."""
         named = list(self._named)
         for run in self._runs:
-            uris = datasets_of(run)
-            plain = _plain_sources(run, uris)
-            named += [open_storage(uri) for uri in uris if uri not in plain]
+            named += map(open_storage, _written_sources(run))
         datasets: dict[str, Storage] = {}
         for dataset in named:
             try:
@@ -129,7 +138,7 @@ class _Audit:
             for dataset in datasets
         )
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]
-        checkpoints, searched = list[dict[str, Any]](), 0
+        checkpoints, unused, searched = list[dict[str, Any]](), dict[str, str](), 0
         for run in self._runs:
             addresses = self._addresses_in(run, row, uris)
             for name, ledger in checkpoint_ledgers(run):
@@ -137,7 +146,16 @@ class _Audit:
                 for address, mixed in addresses:
                     if epochs := ledger.epochs_of(address):
                         checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **mixed})
-        return Trace(row, outcomes, taken_down, checkpoints, searched, self._notes)
+            if addresses and not any(use["run"] == run.uri for use in checkpoints):
+                share = _head_of(run).identity.get("data.holdout") or 0.0
+                unused[run.uri] = (
+                    "never used: held out by data.holdout"
+                    if held_out(np.array([row]), share)[0]
+                    else "never used: taken down"
+                    if taken_down
+                    else "not used so far"
+                )
+        return Trace(row, outcomes, taken_down, checkpoints, unused, searched, self._notes)
 
     def _addresses_in(self, run: Storage, row: int, uris: set[str]) -> list[tuple[int, dict[str, str]]]:
         """Return the addresses that a run uses for a row, each with its dataset if the run mixes several."""
@@ -149,6 +167,20 @@ class _Audit:
             for number, (uri, lineage) in enumerate(zip(sources or [""], lineages or [uris], strict=True))
             if not uris or uris & lineage
         ]
+
+    def _rows_of_file(self, name: str) -> list[tuple[int, str]]:
+        """Return the addresses of an image file in each dataset that is named, or else in those that runs train on."""
+        places, errors = list[tuple[int, str]](), list[UserError]()
+        trained = dict.fromkeys(uri for run in self._runs for uri in _written_sources(run))
+        for dataset in self._named or map(open_storage, trained):
+            try:
+                places += [(row, dataset.uri) for row in rows_of_file(dataset, name)]
+            except UserError as error:
+                errors.append(error)
+        if not places:
+            raise errors[0] if errors else UserError(f"audit: --file: no dataset of {name} here; name its dataset")
+        ancestors = {uri for _, dataset in places for uri in self._lineage(open_storage(dataset)) if uri != dataset}
+        return [(row, uri) for row, uri in places if uri not in ancestors]  # their rows are the same
 
     def _rows_with_value(self) -> list[tuple[int, str]]:
         """Find the written rows with a URL or content hash, and refused content; return addresses and datasets."""
@@ -187,7 +219,13 @@ def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
     records = [record for table in tables for record in table.filter(pc.field("row") == row).to_pylist()]
     if problems:
         raise DatasetError(problems[0])
-    return {"uri": storage.uri, "kind": output.head.kind, **records[0]} if records else None
+    if not records:
+        return None
+    names = [work.name for work in output.index.works() if work.unit.start <= row < work.unit.stop]
+    written = [name for name in names if storage.exists(name)]
+    # A retry's part has only the rows that it did again.
+    holders = written[:1] + [name for name in written[1:] if row in read_account(storage, name)["row"].to_pylist()]
+    return {"uri": storage.uri, "kind": output.head.kind, "part": holders[-1], **records[0]}
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -196,17 +234,29 @@ def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
 @dataclass(frozen=True, slots=True)
 class _RunHead:
     datasets: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
 
 def datasets_of(run: Storage) -> list[str]:
     """Return the URIs of a run's datasets, in the order of their address ranges."""
+    return [resolved(uri, run.uri) for uri in _head_of(run).datasets]
+
+
+def _head_of(run: Storage) -> _RunHead:
     with reading(run.uri_of(RUN), "restore it from a backup"):
-        return [resolved(uri, run.uri) for uri in parse(_RunHead, read_json(run, RUN)).datasets]
+        return parse(_RunHead, read_json(run, RUN))
 
 
 def _plain_sources(run: Storage, uris: Sequence[str]) -> set[str]:
     """Return the sources that are plain files: the run lists these itself, and nothing else accounts for their rows."""
     return {uri for number, uri in enumerate(uris) if run.exists(f"_source/{number:03d}.parquet")}
+
+
+def _written_sources(run: Storage) -> list[str]:
+    """Return the URIs of a run's datasets that sdp wrote."""
+    uris = datasets_of(run)
+    plain = _plain_sources(run, uris)
+    return [uri for uri in uris if uri not in plain]
 
 
 def checkpoint_ledgers(run: Storage) -> list[tuple[str, Ledger]]:

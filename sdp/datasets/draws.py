@@ -1,4 +1,4 @@
-"""The random numbers of a row: its crop, its choice of a caption, its noise.
+"""The random numbers of a row: its crop, its choice of a caption, its noise, whether it is held out.
 
 Random numbers depend on (seed, row) and nothing else; online, each epoch has a seed of its own. Philox is a bijection
 of a counter under a key, so a row's numbers can be drawn anywhere and in any order, and no two rows share any. They are
@@ -38,6 +38,17 @@ def noise(seed: int, rows: NDArray[np.int64], shape: tuple[int, ...], *, resolut
     for number, row in enumerate(rows.tolist()):
         _generator(seed, row, resolution).standard_normal(dtype=np.float32, out=out[number])
     return out
+
+
+def held_out(rows: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """Return a mask of the addresses that are held out, by a hash (splitmix64) that is the same in every run and
+    epoch."""
+    with np.errstate(over="ignore"):
+        mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2**-53 < share
 
 
 def _generator(seed: int, row: int, purpose: int) -> np.random.Generator:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.csv import CSVWriter
 
 from sdp.console import counted
 from sdp.datasets import repeated, tombstones
@@ -142,9 +143,12 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     Return their number, and a line for each part whose addresses are missing.
     """
     rows, problems = 0, list[str]()
+    schema = ACCOUNT_SCHEMA.append(pa.field("name", pa.string()))
     with (
         written_for("inspect: --account", file) as sink,
-        pq.ParquetWriter(sink, ACCOUNT_SCHEMA.append(pa.field("name", pa.string())), compression="zstd") as writer,
+        CSVWriter(sink, schema)
+        if file.suffix == ".csv"
+        else pq.ParquetWriter(sink, schema, compression="zstd") as writer,
     ):
         for account in with_names(storage, accounts(storage, problems)):
             writer.write_table(account)

@@ -63,16 +63,21 @@ def names_of(storage: Storage) -> Namer:
     return names
 
 
-def row_of_file(storage: Storage, name: str) -> int:
-    """Return the address of the image file with this name, or with a name that ends with it."""
-    files, wanted = _root(storage).index.files, f"/{name.removeprefix('./').lstrip('/')}"
-    columns = (files[column].to_pylist() for column in ("path", "first_row"))
-    present = dict(zip(*columns, strict=True))  # the last address of a file that has several
-    rows = [row for path, row in present.items() if f"/{path}".endswith(wanted)]
-    if len(rows) != 1 or name.endswith((*_PARQUET, ".tar")):
-        hint = "give more of the path" if rows else "check the name"
-        raise UserError(f"{storage.uri}: expected the name of one image file, got {name}, of {len(rows)}; {hint}")
-    return int(rows[0])
+def rows_of_file(storage: Storage, name: str) -> list[int]:
+    """Return all addresses that an image file has had, the present one last; `name` may be the end of its path."""
+    root = _root(storage)
+    files, wanted = root.index.files, f"/{name.removeprefix('./').lstrip('/')}"
+    rows: dict[str, list[int]] = {}
+    for path, row in zip(files["path"].to_pylist(), files["first_row"].to_pylist(), strict=True):
+        if path.endswith((*_PARQUET, ".tar")):
+            by = "--url" if root.head.kind == "images" else "--row"
+            raise UserError(f"{storage.uri}: its rows are of tables, not of image files; use {by} in place of a name")
+        if f"/{path}".endswith(wanted):
+            rows.setdefault(path, []).append(row)
+    if len(rows) != 1:
+        several = f"{len(rows)} pictures are named {name}; give more of the path"
+        raise UserError(f"{storage.uri}: {several if rows else f'no picture is named {name}; give whole names'}")
+    return next(iter(rows.values()))
 
 
 def _root(storage: Storage) -> Output:

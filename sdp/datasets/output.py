@@ -124,12 +124,14 @@ def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
             f"output.uri: {storage.uri} holds a dataset of {stored.kind}, not of {wanted.kind}; choose another folder"
         )
     before, now = (
-        {"unit_rows": head.unit_rows, "derived": head.derived, **head.identity}
+        {"output.rows_per_file": head.unit_rows, "derived": head.derived, **head.identity}
         for head in (stored, parse(Head, dump(wanted)))
     )
     differing = sorted(path for path in now if before.get(path) != now[path])
     if differing:
-        changes = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)
+        changes = "; ".join(
+            f"{path} was {json.dumps(before.get(path))} and is {json.dumps(now.get(path))} now" for path in differing
+        )
         raise DatasetError(
             f"output.uri: {storage.uri} was made with another configuration ({changes}); "
             "set it back or choose another output.uri"

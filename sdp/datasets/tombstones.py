@@ -12,7 +12,7 @@ stores the result of such a search, so that it is done once.
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -103,18 +103,25 @@ class Added:
 # --- lists from users ------------------------------------------------------------------------------------------------
 
 
-def parse_list(text: str, where: str) -> list[Takedown]:
-    """Parse a list: `row 123`, `url https://…`, `sha256 ab12…` or `file a.jpg` a line; # after a blank is a comment."""
+def parse_list(text: str, where: str, row_of: Callable[[str], int] | None = None) -> list[Takedown]:
+    """Parse a list: `row 123`, `url https://…`, `sha256 ab12…` or `file a.jpg` a line; # after a blank is a comment.
+
+    `row_of` returns the address of an image file.
+    """
     takedowns = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         entry = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
         if not entry:
             continue
         kind, *rest = entry.split(None, 1)
-        if kind.lower() == "file" and rest:  # a name in the source, which stands for an address
-            takedowns.append(Takedown("file", rest[0]))
-            continue
-        takedowns.append(takedown(kind.lower(), rest[0] if rest else "", f"{where}:{number}", "correct the line"))
+        if kind.lower() == "file" and rest and row_of is not None:  # a name in the source
+            try:
+                kind, rest = "row", [str(row_of(rest[0]))]
+            except UserError as error:
+                raise UserError(f"{where}:{number}: {error}") from error
+        value, known = rest[0] if rest else "", (*KINDS, "file")
+        kind = kind.lower() if kind.lower() in known else kind
+        takedowns.append(takedown(kind, value, f"{where}:{number}", "correct the line"))
     return takedowns
 
 
@@ -131,7 +138,8 @@ def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
         except BadUrl as error:
             cause = f" ({error})"
     got = f"{kind} {value}".strip()[:80]
-    raise UserError(f"{where}: expected `row NUMBER`, `url URL` or `sha256 HEX`, got {got!r}{cause}; {hint}")
+    forms = "`row NUMBER`, `url URL`, `sha256 HEX` or `file NAME`"
+    raise UserError(f"{where}: expected {forms}, got {got!r}{cause}; {hint}")
 
 
 # --- recording -------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
 def url_columns(names: Sequence[str], uri: str) -> tuple[str, str | None]:
     """Return a table's columns of URLs and of captions, if it has those."""
     if (url := usual_column(names, _URLS)) is None:
-        raise UserError(f"{uri}: no column {' or '.join(_URLS)}; it has {', '.join(names)[:200]}; rename one")
+        has = f"has {', '.join(names)[:200]}; rename one" if names else "is empty"
+        raise UserError(f"{uri}: no column {' or '.join(_URLS)}; it {has}")
     return url, usual_column(names, _CAPTIONS)
 
 

@@ -74,5 +74,5 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
             f"written, {counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
     if counts.failed:
-        see = shlex.join(["sdp", "inspect", dataset.storage.uri, "--account", "account.parquet"])
+        see = shlex.join(["sdp", "inspect", dataset.storage.uri, "--account", "account.csv"])
         yield f"to retry failures: {rerun('download', '--only-failed')}; to see them, each with its URL: {see}"

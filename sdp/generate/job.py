@@ -1,12 +1,12 @@
 """`sdp generate`: units of addresses, drawn in batches through the stages of a runner, each written as one part."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from sdp.config import identity
 from sdp.config.generate import GenerateConfig
-from sdp.console import counted, say, size, table
+from sdp.console import counted, say, size, starting, table
 from sdp.datasets import manifest, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
@@ -129,7 +129,10 @@ def _generate(
     batches, isolate = sum(len(pieces) for _, pieces in planned), lease.follows_a_crash
     runner = runner_for(stages, "generate", "generator", config.scaling, uri, batches, isolate=isolate)
     total = sum(len(work.unit) for work in pending)
-    with Tracker("generate", uri, total, "sdp_generate_images_total") as run.tracker:
+    with (
+        starting("generate", "starting: loading the model") as run.begun,
+        Tracker("generate", uri, total, "sdp_generate_images_total") as run.tracker,
+    ):
         return run_units(runner, iter(planned), run, lease.check), run.tracker.summary
 
 
@@ -138,6 +141,7 @@ class _Run:
 
     write = staticmethod(write_unit)
     tracker: Tracker
+    begun: Callable[[], None]
 
     def __init__(self, config: GenerateConfig, prompts: Sequence[Prompt], taken_down: frozenset[int]) -> None:
         self._per_prompt, self._batch = config.images_per_prompt, config.scaling.batch_size
@@ -163,6 +167,7 @@ class _Run:
         return {}
 
     def receive(self, piece: Piece, _: Note) -> None:
+        self.begun()
         self._done += piece.take
 
     def finish(self, *_: object) -> None:

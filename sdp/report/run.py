@@ -15,6 +15,7 @@ from sdp.config.train import PHASES
 from sdp.console import counted, duration, rate, size, spent
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound
+from sdp.generate.layout import DRAWN
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_ledger, read_marker, state_in
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.data import small
@@ -50,7 +51,9 @@ _LIVE_FILES = 4
 _HINT = "use another checkpoint"
 
 
-def run_section(storage: Storage, pictures: int = 0, *, live_at: str | None = None) -> PageSection:
+def run_section(
+    storage: Storage, pictures: int = 0, *, live_at: str | None = None, prices: Mapping[str, float] | None = None
+) -> PageSection:
     """Describe a run of one phase, with its newest checkpoint in it.
 
     With `live_at` it is read from a few files, without checkpoints, and its pictures are links below this address.
@@ -63,7 +66,7 @@ def run_section(storage: Storage, pictures: int = 0, *, live_at: str | None = No
     complete, newest = [step for step, is_complete in steps.items() if is_complete], None
     if complete:
         try:
-            newest = checkpoint_section(storage.child(checkpoint_name(complete[-1])))
+            newest = checkpoint_section(storage.child(checkpoint_name(complete[-1])), prices)
             problems += newest.problems
         except DatasetError as error:
             problems.append(str(error))
@@ -76,7 +79,7 @@ def run_section(storage: Storage, pictures: int = 0, *, live_at: str | None = No
     drawn = _samples(run, pictures, problems, live_at)
     last_drawn = Gallery("Newest pictures", [("", [tiles[-1] for _, tiles in drawn.rows])] if drawn.rows else [])
     blocks: list[Block] = [
-        last_drawn if live else drawn,
+        *([last_drawn] if live else [drawn, _drawn_by_request(storage, pictures)]),
         *(_measures(metrics) if metrics else []),
         *([drawn] if live else []),
         _history(events),
@@ -126,8 +129,8 @@ def run_section(storage: Storage, pictures: int = 0, *, live_at: str | None = No
     return PageSection(title, storage.uri, verdict, good, figures, blocks, details, problems, facts)
 
 
-def checkpoint_section(folder: Storage) -> PageSection:
-    """Describe a complete checkpoint."""
+def checkpoint_section(folder: Storage, prices: Mapping[str, float] | None = None) -> PageSection:
+    """Describe a complete checkpoint, with the cost by these prices, or by those that its run was given."""
     config = read_config(folder)
     with reading(folder.uri_of(COMPLETE), _HINT):
         marker = read_marker(folder)
@@ -136,7 +139,7 @@ def checkpoint_section(folder: Storage) -> PageSection:
         started = (config.get("model") or {}).get("start_from")
         files, problems = {file.path: file.size for file in folder.list()}, list[str]()
         consumed = _check(folder, files, state.consumed, problems)
-        cost = state.cost(config.get("prices") or {})
+        cost = state.cost(prices or config.get("prices") or {})
         done = f", {min(1.0, state.position / rows):.1%} of {rows:,} rows consumed" if rows else ""
         gpu = f" on {marker['gpu']}" if marker.get("gpu") else ""
         verdict = f"Written {marker['created']} by {counted(marker['workers'], 'worker')}{gpu}, sdp {marker['sdp']}."
@@ -245,6 +248,13 @@ def _samples(run: RunFolder, pictures: int, problems: list[str], live_at: str | 
         except (DatasetError, NotFound) as error:
             problems.append(str(error))
     return Gallery("Drawn during training", [(tiles[0].caption, tiles) for tiles in rows.values()])
+
+
+def _drawn_by_request(run: Storage, pictures: int) -> Gallery:
+    """Return the pictures that `sdp generate RUN PROMPT` has drawn, the last by name."""
+    files = [file for file in run.names(f"{DRAWN}/") if file.endswith(".png")] if pictures else []
+    tiles = [Tile(small(run.read(file)), file.rpartition("/")[2]) for file in files[-pictures:]]
+    return Gallery("Drawn on request", [("", tiles)] if tiles else [])
 
 
 def _history(events: Sequence[Mapping[str, Any]]) -> Block:

@@ -1,6 +1,6 @@
 """`sdp inspect` and `sdp report`: sections on datasets, runs and evaluations, and on what they were made from."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -69,18 +69,24 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
 
 
 def describe(
-    storage: Storage, *, verify: bool = False, pictures: int = 0, problems: Iterable[str] = ()
+    storage: Storage,
+    *,
+    verify: bool = False,
+    pictures: int = 0,
+    problems: Iterable[str] = (),
+    prices: Mapping[str, float] | None = None,
 ) -> list[PageSection]:
     """Describe what is at a URI; a run has a section for each phase.
 
-    Of a dataset, `verify` reads every byte, and `problems` are listed with its own.
+    Of a dataset, `verify` reads every byte, and `problems` are listed with its own. A run's cost is by these `prices`,
+    or else by those that it was given.
     """
     kind, storage = identify(storage)
     match kind:
         case "checkpoint":
-            return [checkpoint_section(storage)]
+            return [checkpoint_section(storage, prices)]
         case "run":
-            return [run_section(phase, pictures) for phase in phases_of(storage) or [storage]]
+            return [run_section(phase, pictures, prices=prices) for phase in phases_of(storage) or [storage]]
         case "evaluation":
             return [evaluation_section(storage)]
     return [dataset_section(storage, verify=verify, pictures=pictures, problems=problems)]

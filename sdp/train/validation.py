@@ -16,6 +16,7 @@ from torch import nn
 
 from sdp.config.train import TrainConfig
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.draws import held_out
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.families import ALL_TOKENS, TextSpace
@@ -26,7 +27,7 @@ from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.order import Ints
 from sdp.train.data.rows import blank_rows, joined
 from sdp.train.data.sources import open_sources
-from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
+from sdp.train.data.weights import RowWeights, Weigh, row_weights
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.step import Conditioning, Objective, draw, losses_at
 from sdp.train.world import World

@@ -12,9 +12,9 @@ from ray.train.torch import TorchTrainer
 
 import sdp
 from sdp.datasets import tombstones
+from sdp.datasets.draws import held_out
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import UserError
-from sdp.train.data.weights import held_out
 from tests.latents import latent_of, make_latents, tokens_of
 from tests.local_ray import one_node
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from diffusers import DDPMScheduler
 from PIL import Image
 
+from sdp.datasets.draws import held_out
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError
 from sdp.generate import job as generate
@@ -29,7 +30,6 @@ from sdp.train.assemble import make_conditioning
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
 from sdp.train.callbacks.validation import MeasureValidationLoss
-from sdp.train.data.weights import held_out
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
 from sdp.train.world import World

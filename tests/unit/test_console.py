@@ -2,10 +2,12 @@
 
 import io
 import logging
+import threading
 from contextlib import redirect_stderr
 
 import pytest
 
+from sdp import console
 from sdp.console import Progress, configure, rate, rerun, say
 from sdp.model.checkpoints import TrainState
 from sdp.train.messages import summary_lines
@@ -30,12 +32,29 @@ def test_a_slow_rate_is_not_rounded_to_nothing(count: float, text: str) -> None:
     assert rate(count) == text
 
 
-def test_a_command_that_is_run_again_keeps_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["sdp", "process", "--config", "my file.yaml", "--set", "a=1", "--set", "b=2"])
+def test_a_command_that_is_run_again_keeps_its_configuration_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["process", "--config", "my file.yaml", "--dry-run", "--changed", "--set", "a=1", "--set", "b=2"]
+    monkeypatch.setattr("sys.argv", ["sdp", *words])
     assert rerun("process", "--only-failed") == (
         "sdp process --config 'my file.yaml' --set a=1 --set b=2 --only-failed"
     )
     assert rerun("download", "--only-failed") == "sdp download --only-failed"
+
+
+def test_a_job_says_what_it_does_until_its_first_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, twice = list[str](), threading.Event()
+
+    def hear(line: str) -> None:
+        said.append(line)
+        if len(said) == 2:
+            twice.set()
+
+    monkeypatch.setattr(console, "say", hear)
+    with console.starting("train", "loading", every_s=0.001) as begun:
+        assert twice.wait(60)
+        begun()
+    assert all(line.startswith("train: loading (") for line in said)
+    assert "sdp-starting" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

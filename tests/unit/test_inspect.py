@@ -72,6 +72,8 @@ def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> N
     assert account.filter(pc.field("row") == 3).to_pylist() == [
         {"row": 3, "outcome": "failed", "reason": "http_status", "detail": "404", "attempts": 1, "name": None}
     ]
+    write_account(dataset.storage, tmp_path / "account.csv")
+    assert '3,"failed","http_status","404",1,\n' in (tmp_path / "account.csv").read_text()
 
 
 def test_examples_of_failures_are_of_each_rows_last_attempt(tmp_path: Path) -> None:
@@ -109,11 +111,13 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     assert [(d["kind"], d["outcome"]) for d in trace.datasets] == [("latents", "written"), ("images", "written")]
     assert trace.checkpoints == [{"run": run.uri, "checkpoint": "step-000000020", "epochs": [0]}]
     assert f"  {run.uri}: consumed before step-000000020, in epoch 0\n  in 1 of 2 checkpoints" in summary(trace)
+    assert f"  latents {latents.storage.uri}: written, parts/000000000.parquet\n" in summary(trace)
     often = replace(trace, checkpoints=[{**trace.checkpoints[0], "epochs": [0, 1, 2, 5, 7, 8]}])
     assert "in epoch 0-2, 5, 7-8\n" in summary(often)
     (trace,) = audit([run.uri], row=3)
     assert [(d["kind"], d["outcome"], d["reason"]) for d in trace.datasets] == [("images", "failed", "http_status")]
     assert (trace.checkpoints, trace.checkpoints_searched) == ([], 2)
+    assert f"  {run.uri}: not used so far\n" in summary(trace)
     (trace,) = audit([latents.storage.uri], value=Takedown("url", "http://host/12"))
     assert trace.row == 12
     (trace,) = audit([images.storage.uri], value=Takedown("sha256", f"{13:064x}"))

@@ -130,6 +130,18 @@ def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: 
     assert re.search(rf"^trained on +{latents.storage.uri} +{latents.digest}$", text, re.MULTILINE)
 
 
+def test_the_cost_of_a_run_is_by_the_price_that_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path).uri
+    marker = tmp_path / "run/checkpoints/step-000000007/config.json"
+    marker.write_text(marker.read_text().replace("52.5", "null"))
+    assert main(["inspect", run]) == 0
+    assert "the cost is not known, since the run was given no prices; --trainer-hour" in capsys.readouterr().err
+    assert main(["inspect", run, "--trainer-hour", "90"]) == 0
+    seen = capsys.readouterr()
+    assert "cost 3.00" in seen.out
+    assert "--trainer-hour" not in seen.err
+
+
 def test_a_checkpoint_that_is_later_than_the_metrics_gives_a_runs_samples_and_time(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_checkpoint(tmp_path, "run", 9)

@@ -241,11 +241,13 @@ def test_pictures_come_first_and_columns_sources_and_settings_are_folded(tmp_pat
     samples = make_run(tmp_path).child("samples/step-000000004")
     samples.publish("000.png", picture("red"))
     samples.publish("prompts.json", json.dumps({"000.png": "a red square"}).encode())
+    open_storage(str(tmp_path / "run")).publish("drawn/a-cat-step-000000004-0.png", picture("blue"))
     text = page.page_of("t", gather([str(tmp_path / "run")], pictures=20)).decode()
     run, images = text_between(text, 'id="s0"', "</section>"), text_between(text, 'id="s1"', "</section>")
     assert re.findall(r"<(?:h3|figcaption)>([^<]*)<", run.partition("Details: ")[0]) == [
-        "Drawn during training", "Loss", "History", "Bad rows",
+        "Drawn during training", "Drawn on request", "Loss", "History", "Bad rows",
     ]  # fmt: skip
+    assert "a-cat-step-000000004-0.png" in run.partition("Details: ")[0]
     assert run.index("Details: Checkpoints, Made from, Settings, Configuration") < run.index("<h3>Made from</h3>")
     assert images.index("<img ") < images.index("Filtered and failed rows") < images.index("404 of 0")
     assert images.index("Details: ") < images.index("<h3>Columns</h3>")

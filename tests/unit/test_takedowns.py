@@ -88,10 +88,11 @@ def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) ->
         ("row ٣", "'row ٣'"),
         ("sha256 abc", "'sha256 abc'"),
         ("http://host/12", "'http://host/12'"),
+        ("IMG_7.JPG", "'IMG_7.JPG'"),
     ],
 )
 def test_a_malformed_line_is_refused_with_its_number_and_the_fault(line: str, message: str) -> None:
-    expected = "list.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got "
+    expected = "list.txt:3: expected `row NUMBER`, `url URL`, `sha256 HEX` or `file NAME`, got "
     with pytest.raises(UserError, match=f"{expected}{message}; correct the line"):
         parse_list(f"# a list\n\n{line}\nrow 1\n", "list.txt")
     assert parse_list("row 007 # wrong picture\n#row 8\n", "list.txt") == [Takedown("row", "7")]
@@ -219,6 +220,7 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     output = capsys.readouterr().err
     assert "3 takedowns recorded, 0 already listed\n" in output
     assert "they match 2 addresses here" in output
+    assert "a run leaves them out from its next epoch on; --rewrite also" in output
     assert "not in this dataset, and left out if it is added: row 99999" in output
     assert main(["audit", images, "--takedown", str(list_file)]) == 0
     assert "0 takedowns recorded, 3 already listed\n" in capsys.readouterr().err
@@ -226,7 +228,14 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     assert main(["audit", images, "--takedown", str(list_file)]) == 2
     assert "lists nothing" in capsys.readouterr().err
     assert main(["audit", images, "--url", ""]) == 2
-    assert "--url: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'url' (no URL)" in capsys.readouterr().err
+    assert "`sha256 HEX` or `file NAME`, got 'url' (no URL)" in capsys.readouterr().err
+    list_file.write_text("row 4\nfile a.jpg\n")
+    assert main(["audit", images, "--takedown", str(list_file)]) == 2
+    assert f"{list_file}:2: {images}: its rows are of tables" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/_run.json").write_text('{"datasets": ["../images"]}')
+    assert main(["audit", str(tmp_path / "run"), "--takedown", str(list_file)]) == 2
+    assert f"run is a run; name the dataset that it trains on: {images}" in capsys.readouterr().err
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets import tombstones
+from sdp.datasets.draws import held_out
 from sdp.datasets.repeated import Repeated
 from sdp.storage import Storage
 
@@ -43,14 +44,3 @@ def row_weights(dataset: Storage, holdout: float, limit: int | None) -> RowWeigh
     """Return the current weights; takedowns are read again for each epoch."""
     rows = np.array(tombstones.load(dataset).rows.to_array(), np.uint64)
     return RowWeights(holdout, limit, np.sort(rows))
-
-
-def held_out(rows: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
-    """Return a mask of the addresses that are held out, by a hash (splitmix64) that is the same in every run and
-    epoch."""
-    with np.errstate(over="ignore"):
-        mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2**-53 < share
