@@ -174,7 +174,7 @@ def summary(
         if figures.deaths:
             lines.append(("replaced", f"{counted(figures.deaths, 'worker')} that died"))
     else:
-        lines.append(("this run", "nothing to do: all parts existed"))
+        lines.append(("this run", "nothing to write: all parts existed"))
     if counts.failed:
         only_captions = counts.reasons.get("no_caption") == counts.failed
         first = "add captions to their source, or nothing will change; then " * only_captions

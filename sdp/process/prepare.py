@@ -120,10 +120,17 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, changed: bool 
     if pictures.kind != "pictures" or not isinstance(prepared.config, ProcessConfig):
         return pictures.freeze(output, limit, options)
     taken_down = tombstones.load(output.storage).rows
-    changes = changes_of(output.index, pictures, taken_down, options)
-    output = pictures.freeze(output, limit, options, changes.renewed if changed else ())
-    if str(changes) and not changed:
+    changes = changes_of(output, pictures, taken_down, options)
+    if changed:
+        say(f"process: {changes}" if str(changes) else "process: no picture or caption has changed")
+    elif str(changes):
         say(f"{changes}; {rerun('process', '--changed')} does these rows again, and takes down what is gone")
+        waiting = {uri.rpartition(".")[0] for uri in changes.captioned}  # listed once their pictures are done
+        pictures = replace(pictures, texts=tuple(t for t in pictures.texts if t.uri.rpartition(".")[0] not in waiting))
+    output = pictures.freeze(output, limit, options, changes.renewed if changed else ())
+    if changed and changes.captioned:
+        dataset = open_dataset(output.storage, prepared.head.kind)
+        output = order_retry(output, dataset, pictures.files, options)
     # Also what a run that was interrupted here has left.
     rows = (superseded(output.index) | BitMap64(changes.gone_rows if changed else ())) - taken_down
     if rows and write:

@@ -24,6 +24,8 @@ _KOHYA = ".caption"
 _REPEATS = re.compile(r"(\d{1,3})_(?=.)")
 """The number of repeats before the name of a folder, in the form of kohya's scripts."""
 _EXAMPLES = 3
+_SHOWN = 20
+"""Texts that are not UTF-8, in one message."""
 _LOOKED_AT = 10_000
 """Texts beside pictures to look into."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -63,7 +65,7 @@ class PictureFolder:
         if self.sources:
             parts.append(f"captions from {_listed(self.sources, '{} ({:,})')}")
         if without:
-            parts.append(f"without caption {without:,}")
+            parts.append(f"without caption {without:,}, left out by process; --caption-with describes pictures")
         ends = [f"left out: {_listed(self.left_out)}"] if self.left_out else []
         ends += [f"{counted(self.several, 'caption')} of several lines, of which each picture takes one"] * (
             self.several > 0
@@ -83,28 +85,37 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
         names = [file.uri.removeprefix(f"{root.rstrip('/')}/") for file in list_source(uri, suffixes=("",))]
     except NotFound:  # an empty folder
         return None
+    if odd := next((name for name in names if len(name.splitlines()) > 1), None):
+        raise UserError(f"{uri}: the name of {odd!r} has a line break; rename it")
     pictures = {name: None for name in names if name.lower().endswith(PICTURES)}  # a set in order
     if not pictures:
         return None
     others, sources, captions, nameless = set(names).difference(pictures), Counter[str](), dict[str, str](), 0
     stems, captioned, used = {_stem(name): name for name in pictures}, set[str](), set[str]()
-    several, texts = 0, list[str]()
+    several, texts, errors = 0, list[str](), list[str]()
     if caption is not None:
         captions = {name: caption.replace(CLASS, _folder(root, name)) for name in pictures}
         captioned, sources["--caption"] = set(pictures), len(pictures)
-    for suffix in (TEXT, _KOHYA):
+    for suffix in (TEXT, TEXT.upper(), _KOHYA):
         own = {name: file for name in pictures if (file := f"{_stem(name)}{suffix}") in others}
         used.update(own.values())
         fresh = sorted(own.keys() - captioned)
-        for picture in fresh if suffix == _KOHYA else fresh[:_LOOKED_AT]:
-            lines = captions_in(_read(Path(root, own[picture])))
-            several += len(lines) > 1
-            if suffix == _KOHYA:
-                captions[picture] = (lines or [""])[0]
-            else:
-                texts += lines[:1]
         sources[suffix] += len(fresh)
+        for picture in fresh[:_LOOKED_AT] if suffix == TEXT else fresh:  # process reads the others from a table
+            try:
+                lines = captions_in(_read(Path(root, own[picture])))
+            except UserError as error:
+                errors.append(str(error))
+                continue
+            several += len(lines) > 1
+            sources[suffix] -= not lines
+            if suffix == TEXT:
+                texts += lines[:1]
+            else:
+                captions[picture] = (lines or [""])[0]
         captioned |= own.keys()
+    if errors:
+        raise UserError("\n".join([*errors[:_SHOWN], *[f"and {len(errors) - _SHOWN:,} more"] * (len(errors) > _SHOWN)]))
     for table in sorted(others - used):
         if (entries := _entries(root, table, pictures)) is None:
             continue

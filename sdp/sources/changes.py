@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sdp.console import counted
 from sdp.datasets.index import Index
+from sdp.datasets.inspect import accounts
+from sdp.datasets.manifest import MANIFEST
+from sdp.datasets.output import Output
 from sdp.datasets.source import known_files
 from sdp.sources.pictures import Pictures
-from sdp.storage import StorageOptions
+from sdp.storage import Storage, StorageOptions
 from sdp.storage.moved import root_of, unchanged
 
 _NAMED = 3
@@ -22,6 +27,8 @@ class Changes:
     replaced: Sequence[str]
     recaptioned: Sequence[str]
     """Those whose text beside them was edited."""
+    captioned: Sequence[str]
+    """Those that failed for want of a caption, and have a text beside them now."""
     gone: Sequence[str]
     texts: Sequence[str]
     """The edited texts."""
@@ -36,6 +43,7 @@ class Changes:
         """Return what has changed in words; nothing if nothing has."""
         kinds = (
             (self.recaptioned, "caption", "changed"),
+            (self.captioned, "caption", "added"),
             (self.replaced, "picture", "replaced"),
             (self.gone, "picture", "gone"),
         )
@@ -46,8 +54,9 @@ class Changes:
         return ", ".join(parts)
 
 
-def changes_of(index: Index, pictures: Pictures, taken_down: BitMap64, options: StorageOptions) -> Changes:
-    """Compare a folder's files with those that an index lists."""
+def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64, options: StorageOptions) -> Changes:
+    """Compare a folder's files with those that an output's index lists."""
+    index = output.index
     present = {file.uri: file for file in (*pictures.files, *pictures.texts)}
     if root := root_of(pictures.uri, pictures.files):
         index = index.moved(root)
@@ -57,9 +66,13 @@ def changes_of(index: Index, pictures: Pictures, taken_down: BitMap64, options: 
     texts = sorted(changed - rows.keys())
     stems = {text.rpartition(".")[0] for text in texts}
     gone = [uri for uri in live if uri not in present]
+    fresh = {file.uri.rpartition(".")[0] for file in pictures.texts if file.uri not in known and file.size}
+    waiting = [uri for uri in live if uri.rpartition(".")[0] in fresh]
+    failed = _without_caption(output.storage) if waiting and output.storage.exists(MANIFEST) else ()
     return Changes(
         [uri for uri in live if uri in changed],
         [uri for uri in live if uri in present and uri not in changed and uri.rpartition(".")[0] in stems],
+        [uri for uri in waiting if rows[uri] in failed],
         gone,
         texts,
         [rows[uri] for uri in gone],
@@ -69,6 +82,12 @@ def changes_of(index: Index, pictures: Pictures, taken_down: BitMap64, options: 
 def superseded(index: Index) -> BitMap64:
     """Return the addresses of files that have got another one since."""
     return BitMap64(index.files["first_row"].to_pylist()) - BitMap64(_rows(index).values())
+
+
+def _without_caption(storage: Storage) -> BitMap64:
+    """Return the addresses that have failed for want of a caption."""
+    tables = (table.filter(pc.field("reason") == "no_caption") for table in accounts(storage, []))
+    return BitMap64(chain.from_iterable(table["row"].to_pylist() for table in tables))
 
 
 def _rows(index: Index) -> dict[str, int]:

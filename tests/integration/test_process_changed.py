@@ -1,7 +1,10 @@
 """A folder of pictures that its owner edits after `sdp process`."""
 
+import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -9,12 +12,15 @@ import pytest
 
 from sdp.config.process import ProcessConfig
 from sdp.datasets import tombstones
+from sdp.datasets.audit import audit
 from sdp.datasets.inspect import accounts
+from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.names import row_of_file
+from sdp.datasets.parts import read_rows
 from sdp.errors import UserError
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.process import job
+from sdp.storage import Storage, open_storage
 from tests.kit import rows_of
 from tests.process_kit import config_of, picture
 
@@ -37,6 +43,10 @@ def edit(folder: Path) -> None:
     (folder / "a.txt").write_text("another caption")
     (folder / "b.jpg").write_bytes(picture(77))
     (folder / "c.jpg").unlink()
+
+
+def rows_in(storage: Storage, part: str) -> list[int]:
+    return list(read_rows(storage, part, ["row"])["row"].to_pylist())
 
 
 def used(dataset: Dataset) -> dict[str, int]:
@@ -73,7 +83,17 @@ def test_changed_rows_get_new_addresses_and_their_old_ones_are_taken_down(
     assert tokens == tokenize(load_tokenizer(model), ["another caption"])[0].astype("uint16").tobytes()
     outcomes = [outcome for account in accounts(dataset.storage, []) for outcome in account["outcome"].to_pylist()]
     assert outcomes == ["taken_down"] * 3 + ["written"] * 4
-    assert row_of_file(dataset.storage, "a.jpg") == 5
+    run = open_storage(str(tmp_path / "run"))
+    run.publish("_run.json", json.dumps({"datasets": ["../out"], "identity": {"data.holdout": 0.6}}).encode())
+    ledger = Ledger()
+    ledger.add(0, np.array([0], dtype=np.int64))
+    run.publish("checkpoints/step-000000010/ledger.roaring", ledger.to_bytes())
+    former, present = audit([run.uri], file="a.jpg")
+    assert (former.row, former.taken_down, len(former.checkpoints)) == (0, True, 1)
+    assert (present.row, present.taken_down, len(present.checkpoints)) == (5, False, 0)
+    assert present.unused == {run.uri: "never used: held out by data.holdout"}
+    (part,) = (outcome["part"] for outcome in present.datasets)
+    assert present.row in rows_in(dataset.storage, part)
     capsys.readouterr()
     repeated = job.run(config, changed=True)
     assert repeated.figures.images_encoded == 0
@@ -105,6 +125,32 @@ def test_a_picture_that_was_taken_down_stays_out_when_its_caption_is_edited(
     dataset = job.run(config, changed=True).dataset
     assert dataset is not None
     assert used(dataset) == {"d": 3, "e": 4, "b": 5}
+
+
+def test_a_caption_that_was_missing_is_used_once_it_is_there(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    for number, name in enumerate(NAMES[:2]):
+        (tmp_path / f"own/{name}.jpg").write_bytes(picture(number))
+    (tmp_path / "own/a.txt").write_text("picture a")
+    config = config_of(tmp_path / "own", tmp_path / "out", model)
+    assert job.run(config).figures.counts.reasons == {"no_caption": 1}
+    (tmp_path / "own/b.txt").write_text("picture b")
+    (tmp_path / "own/a.jpg").unlink()
+    for dry_run in (True, False):  # a plain run says it, each time
+        job.run(config, dry_run=dry_run)
+        said = "1 caption added (b.jpg), 1 picture gone (a.jpg); sdp process --changed does these rows again"
+        assert said in capsys.readouterr().err
+    job.run(config, changed=True, dry_run=True)
+    assert "process: 1 caption added (b.jpg), 1 picture gone (a.jpg)\n" in (err := capsys.readouterr().err)
+    assert re.search(r"to do +1 part, 2 rows", err)
+    dataset = job.run(config, changed=True).dataset
+    assert dataset is not None
+    assert used(dataset) == {"b": 1}
+    capsys.readouterr()
+    job.run(config, changed=True)
+    assert "process: no picture or caption has changed" in capsys.readouterr().err
 
 
 def test_a_picture_that_is_gone_before_its_turn_ends_no_job(config: ProcessConfig, tmp_path: Path, model: Path) -> None:

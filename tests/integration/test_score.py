@@ -154,7 +154,7 @@ def test_a_repeated_scoring_writes_only_what_is_damaged(
     result = job.run(score_config(root / "images", root / "scores", *wanted(networks)))
     said = capsys.readouterr().err
     assert "3 of a lower row, 5.6 %" in said
-    assert "nothing to do: all parts existed" in said
+    assert "nothing to write: all parts existed" in said
     assert result.duplicates == 3
     assert files_in(root / "scores") == before, "and nothing is written again"
     (root / "scores" / job.DUPLICATES).write_bytes(b"torn")

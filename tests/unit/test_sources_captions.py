@@ -39,9 +39,31 @@ def test_a_folder_is_described_in_one_line_that_leaves_out_nothing(tmp_path: Pat
     )
     write(tmp_path, {"metadata.jsonl": "\n".join(map(json.dumps, lines)), "prices.csv": "cents,euro\n1,2\n"})
     assert str(gather(str(tmp_path))) == (
-        "4 pictures, captions from metadata.jsonl (2), .txt (1), without caption 1; "
-        "left out: .csv 1, .heic 1, notes 1; 1 caption of pictures that are not there"
+        "4 pictures, captions from metadata.jsonl (2), .txt (1), without caption 1, left out by process; "
+        "--caption-with describes pictures; left out: .csv 1, .heic 1, notes 1; "
+        "1 caption of pictures that are not there"
     )
+
+
+def test_texts_are_counted_if_they_hold_a_caption_and_read_in_any_case(tmp_path: Path) -> None:
+    write(tmp_path, {f"{name}.JPG": "" for name in "abc"})
+    write(tmp_path, {"a.TXT": "upper", "b.txt": " \n", "c.txt": "lower"})
+    seen = gather(str(tmp_path))
+    assert seen is not None
+    assert (seen.captions, seen.sources) == ({"a.JPG": "upper"}, {".TXT": 1, ".txt": 1})
+    assert "without caption 1" in str(seen)
+    assert not seen.left_out
+
+
+def test_all_texts_that_are_not_utf_8_are_named_at_once(tmp_path: Path) -> None:
+    write(tmp_path, {f"{number:02d}.jpg": "" for number in range(22)})
+    for number in range(22):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError) as raised:
+        gather(str(tmp_path))
+    lines = str(raised.value).splitlines()
+    assert "19.txt: not UTF-8" in lines[19]
+    assert lines[20:] == ["and 2 more"]
 
 
 def test_a_text_beside_a_picture_goes_before_tables(tmp_path: Path) -> None:
@@ -71,9 +93,10 @@ def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
         ("metadata.jsonl", b"{}\n{", r"metadata.jsonl:2: not JSON .*; correct it"),
         ("metadata.jsonl", b"{}\n" + b"[" * 100_000, r"metadata.jsonl:2: not JSON .*; correct it"),
         ("metadata.csv", b"\xff", r"metadata.csv: not UTF-8 text .*; save it as UTF-8"),
+        ("a\nb.jpg", b"", r"the name of 'a\\nb.jpg' has a line break; rename it"),
     ],
 )
-def test_a_damaged_table_is_refused(tmp_path: Path, name: str, content: bytes, error: str) -> None:
+def test_a_damaged_table_or_name_is_refused(tmp_path: Path, name: str, content: bytes, error: str) -> None:
     write(tmp_path, {"a.jpg": ""})
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=error):
