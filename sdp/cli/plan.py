@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from sdp.cli.command import LOOK, SETTINGS, Arguments, UsageError, argument, command, say
+from sdp.cli.command import JOBS, LOOK, SETTINGS, Arguments, UsageError, argument, command, say
+from sdp.console import either
 
 _PLANNED = ("train", "process", "caption", "download")
 _PRESETS = (*(f"seed-table-{number}" for number in ("1", "2", "3a", "3b", "4")), "seed-figure-6", "fast")
@@ -21,7 +22,7 @@ _NOT_TAKEN = {
 @argument("JOB", ", ".join(_PLANNED), nargs="?", choices=_PLANNED)
 @SETTINGS
 @argument("--preset NAME", f"a published table: {', '.join(_PRESETS)}", choices=_PRESETS)
-@argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge")
+@argument("--trainers [Nx]TYPE", "instances that train: 4xp4de.24xlarge; with --memory also one card: 4090, 24GB, auto")
 @argument("--encoders [Nx]TYPE", "instances that encode: 40xg5.2xlarge")
 @argument("--rows N", "images in the dataset (default: limit, or one for each training sample)", type=int)
 @argument("--rate N", "captions a second of one GPU, as sdp caption shows them", type=float)
@@ -29,9 +30,12 @@ _NOT_TAKEN = {
 @argument("--memory", "also estimate the GPU memory, and the largest batch that fits")
 def plan(args: Arguments) -> None:
     """Estimate a job's hours and cost, in each mode, before it runs."""
-    if args.config and args.job is None:
+    named_by = Path(args.config or "").stem.partition("-")[0]  # sdp init names files by their jobs
+    if args.job is None and named_by in JOBS and named_by not in _PLANNED:
+        raise UsageError(f"plan: {args.config}: there is no plan of {named_by}; of {either(_PLANNED)} there is")
+    if args.config and args.job is None and named_by not in _PLANNED:
         say(f"plan: of the job train, since none is named; to plan another: sdp plan JOB --config {args.config}")
-    args.job = args.job or "train"
+    args.job = args.job or (named_by if named_by in _PLANNED else "train")
     chosen = "--preset" if args.preset else args.job
     for option in _NOT_TAKEN.get(chosen, ()):
         if getattr(args, option):
@@ -56,18 +60,44 @@ def plan(args: Arguments) -> None:
     family, model, folder = _planned_model(named)
     if family != "Stable Diffusion":
         say(f"plan: speeds of Stable Diffusion 2; docs/families.md has the operations of {family} in comparison")
-    choices = {"encoders": args.encoders, "rows": args.rows}
+    if args.job == "train" and args.trainers and args.memory and "." not in args.trainers:
+        from sdp.plan import one_gpu
+
+        card = one_gpu.find(args.trainers, "plan: --trainers")
+        print("\n\n".join(map(memory.as_text, _memories(config, card, 1, model))))
+        say("plan: a card of your own has no price here; training's first line of progress says how long it takes")
+        return
+    rows = args.rows
+    if args.job == "train" and args.config and not (rows or config.limit or Path(config.source.uri).exists()):
+        rows = _pictures_of(Path(args.config).parent, config.source.uri)
+    choices = {"encoders": args.encoders, "rows": rows}
     work = (
         make.training(config, prices, trainers=args.trainers, model=folder, **choices) if args.job == "train" else None
     )
     if work and not args.trainers and config.scaling.gpu_type is None:
         say("plan: scaling.accelerator names no type of GPU, so this is for A100s; --trainers g5.2xlarge has an A10G")
+        say("plan: for a card of your own: --memory --trainers 4090, or 24GB, or auto")
     plans = make.plans(work, prices) if work else [make.plan_of_data(config, prices, rate=args.rate, **choices)]
     if named.startswith(BUILTIN):
         say("plan: a builtin model needs no GPU and trains in minutes; the figures are for a model of full size")
     print(show.as_text(plans, work, prices))
-    for estimate in _memories(config, work, model) if args.memory else ():
-        print(f"\n{memory.as_text(estimate)}")
+    if args.memory:
+        from sdp.hardware import GPUS
+
+        for estimate in _memories(config, GPUS[work.trainers.gpu], work.trainer_gpus, model):
+            print(f"\n{memory.as_text(estimate)}")
+
+
+def _pictures_of(folder: Path, latents: str) -> int | None:
+    """Return the number of pictures that the process jobs of a folder's files will make these latents of."""
+    from sdp.config import draft
+    from sdp.plan.make import count_images
+
+    for file in sorted(folder.glob("process*.yaml")):
+        process: Any = draft("process", str(file), ()).config
+        if Path(process.output.uri).absolute() == Path(latents).absolute():
+            return count_images(process.source.uri)
+    return None
 
 
 def _planned_model(name: str) -> tuple[str, Any, Path | None]:
@@ -84,13 +114,12 @@ def _planned_model(name: str) -> tuple[str, Any, Path | None]:
     return family.name, sources.known(name), sources.local_folder(sources.parse(name))
 
 
-def _memories(config: Any, work: Any, model: Any) -> list[Any]:
+def _memories(config: Any, gpu: Any, workers: int, model: Any) -> list[Any]:
     """Return the estimate of each phase."""
     if model is None:
         raise UsageError("plan: --memory: not known for a model of this size; docs/families.md has the sizes")
-    from sdp.hardware import GPUS
     from sdp.plan.memory import TrainerGpus, estimate
     from sdp.train.data.sources import embedded
 
-    place = TrainerGpus(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), model)
+    place = TrainerGpus(gpu, workers, embedded(config), model)
     return [estimate(phase, place) for phase in config.phases]

@@ -153,7 +153,7 @@ def training(
     train_on, count = _instance("--trainers", trainers, config.scaling.gpu_type or "A100", prices, gpus)
     encode_on, encoder_count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * train_on.gpus if count else gpus
-    rows = rows or config.limit or _count_images(config.source.uri)
+    rows = rows or config.limit or count_images(config.source.uri)
     names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
     phases = tuple(
         Phase(name, phase.data.resolution, _samples(phase, gpus, rows))
@@ -179,7 +179,7 @@ def training(
     )
 
 
-def _count_images(uri: str) -> int | None:
+def count_images(uri: str) -> int | None:
     """Return the number of images in a dataset or folder of pictures on this machine; None for anything else."""
     if not Path(uri).is_dir():
         return None
@@ -236,7 +236,7 @@ def plan_of_data(
     rate: float | None = None,
 ) -> Plan:
     """Return the plan of a download, of captions at `rate` a second of a GPU, or of processing."""
-    rows = rows or config.limit or _count_images(str(getattr(config.source, "uri", "")))
+    rows = rows or config.limit or count_images(str(getattr(config.source, "uri", "")))
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
     if isinstance(config, ProcessConfig | CaptionConfig):

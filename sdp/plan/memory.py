@@ -179,11 +179,14 @@ def as_text(memory: Memory) -> str:
     """Return an estimate as lines for a person."""
     size = f"{memory.gpu.name} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
     verdict = "fits" if memory.fits else "does not fit"
+    hint = "" if memory.fits else "; set data.batch_size to that"
+    if not memory.fits and "checkpointed" not in memory.name:
+        hint += ", or strategy.activation_checkpointing: true"
     parts = {**memory.parts, "activations": memory.per_sample * memory.batch, "all": memory.total}
     return "\n".join(
         [
             f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in one {size}, of "
-            f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit",
+            f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit{hint}",
             *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
         ]
     )

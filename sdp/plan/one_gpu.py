@@ -40,10 +40,10 @@ _MAKERS = re.compile("nvidia|geforce|quadro|rtx|gtx|[^a-z0-9]")
 """The parts of a card's name that people write or leave out."""
 
 
-def find(name: str) -> Gpu:
+def find(name: str, option: str = "init: --gpu") -> Gpu:
     """Return the GPU with this name or Ray accelerator type, with this memory (24GB), or of this machine (auto)."""
     if name == "auto":
-        return _local()
+        return _local(option)
     plain = _MAKERS.sub("", name.casefold())
     named = next((size for size, cards in _CARDS.items() if plain in cards), None)
     match = re.fullmatch(r"([0-9]{1,3}) ?(Gi?B?)?", name.strip(), re.IGNORECASE)
@@ -54,19 +54,17 @@ def find(name: str) -> Gpu:
             return gpu
     near = nearest(plain, [card for cards in _CARDS.values() for card in cards] + [gpu.casefold() for gpu in GPUS])
     hint = f"; did you mean {near}?" if near else "; a size is enough"
-    raise UserError(
-        f"init: --gpu: expected {either([*GPUS, 'a card such as 4090', '24GB', 'auto'])}, got {name!r}{hint}"
-    )
+    raise UserError(f"{option}: expected {either([*GPUS, 'a card such as 4090', '24GB', 'auto'])}, got {name!r}{hint}")
 
 
-def _local() -> Gpu:
+def _local(option: str) -> Gpu:
     """Return this machine's GPU with the least memory, as its driver reports it."""
     command = ("nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits")
     try:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
         mebibytes, name = min((int(line.partition(",")[0]), line.partition(",")[2].strip()) for line in lines)
     except (OSError, ValueError, subprocess.SubprocessError):
-        raise UserError("init: --gpu auto: nvidia-smi finds no GPU here; name one or its size: --gpu 24GB") from None
+        raise UserError(f"{option} auto: nvidia-smi finds no GPU here; name one or its size, such as 24GB") from None
     return Gpu(name, (), (), mebibytes << 20, 0.0)
 
 

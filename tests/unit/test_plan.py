@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,13 @@ def test_memory_says_whether_a_trainer_fits_and_the_largest_batch(capsys: pytest
     text = text_of(capsys, "--memory", "--rows", "9")
     assert "ddp, 128 a GPU: fits in one A100-80G of 80 GiB" in text
     assert "at most 238 fit" in text
+    hint = "fit; set data.batch_size to that, or strategy.activation_checkpointing: true\n"
+    text = text_of(capsys, "--memory", "--trainers", "rtx3060")
+    assert "does not fit in one a GPU of 12 GB" in text
+    assert hint in text
+    assert "hours" not in text
+    checkpointed = text_of(capsys, "--memory", "--trainers", "3060", "--set", "strategy.activation_checkpointing=true")
+    assert "fit; set data.batch_size to that\n" in checkpointed
 
 
 def test_whole_instances_are_paid_for_and_the_cheapest_are_chosen() -> None:
@@ -246,6 +254,12 @@ def test_a_folder_of_this_machine_is_counted_and_gets_few_encoders(
     assert ["process", "3"] in [line.split()[:2] for line in text.splitlines()]
     training = work(f"source.uri={tmp_path}", "max_steps=10")
     assert (training.rows, training.rows_assumed) == (3, False)
+    files = {"process": {"source": {"uri": str(tmp_path / "cats")}, "output": {"uri": str(tmp_path / "latents")}}}
+    files["train"] = {"source": {"uri": str(tmp_path / "latents")}, "output": {"uri": str(tmp_path / "run")}}
+    for name, content in files.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"model": {"source": "builtin:tiny"}, **content}))
+    text = text_of(capsys, "--config", str(tmp_path / "train.yaml"), "--set", "max_steps=10")
+    assert ["process", "3"] in [line.split()[:2] for line in text.splitlines()], "before its latents are there"
     process = make.plans(training, PRICES)[0].stages[0]
     assert [(group.count, group.instance) for group in process.groups] == [(1, "g5.2xlarge")]
 
@@ -268,6 +282,8 @@ def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixt
     ("argv", "expected"),
     [
         (["--trainers", "4xp4de"], "--trainers: expected TYPE or COUNTxTYPE, got '4xp4de'"),
+        (["--trainers", "3061", "--memory"], "plan: --trainers: expected A10G, "),
+        (["--config", "my/generate.yaml"], "there is no plan of generate; of train, process, caption or download"),
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
         (["--rows", "1" + "0" * 21], "--rows: expected less than 1e15, got 1e+21"),
         (["download"], "give --rows or set limit"),
