@@ -20,14 +20,21 @@ from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
 from sdp.train.world import World
 
 
-def train_here(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease) -> TrainSummary:
-    """Train in this process."""
+def train_here(
+    config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease, begun: Callable[[], None]
+) -> TrainSummary:
+    """Train in this process; call `begun` before each line of progress."""
+
+    def show(line: str) -> None:
+        begun()
+        progress.update(line)
+
     world, stop = World(device=choose_device()), StopRequest()
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
         callbacks = [
             *make_callbacks(config),
-            FollowLease(lease, progress.update, plan.last_step),
+            FollowLease(lease, show, plan.last_step),
         ]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from sdp.config import identity
 from sdp.config.train import TrainConfig
-from sdp.console import say
+from sdp.console import say, spent, starting
 from sdp.errors import UserError
 from sdp.lease import Lease
 from sdp.model import sources
@@ -19,7 +19,7 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary
 from sdp.train.limits import reached_limit
-from sdp.train.messages import summary_lines
+from sdp.train.messages import forecast_line, summary_lines
 from sdp.train.phases import finished_phases, refuse_other_phases
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
@@ -71,6 +71,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     for line in plan.lines():
         say(line)
     if dry_run:
+        say(forecast_line(config, plan))
         return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
     family = sources.family(config.model.source, storage=config.storage.options())
     lora = config.lora.rank is not None and family.lora_names is not None
@@ -88,6 +89,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
         _pin_sources(config, lease, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
+            cost = plan.state.cost(config.prices.model_dump())
+            say(f"train: so far it took {spent(plan.state.seconds, plan.state.gpu_hours, cost)}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
         if plan.changed:
             folder.record(
@@ -95,9 +98,10 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             )
         say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
         if here:
-            from sdp.train.here import train_here
+            with starting("train", "starting: loading the model, then the first steps") as begun:
+                from sdp.train.here import train_here
 
-            summary = train_here(config, plan, folder, lease)
+                summary = train_here(config, plan, folder, lease, begun)
         else:
             from sdp.train.launch import train_on_ray
 

@@ -16,6 +16,11 @@ def reached_limit(config: TrainConfig, state: TrainState) -> str | None:
     return None
 
 
+def is_due(config: TrainConfig, state: TrainState, every_steps: int) -> bool:
+    """Return whether a step is one of every so many, or the last of a run that is too short to have one."""
+    return state.step % every_steps == 0 or (state.step < every_steps and reached_limit(config, state) is not None)
+
+
 def used_up_budget(config: TrainConfig, state: TrainState) -> str | None:
     """Return that the run has reached its budget, and the remedy, if it has. When a job begins, money becomes hours."""
     if config.max_hours is None or state.seconds < config.max_hours * 3600:

@@ -1,11 +1,17 @@
 """A run's progress line, and its summary when training ends."""
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sdp.config.train import PricesConfig
+from sdp.config.train import PricesConfig, TrainConfig
 from sdp.console import clock, counted, duration, rate, size, spent
+from sdp.hardware import gpus_by_accelerator
 from sdp.model.checkpoints import TrainState, run_of
+from sdp.model.sources import BUILTIN
+from sdp.plan.speeds import Speeds
+
+if TYPE_CHECKING:
+    from sdp.train.plan import TrainPlan
 
 
 def progress_line(line: dict[str, Any], last: int | None) -> str:
@@ -35,6 +41,25 @@ def progress_line(line: dict[str, Any], last: int | None) -> str:
     if "left_s" in line:
         parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}")
     return " · ".join(parts)
+
+
+def forecast_line(config: TrainConfig, plan: "TrainPlan") -> str:
+    """Return the hours and the cost that are left, by the run's own speed or by a published one."""
+    state, workers, kinds = plan.state, config.scaling.most, gpus_by_accelerator(config.scaling.gpu_type or "")
+    if state.samples and state.seconds:
+        speed, source = state.samples / state.seconds, "its speed so far"
+    elif kinds and not config.model.source.startswith(BUILTIN):
+        figure = Speeds().train(kinds[-1].name, config.data.resolution)
+        speed, source = figure.value * workers, figure.source
+    else:
+        return "train: how long it takes is not known before it runs: its first line of progress says it"
+    if plan.last_step is None:
+        return f"train: {rate(speed)} img/s, by {source}"
+    hours = (plan.last_step - state.step) * plan.batch / speed / 3600
+    prices = config.prices.hourly
+    per_hour = workers * prices.get("trainer_hour", 0.0)
+    per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
+    return f"train: about {spent(hours * 3600, 0.0, hours * per_hour)} more, at {rate(speed)} img/s ({source})"
 
 
 def summary_lines(

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from sdp.config.train import TrainConfig
 from sdp.console import counted
 from sdp.datasets import tombstones
+from sdp.datasets.draws import held_out
+from sdp.datasets.inspect import accounts
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.families import DENOISER
 from sdp.model import sources
@@ -30,6 +35,10 @@ PARTS = (DENOISER, "text_encoder", "tokenizer", "scheduler")
 """The parts of the model that training needs."""
 TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm")
 """Keys that affect training and may change between jobs; the run's events record the change."""
+
+
+_COUNTED = 100_000
+"""The largest dataset whose rows are counted one by one, which reads all footers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class TrainPlan:
     """The images' columns, if images are encoded during training."""
     taken_down: int = 0
     """Addresses in the lists of takedowns of the source and of what it was made from, whose rows are left out."""
+    used: Mapping[str, int] | None = None
+    """Rows to train on, held out and otherwise left out, if there are few enough to count."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -68,15 +79,18 @@ class TrainPlan:
     def lines(self) -> list[str]:
         """Return the plan as lines for the terminal."""
         if self.finished is not None:
-            course = f"done at step {self.state.step:,}: {self.finished}"
+            limit, _, words = self.finished.partition(": ")
+            course = f"done at step {self.state.step:,}" + f", since {limit} is {words}" * bool(words)
         else:
             course = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
             course += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
-        columns = self.columns or Columns()
+        rows = f"{counted(self.rows, 'row')}{' before filters' * (self.columns or Columns()).leave_out}"
+        rows += f" ({self.taken_down:,} taken down)" * bool(self.taken_down)
+        if self.used is not None:
+            (_, first), *others = self.used.items()
+            rows = ", ".join([f"{counted(first, 'row')} to train on", *(f"{n:,} {why}" for why, n in others if n)])
         return [
-            f"train: {counted(self.rows, 'row')}{' before filters' * columns.leave_out}"
-            f"{f' ({self.taken_down:,} taken down)' * bool(self.taken_down)}, {self.batch:,} per step, "
-            f"{counted(-(-self.positions // self.batch), 'step')} per epoch",
+            f"train: {rows}, {self.batch:,} per step, {counted(-(-self.positions // self.batch), 'step')} per epoch",
             f"train: {self.run}, {course}",
             *([f"train: {self.tight}"] if self.tight else []),
             *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),
@@ -126,7 +140,20 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         {} if checkpoint is None else _changed(read_config(checkpoint), config),
         columns,
         0 if source is None else len(tombstones.load(source.storage).rows),
+        None if source is None or source.rows > _COUNTED or columns or config.source.also else _used(config, source),
     )
+
+
+def _used(config: TrainConfig, source: Dataset) -> dict[str, int]:
+    """Count the rows of a dataset by their use in training."""
+    used = dict.fromkeys(("written", "held out", "taken down", "repeated"), 0)
+    for account in accounts(source.storage, []):
+        rows, outcomes = account["row"].to_numpy(), account["outcome"].to_pylist()
+        within = rows < (config.limit or source.rows)
+        for held, outcome in zip(held_out(rows, config.data.holdout)[within], np.array(outcomes)[within], strict=True):
+            name = "held out" if held and outcome == WRITTEN else str(outcome).replace("_", " ")
+            used[name] = used.get(name, 0) + 1
+    return {name: count for name, count in used.items() if name not in (FAILED, FILTERED)}
 
 
 def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:

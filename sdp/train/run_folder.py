@@ -109,7 +109,9 @@ class RunFolder:
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
         differing += [(k, stored.get(k), now.get(k)) for k in sorted(stored.keys() | now.keys())]
-        changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
+        changed = "; ".join(
+            f"{k} was {json.dumps(was)} and is {json.dumps(is_)} now" for k, was, is_ in differing if was != is_
+        )
         if changed:
             raise DatasetError(
                 f"output.uri: {self.storage.uri} holds a run with another configuration ({changed}); set it back, or "

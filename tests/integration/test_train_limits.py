@@ -166,7 +166,7 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
         run(how(root, seed=1), dry_run=True)
     capsys.readouterr()
     run(how(root, max_steps=1), dry_run=True)
-    assert "done at step 2: max_steps: 1 step" in capsys.readouterr().err
+    assert "done at step 2, since max_steps is 1 step" in capsys.readouterr().err
     run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
     output = capsys.readouterr().err
     assert "from step 2 to step 4" in output

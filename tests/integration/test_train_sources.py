@@ -11,6 +11,7 @@ import torch
 
 from sdp.datasets import tombstones
 from sdp.datasets.audit import audit
+from sdp.datasets.draws import held_out
 from sdp.datasets.tombstones import Takedown
 from sdp.encode.table import npy_bytes
 from sdp.errors import DatasetError
@@ -62,11 +63,16 @@ def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root:
         run(how(root))
 
 
-def test_the_plan_counts_rows_that_are_taken_down(root: Path, tmp_path: Path) -> None:
+def test_the_plan_counts_rows_by_their_use(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_latents(tmp_path / "own", 20, unit_rows=20, vocabulary=50)
     latents = tmp_path / "own/latents"
     tombstones.add(open_storage(str(latents)), [Takedown("row", "3"), Takedown("row", "5")])
-    (phase,) = settled(how(root, source__uri=str(latents)))
+    (phase,) = settled(how(root, source__uri=str(latents), data__holdout=0.1))
+    held = set(np.flatnonzero(held_out(np.arange(20), 0.1)).tolist()) - {3, 5}
+    assert held
+    counts = f"{18 - len(held)} rows to train on, {len(held)} held out, 2 taken down, "
+    assert make_plan(phase).lines()[0].startswith(f"train: {counts}")
+    monkeypatch.setattr("sdp.train.plan._COUNTED", 10)
     assert make_plan(phase).lines()[0].startswith("train: 20 rows (2 taken down), ")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sdp.model.checkpoints import TrainState
-from sdp.train.limits import last_step, seconds_left
+from sdp.train.limits import is_due, last_step, seconds_left
 from sdp.train.settle import with_hours
 from tests.training import config
 
@@ -22,6 +22,15 @@ def test_money_becomes_hours_of_all_trainers_and_encoders(tmp_path: Path) -> Non
     assert with_hours(encoded, TrainState(0, encoder_hours=2.0)).max_hours == (100 - 10) / (8 * 10 + 4 * 5)
     assert with_hours(paid.replaced(max_hours=0.5), TrainState(0, seconds=900.0)).max_hours == 0.25
     assert with_hours(config(tmp_path), TrainState(0, seconds=900.0)).max_hours is None
+
+
+@pytest.mark.parametrize(
+    ("step", "limit", "due"), [(100, 400, True), (150, 150, False), (30, 30, True), (30, 40, False), (200, 200, True)]
+)
+def test_what_is_done_every_so_often_is_done_once_in_a_short_run(
+    tmp_path: Path, step: int, limit: int, due: bool
+) -> None:
+    assert is_due(config(tmp_path, max_steps=limit), TrainState(step), 100) is due
 
 
 def left(tmp_path: Path, last: int | None = 1100, hours: float = 0.0, **limits: Any) -> float:

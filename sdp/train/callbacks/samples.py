@@ -19,6 +19,7 @@ from sdp.model import load
 from sdp.model.checkpoints import trained_scheduler
 from sdp.model.sources import resolve
 from sdp.model.trained import TrainedNetworks, drawing_networks, empty_networks
+from sdp.train.limits import is_due
 from sdp.train.run_folder import PROMPTS, samples_folder
 from sdp.train.trainer import Callback, StepReport, Trainer
 
@@ -43,7 +44,7 @@ class DrawSamples(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.samples
-        if settings.every_steps is None or report.step % settings.every_steps:
+        if settings.every_steps is None or not is_due(self.config, trainer.state, settings.every_steps):
             return
         began = time.perf_counter()
         self._copy(trainer)

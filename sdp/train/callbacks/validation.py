@@ -6,6 +6,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from sdp.config.train import TrainConfig
 from sdp.train.data.batch import Batch
+from sdp.train.limits import is_due
 from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.validation import load_validation_batch, measure, validation_rows
 
@@ -30,7 +31,9 @@ class MeasureValidationLoss(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         settings = self.config.evaluate
-        if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
+        if settings.every_steps is None or self._batch is None:
+            return
+        if not is_due(self.config, trainer.state, settings.every_steps):
             return
         trainer.gauges["validation"] = measure(
             trainer.networks,
