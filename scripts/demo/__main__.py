@@ -63,7 +63,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
 
 def steps(folder: Path) -> list[DemoStep]:
     """Return the pipeline's steps, in order."""
-    pages = [str(folder / name) for name in ("online", "run", "samples")]
+    pages = [str(folder / name) for name in ("run", "online", "samples")]
     page = ("--out", str(folder / "report.html"))
     return [
         _job(folder, "download", "fetch and check the images"),

@@ -47,6 +47,8 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --pictures: expected a folder of pictures, got {args.pictures!r}; check the path")
     if local and not _has_pictures(Path(args.pictures)):
         raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
+    if args.urls and _has_pictures(Path(args.urls), tables=False):
+        raise UsageError(f"init: --urls: {args.urls} is a folder of pictures; use --pictures {args.urls}")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
     if args.store and local:
@@ -220,11 +222,12 @@ def _by_folder(args: Arguments, folder: Path, seen: "PictureFolder") -> tuple[di
     return jobs, also
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_pictures(folder: Path, *, tables: bool = True) -> bool:
     from sdp.sources.pieces import TAR
     from sdp.sources.tars import PICTURES
 
-    return any(file.suffix.lower() in (*PICTURES, TAR, ".parquet") for file in folder.rglob("*"))
+    wanted = (*PICTURES, *(TAR, ".parquet") * tables)
+    return any(file.suffix.lower() in wanted for file in folder.rglob("*"))
 
 
 def _beside(uri: str, folder: Path) -> str:

@@ -42,7 +42,7 @@ def test_values_that_are_pasted_as_they_are_say_what_to_replace(tmp_path: Path, 
     for page in PAGES[:2]:
         (tmp_path / "values.yaml").write_text(next(values for of, values in VALUES if of == page))
         done = ended([tool("helm"), "template", "sdp", CHARTS / "sdp-cluster", "-f", tmp_path / "values.yaml"])
-        assert "values: replace BUCKET, FOLDER with your own, and REGISTRY" in done.stderr
+        assert "values: replace REGISTRY, BUCKET, FOLDER with your own" in done.stderr
 
 
 def test_the_pages_that_install_the_chart_give_its_values_install_the_operator_and_examine_it_first() -> None:

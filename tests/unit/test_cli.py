@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from sdp import __version__, console
+from sdp.__main__ import main as begin
 from sdp.cli import COMMANDS, main
 from sdp.cli.command import LOOK, Command, CommandParser
 from sdp.cli.table import job_command
@@ -166,6 +167,24 @@ def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
     (tmp_path / "urls.csv").write_text("address,caption\nhttps://a.example/1,a\n")
     assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
     assert "urls.csv: no column url or image_url or img_url or link; it has address, caption" in capsys.readouterr().err
+    (tmp_path / "urls.csv").write_text("")
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
+    assert "or link; it is empty" in capsys.readouterr().err
+    (tmp_path / "a.jpg").touch()
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path)]) == 2
+    assert f"is a folder of pictures; use --pictures {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "my/train.yaml").exists()
+
+
+def test_ctrl_c_before_the_command_line_handles_it_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sdp.cli.main", interrupt)
+    assert begin() == 130
+    assert capsys.readouterr().err == "sdp: stopped by SIGINT; run it again\n"
 
 
 def test_config_show_can_print_changes_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@
 {{- if not .Values.storage.uri -}}
 {{- fail "storage.uri: required: the folder for datasets and runs, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER" -}}
 {{- end -}}
-{{- with regexFindAll "\\b(BUCKET|FOLDER)\\b" (pick .Values "image" "storage" "model" "jobs" | toJson) -1 -}}
-{{- fail (printf "values: replace %s with your own, and REGISTRY" (uniq . | join ", ")) -}}
+{{- $own := pick .Values "image" "storage" "model" "jobs" | toJson -}}
+{{- if regexMatch "\\b(BUCKET|FOLDER)\\b" $own -}}
+{{- fail (printf "values: replace %s with your own" (regexFindAll "\\b(REGISTRY|BUCKET|FOLDER)\\b" $own -1 | uniq | join ", ")) -}}
 {{- end -}}
 {{- if ne (empty .Values.queue.manager) (empty .Values.queue.name) -}}
 {{- fail "queue: expected both manager and name, or neither" -}}
