@@ -177,15 +177,19 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
 
 def as_text(memory: Memory) -> str:
     """Return an estimate as lines for a person."""
-    size = f"{memory.gpu.name} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
+    size = (
+        f"one {memory.gpu.name} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
+        if memory.gpu.peak_flops
+        else memory.gpu.name
+    )
     verdict = "fits" if memory.fits else "does not fit"
-    hint = "" if memory.fits else "; set data.batch_size to that"
-    if not memory.fits and "checkpointed" not in memory.name:
-        hint += ", or strategy.activation_checkpointing: true"
+    ways = [f"data.batch_size: {memory.largest_batch}" if memory.largest_batch else "lora.rank: 16"]
+    ways += ["strategy.activation_checkpointing: true"] * ("checkpointed" not in memory.name)
+    hint = "" if memory.fits else f"; set {' or '.join(ways)}"
     parts = {**memory.parts, "activations": memory.per_sample * memory.batch, "all": memory.total}
     return "\n".join(
         [
-            f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in one {size}, of "
+            f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in {size}, of "
             f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit{hint}",
             *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
         ]

@@ -68,7 +68,7 @@ def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64, options
     gone = [uri for uri in live if uri not in present]
     fresh = {file.uri.rpartition(".")[0] for file in pictures.texts if file.uri not in known and file.size}
     waiting = [uri for uri in live if uri.rpartition(".")[0] in fresh]
-    failed = _without_caption(output.storage) if waiting and output.storage.exists(MANIFEST) else ()
+    failed = _without_caption(output.storage) if waiting and output.storage.exists(MANIFEST) else BitMap64()
     return Changes(
         [uri for uri in live if uri in changed],
         [uri for uri in live if uri in present and uri not in changed and uri.rpartition(".")[0] in stems],

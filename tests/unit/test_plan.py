@@ -217,13 +217,14 @@ def test_memory_says_whether_a_trainer_fits_and_the_largest_batch(capsys: pytest
     text = text_of(capsys, "--memory", "--rows", "9")
     assert "ddp, 128 a GPU: fits in one A100-80G of 80 GiB" in text
     assert "at most 238 fit" in text
-    hint = "fit; set data.batch_size to that, or strategy.activation_checkpointing: true\n"
     text = text_of(capsys, "--memory", "--trainers", "rtx3060")
-    assert "does not fit in one a GPU of 12 GB" in text
-    assert hint in text
+    assert "does not fit in a GPU of 12 GB, " in text
+    assert "at most 0 fit; set lora.rank: 16 or strategy.activation_checkpointing: true\n" in text
     assert "hours" not in text
+    text = text_of(capsys, "--memory", "--trainers", "48GB")
+    assert "at most 110 fit; set data.batch_size: 110 or strategy" in text
     checkpointed = text_of(capsys, "--memory", "--trainers", "3060", "--set", "strategy.activation_checkpointing=true")
-    assert "fit; set data.batch_size to that\n" in checkpointed
+    assert "at most 0 fit; set lora.rank: 16\n" in checkpointed
 
 
 def test_whole_instances_are_paid_for_and_the_cheapest_are_chosen() -> None:
