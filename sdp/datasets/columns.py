@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sdp.datasets.pages import check_pages
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError
 from sdp.storage import StorageOptions, open_source
@@ -52,26 +53,36 @@ def read_footer(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
 def read_end(uri: str, options: StorageOptions | None) -> tuple[bytes, int]:
     """Read a file's last bytes, from the beginning of its footer, and its size."""
     with reading(uri, *_UNREADABLE):
-        source = open_source(uri, options)
-        size = source.size()
-        source.seek(max(0, size - _TAIL))
-        tail = source.read(_TAIL)
-        length = _TAIL + int.from_bytes(tail[:4], "little") if tail[4:] in (_MAGIC, _ENCRYPTED) else len(tail)
-        if length > size:
-            raise ValueError(f"its footer claims {length - _TAIL:,} bytes of {size:,}")
-        source.seek(size - length)
-        return source.read(length), size
+        return end_of(open_source(uri, options))
+
+
+def end_of(source: pa.NativeFile) -> tuple[bytes, int]:
+    """Read an open file's last bytes, from the beginning of its footer, and its size."""
+    size = source.size()
+    source.seek(max(0, size - _TAIL))
+    tail = source.read(_TAIL)
+    length = _TAIL + int.from_bytes(tail[:4], "little") if tail[4:] in (_MAGIC, _ENCRYPTED) else len(tail)
+    if length > size:
+        raise ValueError(f"its footer claims {length - _TAIL:,} bytes of {size:,}")
+    source.seek(size - length)
+    return source.read(length), size
 
 
 def parse_footer(uri: str, end: bytes, size: int) -> pq.FileMetaData:
     """Return the footer in a file's last bytes; refuse one of encrypted columns, and one that contradicts itself."""
     with reading(uri, *_UNREADABLE):
-        footer = pq.read_metadata(pa.BufferReader(end)) if not end.endswith(_ENCRYPTED) else None
-        # Parquet's library ends the process that asks for an encrypted column, even for its length.
-        if footer is None or footer.serialized_size + _SIGNATURE == len(end) - _TAIL:
-            raise DatasetError(f"{uri}: it is encrypted; remove the file or write it again without encryption")
+        footer = plain_footer(uri, end)
         rows_by_group(footer, uri, size)
         return footer
+
+
+def plain_footer(uri: str, end: bytes) -> pq.FileMetaData:
+    """Return the footer in a file's last bytes; refuse one of encrypted columns."""
+    footer = pq.read_metadata(pa.BufferReader(end)) if not end.endswith(_ENCRYPTED) else None
+    # Parquet's library ends the process that asks for an encrypted column, even for its length.
+    if footer is None or footer.serialized_size + _SIGNATURE == len(end) - _TAIL:
+        raise DatasetError(f"{uri}: it is encrypted; remove the file or write it again without encryption")
+    return footer
 
 
 def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
@@ -113,8 +124,9 @@ def _lengths(footer: pq.FileMetaData) -> list[int]:
 
 def _held(group: pq.RowGroupMetaData, lengths: Sequence[int]) -> int:
     """Return the bytes that a row group becomes, by its footer."""
-    values = sum(group.column(number).num_values * length for number, length in enumerate(lengths))
-    return int(max(group.total_byte_size, values))
+    columns = list(map(group.column, range(group.num_columns)))
+    values = sum(column.num_values * length for column, length in zip(columns, lengths, strict=True))
+    return int(max(group.total_byte_size, sum(column.total_uncompressed_size for column in columns), values))
 
 
 def _stored(group: pq.RowGroupMetaData) -> int:
@@ -123,14 +135,25 @@ def _stored(group: pq.RowGroupMetaData) -> int:
 
 
 def open_parquet(
-    source: Any, columns: Collection[str], footer: pq.FileMetaData | None = None, **options: Any
+    uri: str,
+    options: StorageOptions | None,
+    columns: Collection[str],
+    footer: pq.FileMetaData | None = None,
+    groups: Sequence[int] | None = None,
+    **how: Any,
 ) -> pq.ParquetFile:
-    """Open a Parquet file; text and bytes that some columns repeat, also in lists and structs, are held once."""
+    """Open a source's file, to read some columns of all row groups or of some.
+
+    Text and bytes that some columns repeat, also in lists and structs, are held once. If pages hold more than the
+    footer says, reading raises DatasetError.
+    """
+    source = open_source(uri, options)
     footer = footer or pq.read_metadata(source)
-    leaves = (footer.schema.column(number) for number in range(footer.num_columns))
-    paths = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    repeating = [path for path in paths if path in columns or path.partition(".")[0] in columns]
-    return pq.ParquetFile(source, metadata=footer, read_dictionary=repeating, **options)
+    leaves = [(leaf.path, leaf.physical_type) for leaf in map(footer.schema.column, range(footer.num_columns))]
+    chosen = [at for at, (path, _) in enumerate(leaves) if path in columns or path.partition(".")[0] in columns]
+    repeating = [leaves[at][0] for at in chosen if leaves[at][1] == "BYTE_ARRAY"]
+    checked = check_pages(uri, source, footer, range(footer.num_row_groups) if groups is None else groups, chosen)
+    return pq.ParquetFile(checked, metadata=footer, read_dictionary=repeating, **how)
 
 
 def iter_tables(

@@ -11,7 +11,7 @@ from sdp.datasets import tombstones
 from sdp.datasets.columns import open_parquet, read_footer, row_stops
 from sdp.datasets.output import Output, read_output
 from sdp.errors import SdpError, UserError
-from sdp.storage import Storage, open_source
+from sdp.storage import Storage
 
 Namer = Callable[[NDArray[np.int64]], list[str]]
 """Returns the names of sorted addresses that are near each other."""
@@ -28,7 +28,7 @@ def names_of(storage: Storage) -> Namer:
 
     @lru_cache(maxsize=1)  # units follow one another in a file
     def urls(path: str, number: int) -> pa.ChunkedArray:
-        file = open_parquet(open_source(path, options), [column], read_footer(path, options))
+        file = open_parquet(path, options, [column], read_footer(path, options), [number])
         return file.read_row_group(number, columns=[column])[column]
 
     @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets import records
+from sdp.datasets.columns import end_of, plain_footer
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, WRITTEN, Counts, StoredCounts, count
 from sdp.datasets.records import Identifier, Whole, parse
 from sdp.datasets.units import Addresses, Unit, Work, parse_part_name, part_name
@@ -263,7 +264,8 @@ def _account_bytes(account: pa.Table) -> bytes:
 def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFile:
     source = storage.open(path)
     with reading(storage, path):
-        return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=verify)
+        footer = plain_footer(storage.uri_of(path), end_of(source)[0])
+        return pq.ParquetFile(source, metadata=footer, pre_buffer=True, page_checksum_verification=verify)
 
 
 def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:

@@ -14,7 +14,7 @@ from sdp.datasets.records import reading
 from sdp.datasets.units import Work
 from sdp.download.unit import UnitTask
 from sdp.errors import DatasetError, one_line
-from sdp.storage import Storage, StorageOptions, open_source
+from sdp.storage import Storage, StorageOptions
 
 _MOST_UNITS = 16
 _SPANS_A_WORKER = 8
@@ -93,7 +93,7 @@ def _batches(
 ) -> Iterator[pa.Table]:
     for piece in slices:
         with reading(piece.path, "fix or restore this file of source.uri", "cannot be read"):
-            file = open_parquet(open_source(piece.path, options), columns)
+            file = open_parquet(piece.path, options, columns)
             groups = groups_within(row_stops(file.metadata), piece.offset, piece.offset + piece.length)
             skip, left = piece.offset - groups[0][1] if groups else 0, piece.length
             for table in iter_tables(file, columns, [group for group, _ in groups]):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sdp.datasets.columns import cut, open_parquet, read_footer, row_stops, rows_a_batch
 from sdp.errors import DatasetError, one_line
 from sdp.hardware import usable_cores
-from sdp.storage import StorageOptions, open_source
+from sdp.storage import StorageOptions
 
 _FOOTERS = 64
 
@@ -67,7 +67,7 @@ class _Reader:
         self._group, self._image = group, image
         footer = footer_of(group.uri, options)
         file = open_parquet(
-            open_source(group.uri, options), columns, footer, pre_buffer=True, page_checksum_verification=True
+            group.uri, options, columns, footer, [group.number], pre_buffer=True, page_checksum_verification=True
         )
         names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
         rows = rows_a_batch(footer, [group.number])

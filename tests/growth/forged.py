@@ -1,4 +1,4 @@
-"""Small Parquet files that claim or become much: footers with forged numbers of rows, and long text that repeats.
+"""Small Parquet files that claim or become much: footers with forged numbers, and long text that repeats.
 
 Others end the process that reads their footer: with encrypted columns, or statistics that are cut.
 """
@@ -28,6 +28,11 @@ def claim_rows(path: Path, rows: int, claimed: int, *, everywhere: bool = True) 
     end = b"" if everywhere else b"\x19"
     footer = _footer(path)
     _write_footer(path, footer.replace(b"\x16" + _varint(rows) + end, b"\x16" + _varint(claimed) + end))
+
+
+def claim_bytes(path: Path, claimed: int) -> None:
+    """Make the footer of a file of one column and row group claim that its pages hold this many bytes."""
+    claim_rows(path, pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size, claimed)
 
 
 class _NoKms(pe.KmsClient):

@@ -13,6 +13,7 @@ from sdp.datasets.parts import read_account, read_info, read_rows, resolve, seri
 from sdp.datasets.units import Unit, Work
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
+from tests.growth.forged import encrypt
 from tests.kit import LAYOUT, default_outcome, image_rows, write_images_part
 
 WORK = Work(Unit(3, 30, 40))
@@ -52,6 +53,13 @@ def test_row_groups_are_found_by_offset(tmp_path: Path) -> None:
     assert [rows for rows, _, _ in info.row_groups] == [8, 8, 4]
     ends = [offset + size for _, offset, size in info.row_groups]
     assert [offset for _, offset, _ in info.row_groups] == [4, *ends[:-1]]
+
+
+def test_an_encrypted_part_of_a_stranger_is_refused_before_a_column_is_read(tmp_path: Path) -> None:
+    encrypt(tmp_path / "parts/000000003.parquet")
+    storage = open_storage(str(tmp_path))
+    with pytest.raises(DatasetError, match=r"/000000003\.parquet: it is encrypted; remove the file or write it again"):
+        read_info(storage, storage.stat("parts/000000003.parquet"))
 
 
 def test_a_second_writer_keeps_the_first_ones_content(tmp_path: Path) -> None:

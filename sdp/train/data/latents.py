@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.config.train import ColumnsConfig, TrainConfig
+from sdp.datasets.columns import end_of, plain_footer
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.pages import check_pages
 from sdp.datasets.parts import reading
 from sdp.errors import DatasetError, one_line
 from sdp.model.sources import LocalModel
@@ -189,8 +191,8 @@ class GroupReader:
         names = ["row", *names] if data.addressed else names
         names = [*names, BUCKET] if data.bucket is not None else names
         try:
-            table = self._open(path).read_row_group(group, columns=names, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+            table = self._open(path, group).read_row_group(group, columns=names, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             cause = one_line(error, 160)
             raise DatasetError(f"{data.files.uri_of(path)}: corrupt row group {group} ({cause})") from error
         if data.bucket is not None:
@@ -203,12 +205,12 @@ class GroupReader:
             )
         return table.slice(row_range.start, len(row_range))
 
-    def _open(self, path: str) -> pq.ParquetFile:
-        footer = self._footers.get(path)
-        file = pq.ParquetFile(
-            self.dataset.files.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
-        )
-        self._footers[path] = file.metadata
+    def _open(self, path: str, group: int) -> pq.ParquetFile:
+        files = self.dataset.files
+        uri, source = files.uri_of(path), files.open(path)
+        footer = self._footers.get(path) or plain_footer(uri, end_of(source)[0])
+        checked = check_pages(uri, source, footer, [group], range(footer.num_columns))
+        self._footers[path] = footer
         if len(self._footers) > _FOOTERS:
             self._footers.popitem(last=False)
-        return file
+        return pq.ParquetFile(checked, metadata=footer, pre_buffer=True, page_checksum_verification=True)
