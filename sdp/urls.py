@@ -104,8 +104,8 @@ def _host(parts: SplitResult) -> str:
     for an IPv4 one becomes that. Names in punycode stay as they are, since they have no other spelling.
     """
     name = parts.hostname or ""
-    if ":" in name:  # an IPv6 address, which urlsplit has stripped of its brackets
-        return _ipv6(name)
+    if ":" in name:  # an IPv6 address, which urlsplit has stripped of its brackets, and of what follows them
+        return _ipv6(name if parts.netloc.partition("]")[2][:1] in ("", ":") else parts.netloc)
     if "%" in name or not name.isascii():
         name = _to_ascii(parts.netloc.partition(":")[0])  # as written: Python's lower case is not that of UTS 46
     name = name.removesuffix(".")

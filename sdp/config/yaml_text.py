@@ -12,11 +12,6 @@ Path = tuple[str, ...]
 """The names of a key's sections and its own; an item of a list is named by its number."""
 _DEEPEST = 20
 """Levels of nesting, with which the paths of all keys stay short."""
-_TAGS = {
-    yaml.ScalarNode: "tag:yaml.org,2002:str",
-    yaml.SequenceNode: "tag:yaml.org,2002:seq",
-    yaml.MappingNode: "tag:yaml.org,2002:map",
-}
 
 
 def parse_document(text: str, name: str, lines: dict[Path, int] | None = None) -> Any:
@@ -46,7 +41,7 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which resolves no scalars, and refuses anchors, aliases and deep nesting."""
+    """PyYAML's safe loader, which resolves no scalars, and refuses anchors, aliases, tags and deep nesting."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own shape
     _depth = 0
@@ -56,6 +51,8 @@ class _Loader(yaml.SafeLoader):
         if event.anchor is not None:
             name = f"{'alias *' if isinstance(event, yaml.AliasEvent) else 'anchor &'}{event.anchor}"
             raise _RefusedError("the value written out", f"the {name}", event.start_mark)
+        if tag := getattr(event, "tag", None):
+            raise _RefusedError("plain values", f"the tag {tag}", event.start_mark)
         if self._depth == _DEEPEST:
             raise _RefusedError(f"at most {_DEEPEST} levels", "YAML that is nested deeper", event.start_mark)
         self._depth += 1
@@ -66,8 +63,6 @@ class _Loader(yaml.SafeLoader):
 
 def _data(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     """Return a node's plain data, and note the lines in it."""
-    if node.tag != _TAGS[type(node)]:
-        raise _RefusedError("plain values", f"the tag {node.tag}", node.start_mark)
     if isinstance(node, yaml.ScalarNode):
         return parse_scalar(node.value) if node.style is None else node.value
     if isinstance(node, yaml.SequenceNode):

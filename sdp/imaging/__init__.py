@@ -53,6 +53,8 @@ _EIGHTHS = (1, 2, 4, 8)
 """Scales for decoding JPEGs, in eighths. Other scales have no vector code: 5/8 takes longer than full size."""
 _BYTES_A_PIXEL = 12
 """Peak memory of decoding: RGBA, a canvas of the same size, and RGB with a spare byte."""
+_PNG_BITS = 24
+"""The place of a PNG's bits a sample."""
 _TRANSPOSED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
@@ -219,7 +221,7 @@ def _decode_other(data: bytes | memoryview) -> Image:
             check_png(data)
         try:
             picture.load()
-            pixels = _rgb(picture)
+            pixels = _rgb(picture, _clear_value(picture, data))
         except ImageError:
             raise
         except Exception as error:  # Pillow's plugins raise any exception on malformed bytes
@@ -266,8 +268,20 @@ def _header_of(picture: Any, data: bytes | memoryview) -> Header:
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)
 
 
-def _rgb(picture: Any) -> Pixels:
-    """Return the RGB pixels of a loaded picture of any mode."""
+def _clear_value(picture: Any, data: bytes | memoryview) -> Any:
+    """Return the value of transparent pixels in the range of the loaded ones; None if there is none.
+
+    Pillow leaves a PNG's in the range of its samples, but loads those of 2 and 4 bits, and of 16 in colour, as bytes.
+    """
+    value = picture.info.get("transparency")
+    bits = data[_PNG_BITS] if picture.format == "PNG" else 8
+    if picture.mode == "L" and bits < 8 and value is not None:
+        return value * 255 // ((1 << bits) - 1)
+    return tuple(each >> 8 for each in value) if picture.mode == "RGB" and bits == 16 and value else value
+
+
+def _rgb(picture: Any, clear: Any) -> Pixels:
+    """Return the RGB pixels of a loaded picture of any mode; `clear` is the value of transparent ones, if any."""
     from PIL import Image as Pillow
 
     if picture.mode in ("I", "F", "LAB", "HSV"):
@@ -275,8 +289,12 @@ def _rgb(picture: Any) -> Pixels:
     if picture.mode in ("I;16", "I;16L", "I;16B", "I;16N"):
         deep = np.asarray(picture).astype(np.int64)
         pixels = np.clip((deep + 128) // 257, 0, 255).astype(np.uint8)
+        if clear is not None:
+            pixels[deep == clear] = 255
         return np.repeat(pixels[..., None], 3, axis=2)
-    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or clear is not None:
+        if clear is not None:
+            picture.info["transparency"] = clear
         rgba = picture.convert("RGBA")
         white = Pillow.new("RGBA", rgba.size, (255, 255, 255, 255))
         picture = Pillow.alpha_composite(white, rgba)
