@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from typing import Self
 
 _quiet = False
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that control a terminal or the direction of writing."""
+_VISIBLE = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) not in "\n\t"}
 
 
 def configure(*, quiet: bool = False, verbose: bool = False) -> None:
@@ -35,7 +38,12 @@ def configure(*, quiet: bool = False, verbose: bool = False) -> None:
 def say(line: str, level: str = "info") -> None:
     """Print a line for the person at the terminal; only errors where the process is quiet."""
     if level == "error" or not _quiet:
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
+
+
+def visible(text: str) -> str:
+    """Return a text in which strangers' names and values cannot control a terminal."""
+    return text.translate(_VISIBLE)
 
 
 class Progress:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdp.cli.command import JOB, JSON, LOOK, PIPELINE, SETTINGS, Arguments, UsageError, argument, command, one_of, say
-from sdp.console import counted, starting
+from sdp.console import counted, starting, visible
 
 
 @command(LOOK, "config show download > download.yaml")
@@ -70,7 +70,7 @@ def inspect(args: Arguments) -> int:
         plain = [section.to_json() for section in sections]
         print(json.dumps(plain if len(plain) > 1 else plain[0], indent=2, default=str))
     else:
-        print("\n\n".join(map(text_of, sections)))
+        print(visible("\n\n".join(map(text_of, sections))))
     return 1 if any(section.problems for section in sections) else 0
 
 
@@ -107,7 +107,7 @@ def audit(args: Arguments) -> int:
 
     names = ((kind, getattr(args, kind)) for kind in ("url", "sha256"))
     value = next((Takedown(kind, value) for kind, value in names if value is not None), None)
-    print("\n".join(map(summary, audit(args.uri, row=args.row, value=value, file=args.file))))
+    print(visible("\n".join(map(summary, audit(args.uri, row=args.row, value=value, file=args.file)))))
     return 0
 
 

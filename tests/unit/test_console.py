@@ -73,6 +73,13 @@ def test_what_had_no_progress_shows_no_line() -> None:
     assert shown(Terminal()) == shown(io.StringIO()) == ""
 
 
+def test_a_line_cannot_control_the_terminal_or_the_direction_of_writing(capsys: pytest.CaptureFixture[str]) -> None:
+    say("no column \x1b]0;a\x07\x9b2J\u202egnp.\u2066\r; it has é, 日本 👩\u200d🎨\n\tb", "error")
+    assert capsys.readouterr().err == (
+        "no column \\x1b]0;a\\x07\\x9b2J\\u202egnp.\\u2066\\r; it has é, 日本 👩\u200d🎨\n\tb\n"
+    )
+
+
 def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("sdp.some.part")
     before = logging.getLogger().handlers[:]
