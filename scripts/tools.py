@@ -2,8 +2,8 @@
 
 `python -m scripts.tools fetch` installs those that are missing: Go programs with `go install` at a pinned version into
 .tools/bin, system packages with apt-get (only after asking on a terminal, except with CI=true), Python packages with uv
-into an environment of their own, whose Python is the program, and others' test suites with git at a pinned commit. What
-cannot be installed is listed and is not a failure: its tests are skipped, or fail with CI=true.
+into an environment of their own, whose Python is the program. A program that cannot be installed is listed and is not a
+failure: its tests are skipped, or fail with CI=true.
 """
 
 import ast
@@ -23,7 +23,6 @@ SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 GO_TIMEOUT_S = 1500
 APT_TIMEOUT_S = 600
 PACKAGES_TIMEOUT_S = 60
-SUITE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +36,11 @@ class Tool:
     go_version: str = ""
     apt_package: str = ""
     python_packages: tuple[str, ...] = ()
-    suite: str = ""
-    """The repository of a test suite, whose folder is the program."""
-    commit: str = ""
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of its environment or suite."""
-        return ROOT / ".tools" / self.name
 
     @property
     def python(self) -> Path:
         """Return the Python of its environment."""
-        return self.folder / "bin" / "python"
+        return ROOT / ".tools" / self.name / "bin" / "python"
 
     @property
     def how(self) -> str:
@@ -58,8 +49,6 @@ class Tool:
             return f"go install {self.go_package}@{self.go_version}"
         if self.python_packages:
             return f"uv venv .tools/{self.name}, uv pip install {' '.join(self.python_packages)}"
-        if self.suite:
-            return f"git init .tools/{self.name}, git fetch {self.suite} {self.commit} and checkout FETCH_HEAD there"
         return f"apt-get install {self.apt_package}"
 
 
@@ -80,15 +69,6 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="readers", python_packages=("datasets==5.2.0", "duckdb==2.0.1", "polars==2.1.0")),
         Tool(name="chat-server", python_packages=("fastapi==0.165.0", "openai==3.57.0", "uvicorn==0.54.0")),
         Tool(name="linters", python_packages=("checkov==3.3.30", "zizmor==1.32.0")),
-        Tool(name="suite-robots", suite="google/robotstxt", commit="22b355ff855419e6a3ff8ff09c0ad7fdb17116f9"),
-        Tool(name="suite-urls", suite="servo/rust-url", commit="25137be1fc1d35cc8ea7d43fc0a02166b023a483"),
-        Tool(name="suite-json", suite="nst/JSONTestSuite", commit="1ef36fa01286573e846ac449e8683f8833c5b26a"),
-        Tool(name="suite-yaml", suite="yaml/yaml-test-suite", commit="ccfa74e56afb53da960847ff6e6976c0a0825709"),
-        Tool(name="suite-tars-js", suite="mafintosh/tar-stream", commit="7a6fd517dfb2bae5c667b9ff982210ed4298d050"),
-        Tool(name="suite-tars-rust", suite="alexcrichton/tar-rs", commit="2349b494827807791473f3c6ca9b2fc5ef274cdb"),
-        Tool(name="suite-images", suite="image-rs/image", commit="2c5368b8de2f76ae9d18bc0bcf2cd16c3164cefe"),
-        Tool(name="suite-pngs", suite="image-rs/image-png", commit="4f873e4a628c0e8dbb4204fb263697298f89eb01"),
-        Tool(name="suite-pictures", suite="python-pillow/Pillow", commit="4e5f09f533dbd0d87d39951f48b62f4d1a421cba"),
     )
 }
 
@@ -105,11 +85,8 @@ def find(name: str) -> Path | None:
     if name not in TOOLS:
         raise UnknownTool(name)
     tool = TOOLS[name]
-    if tool.suite:
-        head = tool.folder / ".git" / "HEAD"
-        return tool.folder if head.exists() and head.read_text().strip() == tool.commit else None
     if tool.python_packages:
-        made_from = tool.folder / "made-from"
+        made_from = tool.python.parents[1] / "made-from"
         return tool.python if made_from.exists() and made_from.read_text() == tool.how else None
     path = _find_in([str(BIN), os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS], tool)
     return path or (_find_in([_go_bin()], tool) if tool.go_package and _go_bin() else None)
@@ -155,8 +132,8 @@ def fetch(names: Iterable[str]) -> list[Tool]:
             if tool.go_package and not _is_pinned(tool):
                 _go_install(tool)
     for tool in wanted:
-        if (tool.python_packages or tool.suite) and find(tool.name) is None:
-            (_fetch_suite if tool.suite else _make_environment)(tool)
+        if tool.python_packages and find(tool.name) is None:
+            _make_environment(tool)
     packages = sorted({t.apt_package for t in wanted if t.apt_package and find(t.name) is None})
     if packages and shutil.which("apt-get") and _may_install(packages):
         _apt_install(packages)
@@ -202,21 +179,11 @@ def _go_install(tool: Tool) -> None:
 def _make_environment(tool: Tool) -> None:
     _say(f"installing {', '.join(tool.python_packages)} into .tools/{tool.name}")
     uv = subprocess.run(["sh", ROOT / "scripts/uv.sh"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    home, limit = tool.folder, PACKAGES_TIMEOUT_S
+    home, limit = tool.python.parents[1], PACKAGES_TIMEOUT_S
     if _run([uv, "venv", "--clear", "--python", sys.executable, str(home)], timeout_s=limit) and _run(
         [uv, "pip", "install", "--python", str(tool.python), *tool.python_packages], timeout_s=limit
     ):
         (home / "made-from").write_text(tool.how)
-
-
-def _fetch_suite(tool: Tool) -> None:
-    _say(f"fetching {tool.suite} into .tools/{tool.name}")
-    git, url = ["git", "-C", str(tool.folder)], f"https://github.com/{tool.suite}"
-    _ = (
-        _run(["git", "init", "--quiet", str(tool.folder)], timeout_s=SUITE_TIMEOUT_S)
-        and _run([*git, "fetch", "--quiet", "--depth", "1", url, tool.commit], timeout_s=SUITE_TIMEOUT_S)
-        and _run([*git, "checkout", "--quiet", "FETCH_HEAD"], timeout_s=SUITE_TIMEOUT_S)
-    )
 
 
 def _may_install(packages: list[str]) -> bool:

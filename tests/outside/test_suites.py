@@ -26,7 +26,8 @@ from sdp.sources.tars import _files, read_samples
 from sdp.urls import BadUrl, parse, redirected
 from tests.unit.test_foreign import add, robots_allow
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+ROOT = Path(__file__).parents[2]
+PAGE, TOOLS = ROOT / "docs" / "security.md", ROOT / ".tools"
 IMAGES = (".png", ".apng", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif")
 STRING = r'"(?:[^"\\]|\\.)*"'
 ROBOTS = re.compile(
@@ -157,13 +158,35 @@ SUITES = {
 }  # fmt: skip
 
 
-@pytest.mark.needs(
-    "suite-robots", "suite-urls", "suite-json", "suite-yaml", "suite-tars-js", "suite-tars-rust", "suite-images",
-    "suite-pngs", "suite-pictures",
-)  # fmt: skip
+REPOSITORIES = {
+    "suite-robots": "google/robotstxt@22b355ff855419e6a3ff8ff09c0ad7fdb17116f9",
+    "suite-urls": "servo/rust-url@25137be1fc1d35cc8ea7d43fc0a02166b023a483",
+    "suite-json": "nst/JSONTestSuite@1ef36fa01286573e846ac449e8683f8833c5b26a",
+    "suite-yaml": "yaml/yaml-test-suite@ccfa74e56afb53da960847ff6e6976c0a0825709",
+    "suite-tars-js": "mafintosh/tar-stream@7a6fd517dfb2bae5c667b9ff982210ed4298d050",
+    "suite-tars-rust": "alexcrichton/tar-rs@2349b494827807791473f3c6ca9b2fc5ef274cdb",
+    "suite-images": "image-rs/image@2c5368b8de2f76ae9d18bc0bcf2cd16c3164cefe",
+    "suite-pngs": "image-rs/image-png@4f873e4a628c0e8dbb4204fb263697298f89eb01",
+    "suite-pictures": "python-pillow/Pillow@4e5f09f533dbd0d87d39951f48b62f4d1a421cba",
+}
+"""On GitHub, with the commits to clone into .tools; the tests are skipped where they are not."""
+
+
+@pytest.fixture
+def suite() -> Suites:
+    def folder(name: str) -> Path:
+        root, (repository, _, commit) = TOOLS / name, REPOSITORIES[name].partition("@")
+        head = root / ".git" / "HEAD"
+        if not head.exists() or head.read_text().strip() != commit:
+            pytest.skip(f"clone {repository} into {root} and check out {commit}")
+        return root
+
+    return folder
+
+
 @pytest.mark.parametrize("name", SUITES)
-def test_as_many_cases_of_a_suite_agree_as_the_page_says(tool: Suites, tmp_path: Path, name: str) -> None:
-    cases = list(SUITES[name](tool, tmp_path))
+def test_as_many_cases_of_a_suite_agree_as_the_page_says(suite: Suites, tmp_path: Path, name: str) -> None:
+    cases = list(SUITES[name](suite, tmp_path))
     assert (sum(cases), len(cases)) == page()[name]
 
 
