@@ -122,7 +122,7 @@ def test_alerts_of_the_faults_that_were_made_are_pending_or_firing(run: Recorded
         ("SdpGpuLost", "4"),
         ("SdpGpuMemoryAlmostFull", "1"),
         ("SdpJobFailed", ""),
-        ("SdpGpuPodPending", ""),
+        ("SdpPodPending", ""),
     } <= alerts
     scraped = {s["job"] for s, _ in run.prometheus.history("go_goroutines", run.start, run.end, STEP_S)}
     assert scraped == {"kube-state-metrics"}, "the operator's own are dropped"

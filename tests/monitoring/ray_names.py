@@ -14,6 +14,8 @@ KUBERNETES: Mapping[str, frozenset[str]] = {
     "kuberay_job_deployment_status": frozenset({"name", "uid", "deployment_status"}),
     "kube_pod_status_phase": frozenset({"uid", "phase"}),
     "kube_pod_container_resource_requests": frozenset({"uid", "resource", "unit"}),
+    "kube_pod_container_status_waiting_reason": frozenset({"uid", "reason"}),
+    "kube_pod_container_status_restarts_total": frozenset({"uid"}),
 }
 """Metrics of KubeRay 1.7's operator, by its sources, and of kube-state-metrics."""
 
