@@ -418,6 +418,8 @@ def test_a_job_s_own_cluster_has_the_pods_of_the_release_and_as_many_as_the_job_
         assert (marks[VOLCANO], marks["priority"], marks["sdp/job"]) == ("gpus", "high", "train-online")
         assert job["spec"]["backoffLimit"] == 1
         assert "labels" not in job["spec"]
+    else:
+        assert job["spec"]["backoffLimit"] == 0, "what the user must mend is tried once"
 
 
 def test_a_download_on_its_own_cluster_reaches_no_private_network(render: Render, tool: Callable[[str], Path]) -> None:

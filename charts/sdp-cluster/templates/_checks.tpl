@@ -19,6 +19,14 @@
 {{- if and (not .Values.serviceAccount.create) (or .Values.serviceAccount.annotations .Values.serviceAccount.downloadsAnnotations) -}}
 {{- fail "serviceAccount.annotations: expected none if serviceAccount.create is false; annotate the existing accounts" -}}
 {{- end -}}
+{{- if and (not .Values.serviceAccount.create) (lookup "v1" "ServiceAccount" .Release.Namespace "default") -}}{{/* there is a cluster to ask */}}
+{{- $missing := list -}}
+{{- range $suffix := list "" "-head" "-downloads" -}}
+{{- $account := printf "%s%s" (include "sdp-cluster.account" $) $suffix -}}
+{{- if not (lookup "v1" "ServiceAccount" $.Release.Namespace $account) }}{{ $missing = append $missing $account }}{{ end -}}
+{{- end -}}
+{{- with $missing }}{{ fail (printf "serviceAccount.create: false needs accounts that exist, and namespace %s lacks %s; create them, or leave it true" $.Release.Namespace (join ", " .)) }}{{ end -}}
+{{- end -}}
 {{- $have := list "cpu" "gpu" -}}
 {{- $groups := include "sdp-cluster.groups" . | fromYaml -}}
 {{- if not $groups }}{{ fail "groups: expected one or more, got none: the head runs only drivers" }}{{ end -}}
