@@ -79,13 +79,16 @@ def connect(**local: Any) -> dict[str, float]:
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         handler = signal.getsignal(signal.SIGTERM)
-        stderr = list[bytes]()
         lost.expect(local=is_local())
-        try:
-            with _captured_stderr() as stderr, _time_limit(lost.START_S):
-                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
-        except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
-            raise _explain_failed_connection(error, b"".join(stderr).decode("utf-8", "replace")) from error
+        while not ray.is_initialized():
+            stderr = list[bytes]()
+            try:
+                with _captured_stderr() as stderr, _time_limit(lost.START_S):
+                    ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
+            except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
+                output = b"".join(stderr).decode("utf-8", "replace")
+                if not (_is_refusal(output) and internals.adopt_token()):
+                    raise _explain_failed_connection(error, output) from error
         os.write(2, b"".join(line for line in stderr if b"RAY_BACKEND_LOG_LEVEL" not in line))
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
@@ -213,12 +216,17 @@ def _unreachable(what: str) -> SdpError:
     return (SdpError if RESTARTED in os.environ else UserError)(f"RAY_ADDRESS: {what}; unset it or start one")
 
 
+def _is_refusal(stderr: str) -> bool:
+    """Return whether Ray's output says that a cluster refuses the token, or its absence."""
+    return "InvalidAuthToken" in stderr or "Unauthenticated" in stderr
+
+
 def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
     address = os.environ.get("RAY_ADDRESS", "")
-    if "InvalidAuthToken" in stderr or "Unauthenticated" in stderr:
+    if _is_refusal(stderr):
         return UserError(
-            f"RAY_ADDRESS: the Ray cluster at {address!r} refuses this token; set RAY_AUTH_TOKEN or "
-            "RAY_AUTH_TOKEN_PATH to the cluster's token"
+            f"RAY_ADDRESS: the Ray cluster at {address!r} refuses this token; set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
         )
     cause = lost.reason_of(error)
     if is_local():

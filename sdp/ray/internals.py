@@ -99,6 +99,19 @@ def job_name() -> str:
     return name
 
 
+def adopt_token() -> bool:
+    """Let this process authenticate by the token that Ray finds, and return whether it does so only now.
+
+    `ray.init` does this only where it starts a cluster. If it goes: users set RAY_AUTH_MODE=token.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        with _comfort("the token of a cluster"):
+            from ray._private.authentication import authentication_token_setup as setup
+
+            return setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return False
+
+
 def quieten() -> None:
     """Raise the level of Ray's loggers whose warnings are false alarms here. If they are renamed: see what Ray says."""
     for name in ("ray._private.authentication", "ray.data._internal.progress"):

@@ -56,6 +56,7 @@ class Ray:
     """A Ray of one node, with a dashboard that asks for a token."""
 
     port: int
+    gcs: int
     token: str
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -75,7 +76,7 @@ def ray() -> Iterator[Ray]:
     if worker_environment():
         pytest.skip("`ray start` puts Python's path into a shell without quotes")
     folder = tempfile.mkdtemp(prefix="sdp-ray-", dir="/tmp")  # Ray's sockets bear no long paths
-    cluster = Ray(free_port(), secrets.token_hex(16))
+    cluster = Ray(free_port(), free_port(), secrets.token_hex(16))
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -86,7 +87,7 @@ def ray() -> Iterator[Ray]:
     }
     words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2", "--num-gpus=1"]
     words += ["--labels=sdp/group=a10g"]
-    words += [f"--port={free_port()}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
+    words += [f"--port={cluster.gcs}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
     words += [
         "--node-ip-address=127.0.0.1",
         f"--ray-client-server-port={free_port()}",
@@ -255,3 +256,19 @@ def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
     assert saved.read_text() == "a last checkpoint"
     assert main(["logs", "slow"]) == 0
     assert capfd.readouterr().out.endswith("saved\n")
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"), [("its own", "CPU"), ("another", "refuses this token; set RAY_AUTH_MODE")]
+)
+def test_a_driver_joins_with_the_token_that_it_finds(ray: Ray, tmp_path: Path, token: str, expected: str) -> None:
+    """As `ray start --head` on a laptop makes it, once a token is in the home directory."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text(ray.token if token == "its own" else secrets.token_hex(16))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environ |= {"HOME": str(tmp_path), "RAY_ADDRESS": f"127.0.0.1:{ray.gcs}"}
+    program = "from sdp.ray.cluster import connect; print(connect())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=120, check=False
+    )
+    assert expected in done.stdout + done.stderr

@@ -54,7 +54,7 @@ def test_a_refused_token_is_reported_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
     message = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
     assert str(cluster._explain_failed_connection(error, message)).endswith(
-        "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+        "refuses this token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
     )
 
 
