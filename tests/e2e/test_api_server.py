@@ -57,7 +57,7 @@ def test_a_field_that_kuberay_does_not_know_would_be_refused(kube: Kube) -> None
 def test_accounts_that_the_chart_should_not_make_must_exist(kube: Kube, tool: Callable[[str], Path]) -> None:
     """Without them KubeRay makes neither pods nor a token, and cannot delete RayJobs."""
     create = [str(tool("helm")), "install", "sdp", str(jobs.ROOT / "charts/sdp-cluster"), "--dry-run=server"]
-    values = "image.repository=r,storage.uri=s3://b/f,serviceAccount.create=false,serviceAccount.name=mine"
+    values = "image.repository=r,storage.uri=s3://my-bucket/f,serviceAccount.create=false,serviceAccount.name=mine"
     done = subprocess.run(
         [*create, "-n", kube.namespace, "--set", values], capture_output=True, text=True, timeout=60, check=False
     )
