@@ -55,6 +55,7 @@ QWEN3: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "num_hidden_layers": 28,
     "num_key_value_heads": 8,
+    "pad_token_id": 151643,
     "vocab_size": 151936,
 }
 """Qwen3-0.6B, PRX's text encoder."""

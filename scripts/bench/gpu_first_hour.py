@@ -31,7 +31,7 @@ from typing import Any
 
 from scripts.bench._cases import FIGURES, sized
 from scripts.bench._training import SWITCHES
-from sdp.hardware import DRIVERS, GIB
+from sdp.hardware import DRIVERS, GIB, gpu_by_product
 
 STEP = ("torch", "numpy", "safetensors", "transformers", "diffusers", "pydantic", "pyarrow", "pyroaring")
 """The packages of a training step, of the encoders and of the sampler."""
@@ -53,6 +53,8 @@ class Row:
     gpus: int = 1
     compiler: bool = False
     """True if Triton compiles."""
+    kernels: str = ""
+    """The case of scripts.bench.kernels whose prediction is an upper limit."""
     memory_gb: int = 16
     disk_gb: int = 2
 
@@ -61,15 +63,17 @@ TRAIN = "scripts.bench.gpu_train --strategies"
 SWITCH_ROW = f"{TRAIN} fsdp --compile on --resolutions 256 --batch 64 --steps 20"
 CHECK = "scripts.bench._gpu_checks"
 ROWS = (
-    Row("train-256", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 256", compiler=True),
-    Row("train-512", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 512 --steps 20", compiler=True),
+    Row("train-256", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 256", compiler=True, kernels="sd2-256-fsdp"),
+    Row(
+        "train-512", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 512 --steps 20", compiler=True, kernels="sd2-512-fsdp",
+    ),
     Row("encode-256", "A10G 102 img/s", "scripts.bench.gpu_encode --sides 256 --seconds 4", compiler=True),
     Row("encode-512", "", "scripts.bench.gpu_encode --sides 512 --seconds 4", compiler=True),
     *(
-        Row(f"prx-{side}", "", f"{TRAIN} fsdp --compile on --model prx-1.2b --resolutions {side} --steps 20", compiler=True)
+        Row(f"prx-{side}", "", f"{TRAIN} fsdp --compile on --model prx-1.2b --resolutions {side} --steps 20", compiler=True, kernels=f"prx-1.2b-{side}")
         for side in (256, 512)
     ),
-    Row("train-ddp", "", f"{TRAIN} ddp --compile on --resolutions 256", compiler=True),
+    Row("train-ddp", "", f"{TRAIN} ddp --compile on --resolutions 256", compiler=True, kernels="sd2-256-fsdp"),
     Row("train-eager", "", f"{TRAIN} fsdp --compile off --resolutions 256"),
     Row(
         "checkpoint", "a stall below 1 s, the same losses",
@@ -79,11 +83,11 @@ ROWS = (
     Row("generate", "", f"{CHECK} generate"),
     Row(
         "klein-lora", "14 GB at most", f"{TRAIN} ddp --compile on --model klein-4b --resolutions 512 --batch 1 --lora 16 --steps 20",
-        compiler=True, memory_gb=32,
+        compiler=True, memory_gb=32, kernels="klein-lora",
     ),
     Row("train-lora", "", f"{TRAIN} ddp --compile on --resolutions 512 --lora 8", compiler=True),
     Row("exporter", "memory as nvidia-smi has it", f"{CHECK} exporter", 60, EXPORTER, memory_gb=1),
-    Row("switch-none", "", SWITCH_ROW, compiler=True),
+    Row("switch-none", "", SWITCH_ROW, compiler=True, kernels="sd2-256-fsdp"),
     *(Row(f"switch-{name}", "slower than switch-none", f"{SWITCH_ROW} --without {name}", compiler=True) for name in SWITCHES),
     Row(
         "accumulate", "as without",
@@ -301,7 +305,7 @@ class Results:
         self._write(self._lines, "".join(json.dumps(one) + "\n" for one in self._figures))
         self._write(self.folder / "gpu-results.md", "\n".join(self._page()) + "\n")
         if "case" in figures or not replace:
-            print("  " + " | ".join(_cells(self._figures[-1])[:8]), flush=True)
+            print("  " + " | ".join(_cells(self._figures[-1])[:9]), flush=True)
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
@@ -319,9 +323,25 @@ class Results:
 
 
 COLUMNS = (
-    "Row", "Case", "img/s", "MFU", "Peak GB (held, plan)", "ms a step", "Kernels a step", "Result", "Expected", "s",
+    "Row", "Case", "img/s", "at most", "MFU", "Peak GB (held, plan)", "ms a step", "Kernels a step", "Result", "Expected", "s",
     "GPU", "driver", "torch",
 )  # fmt: skip
+
+
+PREDICTED = json.loads(Path(__file__).with_name("predicted.json").read_text(encoding="utf-8"))
+SLOW = 1.3
+"""Times longer than the shortest time at which a figure is marked."""
+
+
+def _limit(figures: dict[str, Any]) -> str:
+    """Return the img/s that the kernels of a row allow on its GPU."""
+    gpu = gpu_by_product(figures["gpu"].partition(" × ")[2])
+    case = next((row.kernels for row in ROWS if row.name == figures["row"]), "")
+    most = PREDICTED.get(case, {}).get(gpu.name if gpu else "")
+    if not (most and figures.get("per_s")):
+        return "-"
+    times = most / figures["per_s"]
+    return f"{most:,.1f}" + f", {times:.1f} times slower" * (times > SLOW)
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
@@ -338,6 +358,7 @@ def _cells(figures: dict[str, Any]) -> list[str]:
         figures["row"],
         figures.get("case", "-"),
         f"{amount('per_s'):,.1f}" if amount("per_s") else "-",
+        _limit(figures),
         f"{amount('mfu'):.1%}" if amount("mfu") else "-",
         memory if amount("peak") else "-",
         step,

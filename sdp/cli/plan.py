@@ -81,7 +81,7 @@ def plan(args: Arguments) -> None:
     if named.startswith(BUILTIN):
         say("plan: a builtin model needs no GPU and trains in minutes; the figures are for a model of full size")
     print(show.as_text(plans, work, prices))
-    if args.memory:
+    if args.memory and work and work.trainers.gpu:
         from sdp.hardware import GPUS
 
         for estimate in _memories(config, GPUS[work.trainers.gpu], work.trainer_gpus, model):

@@ -98,10 +98,10 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             )
         say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
         if here:
-            with starting("train", "starting: loading the model, then the first steps") as begun:
+            with starting("train", "starting: loading the model, then the first steps") as progressed:
                 from sdp.train.here import train_here
 
-                summary = train_here(config, plan, folder, lease, begun)
+                summary = train_here(config, plan, folder, lease, progressed)
         else:
             from sdp.train.launch import train_on_ray
 

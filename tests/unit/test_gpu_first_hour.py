@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.bench import _gpu_checks, gpu_encode, gpu_first_hour, gpu_train, tables
+from scripts.bench import _gpu_checks, gpu_encode, gpu_first_hour, gpu_train, kernels, tables
 from scripts.bench._training import (
     MODELS,
     _Noise,
@@ -188,3 +188,13 @@ def test_nccl_uses_the_gpu_of_a_worker_s_rank(tmp_path: Path, monkeypatch: pytes
             gpu_train.worker({"rank": 3, "workers": 8, "folder": str(tmp_path)})
     assert [how["backend"] for how in made] == ["cpu:gloo,cuda:nccl", "gloo"]
     assert [how["device_id"] for how in made] == [torch.device("cuda", 3), None]
+
+
+def test_a_figure_that_the_kernels_of_a_row_do_not_explain_is_marked() -> None:
+    most = gpu_first_hour.PREDICTED["sd2-256-fsdp"]["A100-80G"]
+    figures = {"row": "train-256", "gpu": "8 × NVIDIA A100-SXM4-80GB"}
+    assert gpu_first_hour._limit({**figures, "per_s": most / 2}) == f"{most:,.1f}, 2.0 times slower"
+    assert gpu_first_hour._limit({**figures, "per_s": most / 1.2}) == f"{most:,.1f}"
+    assert gpu_first_hour._limit({**figures, "gpu": "1 × Radeon", "per_s": 1.0}) == "-"
+    used = {row.kernels for row in gpu_first_hour.ROWS} - {""}
+    assert used <= kernels.CASES.keys() & gpu_first_hour.PREDICTED.keys()
