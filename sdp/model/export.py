@@ -67,7 +67,7 @@ class Exported:
 
 
 def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32", form: Form = "folder") -> Exported:
-    """Export a checkpoint, or the newest of a run, with the averaged weights or the raw ones.
+    """Export a checkpoint, or the newest of a run, with the averaged weights if it has them, or the raw ones.
 
     `out` is an empty folder, or a new file's name: for the whole model (single-file), or only the LoRA, as diffusers'
     load_lora_weights reads it (lora). All networks are stored in `dtype`, including those that were not trained.
@@ -78,6 +78,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     own = f"name it by the step ({stem}-{{step}}{dot}{suffix})"
     out = with_step(out, folder.uri)
     config, marker = read_config(folder), read_marker(folder)
+    ema = ema and config["ema"]["decay"] is not None
     step = int(marker["state"]["step"])
     if not step:
         raise UserError(f"export: CHECKPOINT: {folder.uri}: step 0, which has learned nothing; train first")

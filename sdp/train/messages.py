@@ -83,6 +83,6 @@ def summary_lines(
         lines.append(f"train: checkpoint {checkpoint}")
     if checkpoint and state.step:
         run = shlex.quote(run_of(checkpoint))
-        export = f"{run} FILE.safetensors --lora for ComfyUI" if lora else f"{run} FOLDER"
-        lines.append(f"next: sdp generate {run} 'a prompt', or sdp export {export}")
+        export = f"for ComfyUI, sdp export {run} FILE.safetensors --lora" if lora else f"sdp export {run} FOLDER"
+        lines.append(f"next: sdp generate {run} 'a prompt', or {export}")
     return lines

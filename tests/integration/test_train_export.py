@@ -83,6 +83,13 @@ def test_an_export_is_known_to_have_the_encoders_of_the_model_that_was_trained(r
     assert resolve(str(second)).encoder_digest == model.digest  # of an export's export, too
 
 
+def test_a_run_without_an_average_is_exported_with_its_own_weights(root: Path, tmp_path: Path) -> None:
+    trained = weights(train(config(root, "raw", ema__decay=None, max_steps=1)))
+    assert not export(str(root / "raw"), str(tmp_path / "out")).ema
+    state = StableDiffusionPipeline.from_pretrained(tmp_path / "out").unet.state_dict()
+    assert all(torch.equal(tensor, trained[f"model.{name}"]) for name, tensor in state.items())
+
+
 @pytest.mark.usefixtures("trained")
 def test_what_cannot_be_exported_is_told_in_one_line(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -94,12 +101,10 @@ def test_what_cannot_be_exported_is_told_in_one_line(
     unlearned = shutil.copytree(run / "checkpoints/step-000000004", tmp_path / "checkpoint")
     marker = json.loads((unlearned / "complete.json").read_text())
     (unlearned / "complete.json").write_text(json.dumps({**marker, "state": {**marker["state"], "step": 0}}))
-    train(config(root, "raw", ema__decay=None, max_steps=1))
     for arguments, message in (
         ([run, full], f"choose an empty one, or name it by the step ({full}-{{step}})"),
         ([tmp_path / "nothing", out], "no complete checkpoint there"),
         ([unlearned, out], "step 0, which has learned nothing"),
-        ([root / "raw", out], "no moving average in it"),
         ([run, out, "--dtype", "fp8"], "export: --dtype: expected fp32 or fp16, got 'fp8'"),
         ([run, file, "--single-file"], f"name it by the step ({full}/taken-{{step}}.safetensors)"),
         ([run, out, "--push", "me/mine", "--yes"], "expected hf://USER/NAME, and a local OUT, got me/mine"),
