@@ -5,6 +5,7 @@ padding too; Qwen3 itself does not attend to padding.
 """
 
 import json
+from copy import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +90,15 @@ class Flux2Klein(Family):
     ) -> "Tensor":
         assert kept is None, "refused when the run began"
         rows, columns = latents.shape[2:]
-        predicted: Any = denoiser(
+        exact, embed = flow_times(times).expand(len(latents)), denoiser.time_guidance_embed
+        network = copy(denoiser)  # whose `forward` would round times to the latents' dtype, bf16 with FSDP
+        vars(network)["time_guidance_embed"] = lambda *_: embed.timestep_embedder(
+            embed.time_proj(exact * 1000).to(latents.dtype)
+        )
+        predicted: Any = network(
             latents.flatten(2).transpose(1, 2),
             text,
-            flow_times(times).expand(len(latents)),  # the network multiplies by 1000 itself
+            exact,
             _places((1, rows, columns, 1), latents),
             _places((1, 1, 1, text.shape[1]), latents),
             return_dict=False,

@@ -19,14 +19,15 @@ from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
-from sdp.families import flops, space_of
+from sdp.families import TICKS, flops, space_of
 from sdp.families.flux2 import FLUX2
 from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.generate.painter import load_painter
 from sdp.generate.source import GenerateModel, choose
 from sdp.model.export import export
 from sdp.model.latents import decode, to_pixels
-from sdp.model.load import load_text_encoder, load_vae
+from sdp.model.load import load_denoiser, load_text_encoder, load_vae
+from sdp.model.lora import matrices_of
 from sdp.model.sources import check, parse, resolve
 from sdp.model.trained import read_lora
 from sdp.process.job import run as process
@@ -135,6 +136,17 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
     assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_times_are_exact_in_every_precision(dtype: torch.dtype) -> None:
+    # FSDP casts the inputs, DDP with autocast does not: the same seed must train the same times.
+    denoiser, embedded = load_denoiser(resolve(MODEL).path, pretrained=True).to(dtype), []
+    denoiser.time_guidance_embed.time_proj.register_forward_pre_hook(lambda _, inputs: embedded.append(inputs[0]))
+    ticks = torch.tensor([1, TICKS // 3, TICKS - 1])
+    latents, text = torch.randn(3, 16, 2, 2, dtype=dtype), torch.randn(3, 8, 48, dtype=dtype)
+    assert FLUX2.predict(denoiser, latents, ticks, text).dtype == dtype
+    assert torch.allclose(embedded[0].double(), ticks.double() * 1000 / TICKS, rtol=1e-6)
+
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
