@@ -225,9 +225,9 @@ class Family(ABC):
         """Set the times at which a sampler of diffusers calls the denoiser to draw latents like `image`."""
         scheduler.set_timesteps(steps, device=image.device)
 
-    def lora_tensors(self, tensors: Mapping[str, "Tensor"]) -> Mapping[str, "Tensor"]:
-        """Return the tensors of a LoRA's file by the names of our networks, if the model's authors use others."""
-        return tensors
+    def authors_layer(self, layer: str) -> str:
+        """Return the name that the model's authors gave a layer, or the one of which it is the next equal part."""
+        return layer
 
     @abstractmethod
     def initialise(self, denoiser: Any) -> None:

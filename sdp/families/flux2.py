@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 TOKENS: Final = 512
 _BEFORE, _AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 """The texts that Qwen3's chat template puts around a message."""
+_AUTHORS: Final = {
+    **{"single_transformer_blocks": "single_blocks", ".attn.to_qkv_mlp_proj": ".linear1"},
+    **{"transformer_blocks": "double_blocks", ".attn.to_out.0": ".img_attn.proj", ".attn.to_out": ".linear2"},
+    **dict.fromkeys((".attn.to_q", ".attn.to_k", ".attn.to_v"), ".img_attn.qkv"),
+    **dict.fromkeys((".attn.add_q_proj", ".attn.add_k_proj", ".attn.add_v_proj"), ".txt_attn.qkv"),
+    **{".attn.to_add_out": ".txt_attn.proj", ".ff.linear_in": ".img_mlp.0", ".ff.linear_out": ".img_mlp.2"},
+    **{".ff_context.linear_in": ".txt_mlp.0", ".ff_context.linear_out": ".txt_mlp.2"},
+    **{"x_embedder": "img_in", "context_embedder": "txt_in", "proj_out": "final_layer.linear"},
+    **{"time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer", "modulation.linear": "modulation.lin"},
+    **{"time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer"},
+    **{"modulation_img.linear": "modulation_img.lin", "modulation_txt.linear": "modulation_txt.lin"},
+}
+"""Parts of layers' names in diffusers, and what the authors call them, which ComfyUI reads; replaced in this order."""
 _PAD = "<|endoftext|>"
 
 
@@ -115,12 +128,10 @@ class Flux2Klein(Family):
             many = (many - few) / 190 * (steps - 200) + many
         scheduler.set_timesteps(sigmas=[1 - step / steps for step in range(steps)], device=image.device, mu=many)
 
-    def lora_tensors(self, tensors: Mapping[str, "Tensor"]) -> Mapping[str, "Tensor"]:
-        from diffusers.loaders import lora_pipeline  # the pipeline itself needs what `network_class` leaves out
-
-        loader: Any = lora_pipeline.Flux2LoraLoaderMixin
-        named: Mapping[str, Tensor] = loader.lora_state_dict(dict(tensors))
-        return named
+    def authors_layer(self, layer: str) -> str:
+        for own, authors in _AUTHORS.items():
+            layer = layer.replace(own, authors)
+        return layer
 
     def initialise(self, denoiser: Any) -> None:
         """Begin the last layer at zero, as diffusion transformers do, so that the first prediction is 0."""

@@ -5,7 +5,8 @@ The names are PEFT's: `….to_q.lora_A.weight` beside `….to_q.weight`.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,32 +85,50 @@ def published(weights: Mapping[str, Tensor], scale: float, names: LoraNames) -> 
     return {name.replace("lora_te1_", "lora_te_"): value for name, value in made.items()}  # te1 is SDXL's
 
 
-def matrices_of(tensors: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, Tensor]:
-    """Return the matrices of another program's LoRA by our names, given those of our layers; B has the file's scale.
+def matrices_of(tensors: Mapping[str, Tensor], layers: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the matrices of another program's LoRA by our names; B has the file's scale.
 
-    Raise ValueError for a tensor that belongs to no layer.
+    `layers` are ours, each with the name of the authors' layer that it is, or is a part of. Raise ValueError for a
+    tensor that has no place, and for what is no LoRA of one rank.
     """
-    known: dict[str, str] = {}
-    for layer in layers:
-        part, _, rest = layer.partition(".")
-        old = rest if rest.startswith("text_model.") or part != "text_encoder" else f"text_model.{rest}"
-        kohya = f"lora_{'te' if part == 'text_encoder' else 'unet'}_{old.replace('.', '_')}"
-        known |= dict.fromkeys((layer, f"{part}.{old}", kohya), layer)
-    made: dict[str, Tensor] = {}
+    known: dict[str, list[str]] = defaultdict(list)
+    for layer, authors in layers.items():
+        for name in _spellings(layer) | _spellings(authors):
+            known[name].append(layer)
+    read: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in tensors.items():
-        stem, _, end = name.removesuffix(".weight").rpartition(".")
-        if stem not in known or end not in _ENDS:
+        stem, _, end = name.removesuffix(".weight").removesuffix(".default").rpartition(".")
+        if stem not in known:
             raise ValueError(f"no linear layer here is meant by {name}")
-        if end != "alpha":
-            made[f"{known[stem]}.{_ENDS[end]}.weight"] = value.float()
-    for name, value in tensors.items():
-        if name.endswith(".alpha"):
-            matrix = made[f"{known[name.removesuffix('.alpha')]}.lora_B.weight"]
-            matrix *= value / matrix.shape[1]
+        fits = value.numel() == 1 if end == "alpha" else value.dim() == 2 and value.is_floating_point()
+        if end not in _ENDS or not fits or not value.float().isfinite().all():
+            raise ValueError(f"{name} is not a LoRA's: expected two finite matrices, and at most one number alpha")
+        read[stem][_ENDS[end]] = value.float()
+    made: dict[str, Tensor] = {}
+    for stem, own in read.items():
+        if missing := {"lora_A", "lora_B"} - own.keys():
+            raise ValueError(f"{stem} lacks {min(missing)}")
+        down, up = own["lora_A"], own["lora_B"]
+        up = up * (own["alpha"].view(()) / len(down)) if "alpha" in own else up
+        for layer, rows in zip(known[stem], up.chunk(len(known[stem])), strict=True):
+            made |= {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": rows}
+    ranks = {len(value) for name, value in made.items() if ".lora_A." in name}
+    if len(ranks) != 1 or 0 in ranks:
+        raise ValueError(f"expected layers of one rank, got {sorted(ranks) or 'no tensors'}")
     return made
 
 
-_ENDS = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B", "alpha": ""}
+_ENDS = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B", "alpha": "alpha"}
+
+
+def _spellings(layer: str) -> set[str]:
+    """Return the names that programs give a layer in a LoRA's file."""
+    part, _, rest = layer.partition(".")
+    if part == "text_encoder":
+        old = rest if rest.startswith("text_model.") else f"text_model.{rest}"
+        return {layer, f"{part}.{old}", f"lora_te_{old.replace('.', '_')}"}
+    prefixes = (f"{part}.", "", "diffusion_model.", "base_model.model.")
+    return {f"lora_unet_{rest.replace('.', '_')}", *(prefix + rest for prefix in prefixes)}
 
 
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")

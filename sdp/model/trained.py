@@ -190,15 +190,11 @@ def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptio
     layers = [name for name, layer in networks.named_modules() if isinstance(layer, nn.Linear)]
     try:
         tensors = load_tensors(open_source(lora.start_from, options).read())
-        matrices = matrices_of(family.lora_tensors(tensors), layers)
+        return matrices_of(tensors, {layer: family.authors_layer(layer) for layer in layers})
     except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{where}: not a LoRA for {family.name} ({one_line(error, 200)}); choose another file"
         ) from error
-    ranks = {len(value) for name, value in matrices.items() if ".lora_A." in name}
-    if len(ranks) != 1:
-        raise UserError(f"{where}: expected layers of one rank, got {sorted(ranks)}; choose another file")
-    return matrices
 
 
 def lora_of(folder: Storage) -> LoraConfig:

@@ -1,11 +1,12 @@
 """LoRA's layers."""
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sdp.families.classes import network_class
 from sdp.families.sd import SD1
-from sdp.model.lora import LoraLinear, add_lora, merge_lora, published
+from sdp.model.lora import LoraLinear, add_lora, matrices_of, merge_lora, published
 
 
 def test_rank_4_beside_all_of_attention_adds_797184_numbers_to_stable_diffusion_1() -> None:
@@ -57,3 +58,54 @@ def test_other_programs_get_the_names_and_the_scale_that_they_know() -> None:
     for name in layers.values():
         value = made[f"{name}.lora_up.weight"] @ made[f"{name}.lora_down.weight"] * made[f"{name}.alpha"] / 2
         assert torch.allclose(value, 4.0 * up @ down)
+
+
+LAYER, DOWN, UP = "transformer.blocks.0.to_q", torch.randn(2, 3), torch.randn(4, 2)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "transformer.blocks.0.to_q.lora_{A,B}.weight",
+        "transformer.blocks.0.to_q.lora_{down,up}.weight",
+        "blocks.0.to_q.lora_{A,B}.default.weight",
+        "diffusion_model.blocks.0.to_q.lora_{A,B}.weight",
+        "base_model.model.blocks.0.to_q.lora_{A,B}.weight",
+        "lora_unet_blocks_0_to_q.lora_{down,up}.weight",
+        "diffusion_model.double.0.q.lora_{down,up}.weight",
+    ],
+)
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_every_spelling_of_a_layer_is_read(form: str, alpha: float | None) -> None:
+    before, ends, after = form.replace("}", "{").split("{")
+    down, up = (f"{before}{end}{after}" for end in ends.split(","))
+    scale = {} if alpha is None else {f"{down.partition('.lora_')[0]}.alpha": torch.tensor(alpha)}
+    read = matrices_of({**scale, down: DOWN, up: UP}, {LAYER: "transformer.double.0.q"})
+    expected = UP if alpha is None else UP * 3
+    assert torch.equal(read.pop(f"{LAYER}.lora_A.weight"), DOWN)
+    assert torch.equal(read.pop(f"{LAYER}.lora_B.weight"), expected)
+    assert not read
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"lora_A.weight": DOWN * torch.nan}, r"lora_A.weight is not a LoRA's: expected two finite matrices"),
+        ({"lora_A.weight": DOWN.to(torch.int8)}, r"lora_A.weight is not a LoRA's"),
+        ({"lora_A.weight": torch.tensor(1.0)}, r"lora_A.weight is not a LoRA's"),
+        ({"alpha": torch.tensor(torch.nan)}, r"to_q.alpha is not a LoRA's"),
+        ({"alpha": torch.ones(2)}, r"to_q.alpha is not a LoRA's"),
+        ({"dora_scale": torch.ones(4, 1)}, r"to_q.dora_scale is not a LoRA's"),
+        ({"lora_B.weight": None}, r"to_q lacks lora_B"),
+        ({"lora_A.weight": None, "lora_B.weight": None, "alpha": torch.tensor(1.0)}, r"to_q lacks lora_A"),
+        ({"lora_A.weight": None, "lora_B.weight": None}, r"expected layers of one rank, got no tensors"),
+        ({"lora_A.weight": DOWN[:0], "lora_B.weight": UP[:, :0]}, r"expected layers of one rank, got \[0\]"),
+        ({"lora_down.double_blocks.1000000000.weight": DOWN}, r"no linear layer here is meant by .*1000000000"),
+    ],
+)
+def test_a_damaged_or_foreign_lora_is_refused_by_the_name_of_the_tensor(
+    changed: dict[str, Tensor | None], line: str
+) -> None:
+    ends = {"lora_A.weight": DOWN, "lora_B.weight": UP} | changed
+    with pytest.raises(ValueError, match=line):
+        matrices_of({f"{LAYER}.{end}": value for end, value in ends.items() if value is not None}, {LAYER: LAYER})
