@@ -5,6 +5,7 @@ imports torch before a function needs it.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,9 +189,10 @@ class Family(ABC):
             ("vae", "latent_channels", "in_channels", _packed(configs.get("vae", {})) ** 2),
             ("text_encoder", "hidden_size", self.text_key, len(self.text_layers) or 1),
         ):
-            if denoiser and folder in configs and (value := configs[folder].get(key, 0)) * times != denoiser.get(own):
-                needed = f"expected {denoiser.get(own, 0) // times}, as the {self.denoiser} needs"
-                return f"{folder}/config.json: {key}: {needed}, got {value}"
+            value, total = configs.get(folder, {}).get(key), denoiser.get(own)
+            if denoiser and folder in configs and (not isinstance(value, int) or value * times != total):
+                needed = f"{total // times}, as the {self.denoiser} needs" if isinstance(total, int) else f"{total!r}"
+                return f"{folder}/config.json: {key}: expected {needed}, got {value!r}"
         return None
 
     def skips_tokens(self, denoiser: Mapping[str, Any]) -> bool:  # noqa: ARG002
@@ -267,44 +269,41 @@ def every() -> tuple[Family, ...]:
 def of(model: Path) -> Family:
     """Return the family of a model's folder."""
     index = model / INDEX
-    return by_index(index.read_bytes() if index.is_file() else b"{}")
+    return by_index(index.read_bytes() if index.is_file() else b"{}", str(model))
 
 
-def by_index(index: bytes) -> Family:
-    """Return the family that a model_index.json names; without a known name, Stable Diffusion."""
+def by_index(index: bytes, model: str) -> Family:
+    """Return the family that a model_index.json names, which may be absent (`{}`) in Stable Diffusion."""
     try:
-        name = json.loads(index).get("_class_name")
+        name = json.loads(index).get("_class_name", every()[0].pipeline)
     except (ValueError, AttributeError):
-        name = None  # its parts will tell
+        name = every()[0].pipeline  # its parts will tell
     if (known := next((family for family in every() if family.pipeline == name), None)) is not None:
         return known
-    if isinstance(name, str):
-        refuse_unsupported(name, f"{INDEX}: {name}")
-    return every()[0]
+    *able, last = (family.pipeline for family in every())
+    expected = f"expected {', '.join(able)} or {last}, got {name!r}"
+    raise ModelError(f"model source {model}: {INDEX}: _class_name: {expected} (docs/families.md); choose another model")
 
 
 def refuse_unsupported(name: str, where: str) -> None:
-    """Raise ModelError for the name of a model, or of its pipeline, whose kind people train with other programs."""
-    plain = name.casefold().replace("-", "").replace("_", "").replace(".", "")
-    if "flux2klein" in plain and "9b" not in plain:
-        return
-    if kind := next((kind for mark, kind in _UNSUPPORTED.items() if mark in plain), None):
+    """Raise ModelError for the name of a model whose kind people train with other programs."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.casefold())
+    if kind := next((kind for mark, kind in _UNSUPPORTED.items() if re.search(rf"\b{mark}", plain)), None):
         *able, last = (family.name for family in every())
         raise ModelError(f"{where}: {kind} is not supported; {', '.join(able)} and {last} are (docs/families.md)")
 
 
 _UNSUPPORTED = {
-    "xl": "SDXL",
-    "klein": "FLUX.2 klein 9B",
-    "flux": "FLUX",
-    "diffusion3": "Stable Diffusion 3",
-    "sd3": "Stable Diffusion 3",
-    "qwenimage": "Qwen-Image",
-    "zimage": "Z-Image",
     "pixart": "PixArt",
+    r"(sd)?xl\b": "SDXL",
+    r"klein\b.*9b\b": "FLUX.2 klein 9B",
+    r"flux(?!-?2-?klein\b)": "FLUX",
+    r"(diffusion|sd)-?3\b": "Stable Diffusion 3",
+    "qwen-?image": "Qwen-Image",
+    "z-?image": "Z-Image",
     "kandinsky": "Kandinsky",
 }
-"""Kinds of models, by what is in their names."""
+"""Kinds of models, by words in their names, with hyphens between."""
 
 
 def text_width(model: Path) -> int:
@@ -342,18 +341,22 @@ def space_of(model: Path) -> LatentSpace:
 
 def read_latent_space(model: Path, source: str) -> LatentSpace:
     """Return the latent space of a model; refuse one whose latents would be left unscaled."""
-    if _number(model / "vae", "scaling_factor", LatentSpace().scale) == 1.0:
+    space, weights = space_of(model), model / "vae/diffusion_pytorch_model.safetensors"
+    if space.patch == 1 and _number(model / "vae", "scaling_factor", LatentSpace().scale) == 1.0:
         raise ModelError(
             f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
             "vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    space, weights = space_of(model), model / "vae/diffusion_pytorch_model.safetensors"
     if space.patch > 1 and weights.is_file():
         from safetensors import safe_open
 
-        with safe_open(weights, "np") as file:
-            if "bn.running_mean" not in set(file.keys()):
-                raise ModelError(f"model.source: the VAE of {source} lacks bn, the mean of its latents; restore it")
+        with safe_open(weights, "pt") as file:  # NumPy lacks bf16
+            names = {"bn.running_mean", "bn.running_var"} & set(file.keys())
+            statistics = [file.get_tensor(name) for name in sorted(names)]
+        if len(names) < 2 or not all(each.isfinite().all() for each in statistics) or statistics[1].min() <= 0:
+            raise ModelError(
+                f"model.source: the VAE of {source} lacks bn, the finite mean and variance of its latents; restore it"
+            )
     return space
 
 

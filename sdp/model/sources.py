@@ -99,7 +99,7 @@ def check(
     """
     source = _model(source)
     exists, read = _files(source, storage)
-    family = _family(exists, read)
+    family = _family(source, exists, read)
     _require_files(source, exists, parts, family, pretrained=pretrained)
     # A hub's configurations would be a request each.
     if source.kind != "hub" and (problem := layout.contradiction(read, parts, family)):
@@ -148,7 +148,14 @@ def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None
 
 def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family:
     """Return the family of a source."""
-    return _family(*_files(_model(source), storage))
+    source = _model(source)
+    return _family(source, *_files(source, storage))
+
+
+def is_distilled(source: ModelSource | str, *, storage: StorageOptions | None = None) -> bool:
+    """Return whether a source draws in few steps without guidance, which training would undo."""
+    exists, read = _files(_model(source), storage)
+    return exists(INDEX) and b'"is_distilled":true' in b"".join(read(INDEX).split())
 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
@@ -195,8 +202,8 @@ def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists,
     return folder.exists, folder.read
 
 
-def _family(exists: Exists, read: Callable[[str], bytes]) -> Family:
-    return families.by_index(read(INDEX) if exists(INDEX) else b"{}")
+def _family(source: ModelSource, exists: Exists, read: Callable[[str], bytes]) -> Family:
+    return families.by_index(read(INDEX) if exists(INDEX) else b"{}", str(source))
 
 
 def _open(source: ModelSource, storage: StorageOptions | None) -> Storage:

@@ -119,6 +119,8 @@ def test_weights_in_several_files_are_taken(model: Path) -> None:
     ("part", "key", "value", "says"),
     [
         ("text_encoder", "hidden_size", 32, "expected 64, as the unet needs, got 32"),
+        ("text_encoder", "hidden_size", None, "expected 64, as the unet needs, got None"),
+        ("vae", "latent_channels", "4", "expected 4, as the unet needs, got '4'"),
         ("vae", "latent_channels", 16, "expected 4, as the unet needs, got 16"),
         ("vae", "_class_name", "VQModel", "expected 'AutoencoderKL'"),
         ("unet", "_class_name", "FluxTransformer2DModel", "expected 'UNet2DConditionModel'"),

@@ -1,5 +1,6 @@
 """Newcomers are told what is wrong in the words that they came with."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sdp.cli import main
 from sdp.config import load
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import ConfigError, DatasetError, ModelError
+from sdp.families import refuse_unsupported
 from sdp.model.export import Exported
 from sdp.model.sources import check, parse
 from sdp.sources.captions import gather
@@ -42,6 +44,8 @@ def test_an_option_of_another_trainer_leads_to_ours(option: str, hint: str, caps
         ("black-forest-labs/FLUX.2-klein-base-9B", "FLUX.2 klein 9B"),
         ("Qwen/Qwen-Image@0123456789012345678901234567890123456789", "Qwen-Image"),
         ("Tongyi-MAI/Z-Image-Turbo", "Z-Image"),
+        ("me/SDXL_Turbo", "SDXL"),
+        ("PixArt-alpha/PixArt-XL-2-1024-MS", "PixArt"),
     ],
 )
 def test_a_model_of_another_kind_is_refused_by_its_name(name: str, kind: str) -> None:
@@ -49,13 +53,22 @@ def test_a_model_of_another_kind_is_refused_by_its_name(name: str, kind: str) ->
         check(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["me/my-xlarge-sd15", "me/influxdb-sd2", "me/FLUX.2-klein-base-4B", "me/flux2_klein_4B"]
+)
+def test_a_name_that_only_holds_the_letters_of_such_a_kind_is_not_refused(name: str) -> None:
+    refuse_unsupported(name.partition("/")[2], name)
+
+
 def test_a_network_of_another_job_may_have_the_name_of_such_a_kind() -> None:
     assert parse(f"Salesforce/blip2-flan-t5-xl@{'0' * 40}").uri == "Salesforce/blip2-flan-t5-xl"
 
 
-def test_a_folder_of_another_kind_of_model_is_refused_by_its_pipeline(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
-    with pytest.raises(ModelError, match="StableDiffusionXLPipeline: SDXL is not supported"):
+@pytest.mark.parametrize("name", ["StableDiffusionXLPipeline", "Flux2KleinKVPipeline", None])
+def test_a_folder_of_another_kind_of_model_is_refused_by_its_pipeline(tmp_path: Path, name: str | None) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
+    line = f"^model source {tmp_path}: model_index.json: _class_name: expected Stable.* or Flux2Klein.*, got {name!r}"
+    with pytest.raises(ModelError, match=line):
         check(str(tmp_path))
 
 
