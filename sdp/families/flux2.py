@@ -4,9 +4,8 @@ A caption is a message of a chat without thinking, padded to a fixed length. The
 padding too; Qwen3 itself does not attend to padding.
 """
 
-import json
-from copy import copy
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 TOKENS: Final = 512
 _BEFORE, _AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 """The texts that Qwen3's chat template puts around a message."""
+_PAD = "<|endoftext|>"
 _AUTHORS: Final = {
     **{"single_transformer_blocks": "single_blocks", ".attn.to_qkv_mlp_proj": ".linear1"},
     **{"transformer_blocks": "double_blocks", ".attn.to_out.0": ".img_attn.proj", ".attn.to_out": ".linear2"},
@@ -34,7 +34,6 @@ _AUTHORS: Final = {
     **{"modulation_img.linear": "modulation_img.lin", "modulation_txt.linear": "modulation_txt.lin"},
 }
 """Parts of layers' names in diffusers, and what the authors call them, which ComfyUI reads; replaced in this order."""
-_PAD = "<|endoftext|>"
 
 
 class Flux2Klein(Family):
@@ -66,9 +65,11 @@ class Flux2Klein(Family):
         if configs.get(self.denoiser, {}).get("guidance_embeds", self.denoiser in configs):
             return f"{self.denoiser}/config.json: guidance_embeds: expected false, as in klein, got true"
         layers = configs.get("text_encoder", {}).get("num_hidden_layers", self.text_layers[-1] + 1)
-        if layers <= self.text_layers[-1]:
+        if not isinstance(layers, int) or layers <= self.text_layers[-1]:
             needed = f"expected more than {self.text_layers[-1]}"
-            return f"text_encoder/config.json: num_hidden_layers: {needed}, got {layers}"
+            return f"text_encoder/config.json: num_hidden_layers: {needed}, got {layers!r}"
+        if (patch := configs.get("vae", {}).get("patch_size", [2, 2])) != [2, 2]:
+            return f"vae/config.json: patch_size: expected [2, 2], got {patch!r}"
         return super().problem(configs)
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
@@ -85,10 +86,14 @@ class Flux2Klein(Family):
         return cast("Tokenizer", _Chat(tokenizer))  # all that is asked of one
 
     def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:
-        """Drop the layers whose states are not used, a fifth of the network."""
-        vocabulary = json.loads((model / "tokenizer/tokenizer.json").read_bytes())["added_tokens"]
-        text_encoder.config.pad_token_id = next(token["id"] for token in vocabulary if token["content"] == _PAD)
-        del text_encoder.layers[self.text_layers[-1] + 1 :]
+        """Drop the layers whose states are not used, a quarter of the network, and the norm of the last one's."""
+        from torch import nn
+
+        from sdp.families.tokenizer import load_tokenizer
+
+        text_encoder.config.pad_token_id = (load_tokenizer(model).padding or {})["pad_id"]
+        del text_encoder.layers[self.text_layers[-1] :]
+        text_encoder.norm = nn.Identity()
 
     def encode_text(self, text_encoder: Any, ids: "Tensor") -> "Tensor":
         import torch

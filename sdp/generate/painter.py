@@ -104,13 +104,14 @@ def load_painter(model: GenerateModel, config: GenerateConfig) -> Painter:
         trained = load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))
     trained = trained.eval().requires_grad_(False).to(device, dtype)
     share_cores(device, trained)
+    distilled = sources.is_distilled(str(path))
     return Painter(
         family=trained.family,
         denoiser=trained.denoiser,
         vae=load.load_vae(path, device=device),
         encode=text_encoding(path, trained.text_encoder or load.load_text_encoder(path, dtype, device), device),
         schedule={**load.load_scheduler_config(path), **model.scheduler},
-        sampler=config.sampler,
+        sampler=config.sampler.replaced(guidance_scale=1.0) if distilled else config.sampler,
         resolution=config.resolution,
         dtype=dtype,
         limit=BatchLimit(config.scaling.batch_size),

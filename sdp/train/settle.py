@@ -77,6 +77,9 @@ def _prediction(config: TrainConfig) -> str:
             raise ConfigError([Problem(key, "v while zero_terminal_snr is on", got, hint)])
     options = config.storage.options()
     family = sources.family(config.model.source, storage=options)
+    if sources.is_distilled(config.model.source, storage=options):
+        hint = "it draws with a LoRA of its base"
+        raise ConfigError([Problem("model.source", "a base model", f"{config.model.source}, which is distilled", hint)])
     if own not in family.predictions:
         expected = f"{' or '.join(family.predictions)} for a model of {family.name}"
         raise ConfigError([Problem(key, expected, got, "or choose another model.source")])

@@ -71,7 +71,7 @@ def test_tokens_and_states_are_those_of_diffusers(pipeline: Any) -> None:
         states = FLUX2.encode_text(encoder, ids)
     assert states.shape == expected.shape == (4, 512, 48)
     assert (states - expected).abs().max() < 1e-5
-    assert len(encoder.layers) == 28 < len(pipeline.text_encoder.model.layers)
+    assert len(encoder.layers) == 27 < len(pipeline.text_encoder.model.layers)
 
 
 def test_a_dataset_has_the_latents_and_states_of_diffusers(root: Path, pipeline: Any) -> None:
@@ -136,6 +136,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
     assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
 
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_times_are_exact_in_every_precision(dtype: torch.dtype) -> None:
     # FSDP casts the inputs, DDP with autocast does not: the same seed must train the same times.
@@ -145,7 +146,6 @@ def test_times_are_exact_in_every_precision(dtype: torch.dtype) -> None:
     latents, text = torch.randn(3, 16, 2, 2, dtype=dtype), torch.randn(3, 8, 48, dtype=dtype)
     assert FLUX2.predict(denoiser, latents, ticks, text).dtype == dtype
     assert torch.allclose(embedded[0].double(), ticks.double() * 1000 / TICKS, rtol=1e-6)
-
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
@@ -263,6 +263,18 @@ def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"sdp export {tmp_path}/out/run subject.safetensors --lora --raw" in hints.out + hints.err
 
 
+def test_a_distilled_model_draws_without_guidance_and_is_not_trained(root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
+    index = folder / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "is_distilled": True}))
+    how = generate_config(tmp_path / "out", folder, sampler={"guidance_scale": 4.0, "steps": 4})
+    (actual,) = load_painter(choose(how), how).paint(["a cat"], [7])
+    assert actual is not None
+    assert np.abs(actual.astype(int) - drawn_by(loaded(folder), "a cat", 7)).max() <= 1
+    with pytest.raises(ConfigError, match=r"model\.source: expected a base model, got .*model, which is distilled"):
+        train(settings(root, "no", source__uri=str(root / "token_ids"), model__source=str(folder)))
+
+
 def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
     for key, value, line in (
         ("objective__prediction", "v", r"objective\.prediction: expected flow for a model of FLUX\.2 klein, got 'v'"),
@@ -280,6 +292,8 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
     [
         ("text_encoder/config.json", "hidden_size", 64, "expected 16, as the transformer needs, got 64"),
         ("text_encoder/config.json", "num_hidden_layers", 27, "expected more than 27, got 27"),
+        ("text_encoder/config.json", "num_hidden_layers", "30", "expected more than 27, got '30'"),
+        ("vae/config.json", "patch_size", [1, 1], r"expected \[2, 2\], got \[1, 1\]"),
         ("vae/config.json", "latent_channels", 8, "expected 4, as the transformer needs, got 8"),
         ("vae/config.json", "_class_name", "AutoencoderKL", "expected 'AutoencoderKLFlux2', got 'AutoencoderKL'"),
         ("transformer/config.json", "guidance_embeds", True, "expected false, as in klein, got true"),
@@ -292,15 +306,22 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, 
         check(str(folder))
 
 
-def test_a_vae_without_the_mean_of_its_latents_is_refused(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("mean", None), ("var", None), ("mean", torch.nan), ("var", 0.0)])
+def test_a_vae_without_the_mean_and_variance_of_its_latents_is_refused(
+    root: Path, tmp_path: Path, name: str, value: float | None
+) -> None:
     folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
     file = folder / "vae/diffusion_pytorch_model.safetensors"
-    save_file({name: value for name, value in load_file(file).items() if not name.startswith("bn.")}, file)
+    tensors = load_file(file)
+    damaged = tensors.pop(f"bn.running_{name}")
+    save_file(tensors if value is None else {**tensors, f"bn.running_{name}": damaged.fill_(value)}, file)
     how: dict[str, Any] = {
         "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "out")}, "resolutions": [64],
         "model": {"source": str(folder)},
     }  # fmt: skip
-    with pytest.raises(ModelError, match=r"^model\.source: the VAE of .* lacks bn, the mean of its latents"):
+    with pytest.raises(
+        ModelError, match=r"^model\.source: the VAE of .* lacks bn, the finite mean and variance of its"
+    ):
         process(parse_config("process", how))
     assert not (tmp_path / "out").exists()
 
