@@ -340,6 +340,7 @@ def _limit(figures: dict[str, Any]) -> str:
     most = PREDICTED.get(case, {}).get(gpu.name if gpu else "")
     if not (most and figures.get("per_s")):
         return "-"
+    most *= figures.get("workers", 1)
     times = most / figures["per_s"]
     return f"{most:,.1f}" + f", {times:.1f} times slower" * (times > SLOW)
 
