@@ -123,11 +123,14 @@ def test_alerts_of_the_faults_that_were_made_are_pending_or_firing(run: Recorded
         ("SdpGpuMemoryAlmostFull", "1"),
         ("SdpJobFailed", ""),
         ("SdpPodPending", ""),
+        ("SdpPodCannotStart", ""),
     } <= alerts
+    assert {a["labels"]["name"] for a in run.prometheus.ask("alerts")["alerts"]
+            if a["labels"]["alertname"] == "SdpJobWaitsForFailed"} == {"idle"}  # fmt: skip
     scraped = {s["job"] for s, _ in run.prometheus.history("go_goroutines", run.start, run.end, STEP_S)}
     assert scraped == {"kube-state-metrics"}, "the operator's own are dropped"
     quiet = {"SdpExporterDown", "SdpExporterBlind", "SdpLedgerMismatch", "SdpSpilling"}
-    quiet |= {"SdpTrainingRecovers", "SdpTrainingDied"}
+    quiet |= {"SdpTrainingRecovers", "SdpTrainingDied", "SdpHeadRestarts", "SdpJobStalled"}
     assert not quiet & {name for name, _ in alerts}
 
 

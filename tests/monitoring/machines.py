@@ -166,7 +166,7 @@ def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
         }
 
 
-_RAYJOBS = {"broken": "Failed", JOB.rpartition("-")[0]: "Running", "waits": "Initializing"}
+_RAYJOBS = {"broken": "Failed", JOB.rpartition("-")[0]: "Running", "waits": "Initializing", "idle": "Running"}
 _POD = f'namespace="{NAMESPACE}",pod="waits",uid="3"'
 OF_KUBERNETES = (
     *(
@@ -176,6 +176,8 @@ OF_KUBERNETES = (
     f'kuberay_cluster_info{{name="sdp",namespace="{NAMESPACE}",owner_kind="None",uid="1"}} 1',
     f'kube_pod_status_phase{{{_POD},phase="Pending"}} 1',
     f'kube_pod_container_resource_requests{{{_POD},container="ray-worker",resource="nvidia_com_gpu",unit="integer"}} 8',
+    f'kube_pod_container_status_waiting_reason{{{_POD},container="ray-worker",reason="ImagePullBackOff"}} 1',
+    f'kube_pod_container_status_restarts_total{{{_POD},container="ray-head"}} 0',
     "go_goroutines 40",
 )
 """Metrics as KubeRay's operator and kube-state-metrics serve them."""
