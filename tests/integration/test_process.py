@@ -219,7 +219,7 @@ def test_running_again_does_nothing(
     assert second.digest == processed.digest
     after = files_in(root / "out")
     assert {name for name in after if before.get(name) != after[name]} <= {"_manifest.json"}
-    assert "nothing to do" in capsys.readouterr().err
+    assert "nothing to write" in capsys.readouterr().err
 
 
 def test_a_run_writes_only_missing_parts(root: Path, images: Path, model: Path, processed: Dataset) -> None:
