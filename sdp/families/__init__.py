@@ -341,8 +341,9 @@ def space_of(model: Path) -> LatentSpace:
 
 def read_latent_space(model: Path, source: str) -> LatentSpace:
     """Return the latent space of a model; refuse one whose latents would be left unscaled."""
+    scale = _number(model / "vae", "scaling_factor", LatentSpace().scale)
     space, weights = space_of(model), model / "vae/diffusion_pytorch_model.safetensors"
-    if space.patch == 1 and _number(model / "vae", "scaling_factor", LatentSpace().scale) == 1.0:
+    if space.patch == 1 and scale == 1.0:
         raise ModelError(
             f"model.source: the VAE of {source} has scaling_factor 1.0: latents would be left unscaled; set it in "
             "vae/config.json (0.18215 in Stable Diffusion 2)"

@@ -177,4 +177,4 @@ def test_the_wheel_is_installed_in_three_ways_of_which_the_base_needs_no_torch_a
 
 def test_the_wheel_brings_one_console_script(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
-    assert wheel.read(name).decode().split() == ["[console_scripts]", "sdp", "=", "sdp.cli:main"]
+    assert wheel.read(name).decode().split() == ["[console_scripts]", "sdp", "=", "sdp.__main__:main"]

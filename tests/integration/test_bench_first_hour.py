@@ -73,7 +73,7 @@ def test_each_case_is_in_the_table_as_soon_as_it_ends_and_later_commands_keep_it
     results = Results(tmp_path, Machine(gpu="NVIDIA H100", torch="2.11"))
     first, second, broken, late = (Row(name, "", "") for name in ("train-256", "train-512", "broken", "late"))
     results.add(first, case="256 px", per_s=1234.5, mfu=0.421, phases={"forward": 80.0}, step_s=0.2, kernels=9000)
-    assert "| 1,234.5 | 42.1% | - | 200.0: forward 80.0 | 9000 |" in (tmp_path / "gpu-results.md").read_text()
+    assert "| 1,234.5 | - | 42.1% | - | 200.0: forward 80.0 | 9000 |" in (tmp_path / "gpu-results.md").read_text()
     results = Results(tmp_path, Machine(gpu="NVIDIA H100", torch="2.11"))
     results.add(second, case="512 px", per_s=400.0)
     _measure(Row("broken", "", "json.tool /nowhere/at/all", 60), results)

@@ -91,7 +91,7 @@ def test_an_output_of_another_configuration_is_refused_by_its_keys(tmp_path: Pat
     storage = open_storage(str(tmp_path / "images"))
     for head, message in (
         (Head("images", 10, False, {"image.size": 512}), r"image\.size was 256 and is 512 now.*another output\.uri"),
-        (Head("images", 20, False, {"image.size": 256}), "unit_rows was 10 and is 20 now"),
+        (Head("images", 20, False, {"image.size": 256}), "output.rows_per_file was 10 and is 20 now"),
         (Head("latents", 10, True, {}), "holds a dataset of images, not of latents"),
     ):
         with pytest.raises(DatasetError, match=message):

@@ -236,7 +236,7 @@ def test_an_output_keeps_its_tables_and_filters_but_they_may_move(images: Path, 
         start(*moved)
     start_again = config_of(images, tmp_path / "plain", "builtin:tiny")
     begin(prepare(start_again), only_failed=False)
-    with pytest.raises(DatasetError, match=r"source\.tables was None"):
+    with pytest.raises(DatasetError, match=r"source\.tables was null"):
         begin(prepare(config_of(images, tmp_path / "plain", "builtin:tiny", *moved)), only_failed=False)
 
 
