@@ -51,7 +51,7 @@ def test_a_kernel_that_spills_or_takes_too_much_shared_memory_is_named_with_its_
     ("name", "expected"),
     [
         ("planar", "a convolution that is not channels-last"),
-        ("masked", "attention by efficient (1 calls), not flash"),
+        ("masked", "attention by efficient (2 calls), not flash"),
         ("broken", "graph break"),
         ("dynamic", "graphs are dynamic"),
     ],
