@@ -60,13 +60,23 @@ def test_slow_code_is_a_fault(verdicts: dict[str, Any], name: str, expected: str
     assert any(expected in fault for fault in verdicts[name]["faults"])
 
 
-@pytest.mark.slow
-def test_a_whole_step_is_compiled_and_its_shortest_time_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["prx-424m-256", "--set", "tiny=true", "--set", "resolution=64", "--set", "batch=4", "--predict"]
-    assert kernels.main(words) == 0
+def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(case: dict[str, Any], _: dict[str, str]) -> dict[str, Any]:
+        assert (case["compile"], case["batch"]) == ("kernels", 8)
+        graphs, work = {"cubins": 34, "count": 2}, [("matmul", 0, 312e12, 1)]
+        faults = ["2 of 2 graphs are dynamic"] if case["name"] == "vae" else []
+        return {"name": case["name"], "faults": faults, "graphs": graphs, "seconds": 1.0, "batch": 8, "work": work}
+
+    monkeypatch.setattr(kernels, "environment", lambda *_: {})
+    monkeypatch.setattr(kernels, "_in_process", report)
+    assert kernels.main(["vae", "prx-424m-2*", "--set", "batch=8", "--predict"]) == 1
     printed = capsys.readouterr().out
-    assert "prx-424m-256: ok, sm_80, " in printed
-    assert "H100-SXM" in printed
+    assert "vae: FAILED, sm_80, 34 kernels in 2 graphs, 1 s\n  2 of 2 graphs are dynamic\n" in printed
+    assert "prx-424m-256: ok, sm_80" in printed
+    assert "A100-80G: at least 1000.0 ms (matmul 1000.0), at most 8.0 samples/s" in printed
+    assert kernels.main(["prx-424m-256", "--set", "batch=8"]) == 0
 
 
 def test_the_shortest_time_is_that_of_bytes_or_of_operations() -> None:
