@@ -115,7 +115,7 @@ def _take_down(args: Arguments) -> None:
 
     from sdp.datasets import tombstones
     from sdp.datasets.audit import RUN, datasets_of
-    from sdp.datasets.names import rows_of_file
+    from sdp.datasets.names import finder
     from sdp.storage import open_storage
 
     if len(args.uri) != 1:
@@ -128,7 +128,8 @@ def _take_down(args: Arguments) -> None:
     if storage.exists(RUN):
         own = " or ".join(datasets_of(storage))
         raise UsageError(f"audit: --takedown: {storage.uri} is a run; name the dataset that it trains on: {own}")
-    takedowns = tombstones.parse_list(text, args.takedown, lambda name: rows_of_file(storage, name)[-1])
+    rows_of = finder(storage)
+    takedowns = tombstones.parse_list(text, args.takedown, lambda name: rows_of(name)[-1])
     if not takedowns:
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
     added = tombstones.add(storage, takedowns)

@@ -18,7 +18,7 @@ from sdp.datasets.draws import held_out
 from sdp.datasets.inspect import accounts
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.lookup import in_parts
-from sdp.datasets.names import rows_of_file
+from sdp.datasets.names import finder
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.parts import read_account
 from sdp.datasets.records import parse, reading
@@ -174,7 +174,7 @@ class _Audit:
         trained = dict.fromkeys(uri for run in self._runs for uri in _written_sources(run))
         for dataset in self._named or map(open_storage, trained):
             try:
-                places += [(row, dataset.uri) for row in rows_of_file(dataset, name)]
+                places += [(row, dataset.uri) for row in finder(dataset)(name)]
             except UserError as error:
                 errors.append(error)
         if not places:

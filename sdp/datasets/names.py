@@ -1,7 +1,7 @@
 """Names of a dataset's addresses in its source: an image file, or the URL in a row of Parquet."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -63,21 +63,36 @@ def names_of(storage: Storage) -> Namer:
     return names
 
 
-def rows_of_file(storage: Storage, name: str) -> list[int]:
-    """Return all addresses that an image file has had, the present one last; `name` may be the end of its path."""
-    root = _root(storage)
-    files, wanted = root.index.files, f"/{name.removeprefix('./').lstrip('/')}"
-    rows: dict[str, list[int]] = {}
-    for path, row in zip(files["path"].to_pylist(), files["first_row"].to_pylist(), strict=True):
-        if path.endswith((*_PARQUET, ".tar")):
-            by = "--url" if root.head.kind == "images" else "--row"
-            raise UserError(f"{storage.uri}: its rows are of tables, not of image files; use {by} in place of a name")
-        if f"/{path}".endswith(wanted):
-            rows.setdefault(path, []).append(row)
-    if len(rows) != 1:
-        several = f"{len(rows)} pictures are named {name}; give more of the path"
-        raise UserError(f"{storage.uri}: {several if rows else f'no picture is named {name}; give whole names'}")
-    return next(iter(rows.values()))
+def finder(storage: Storage) -> Callable[[str], list[int]]:
+    """Return a function that finds an image file by its name or the end of its path; it raises UserError if it cannot.
+
+    It returns all addresses that the file has had, the present one last.
+    """
+
+    @cache
+    def paths() -> dict[str, dict[str, list[int]]]:
+        """Return the addresses of each path, by the name at its end."""
+        root, known = _root(storage), dict[str, dict[str, list[int]]]()
+        columns = (root.index.files[column].to_pylist() for column in ("path", "first_row"))
+        for path, row in zip(*columns, strict=True):
+            if path.endswith((*_PARQUET, ".tar")):
+                by = "--url" if root.head.kind == "images" else "--row"
+                raise UserError(
+                    f"{storage.uri}: its rows are of tables, not of image files; use {by} in place of a name"
+                )
+            known.setdefault(path.rpartition("/")[2], {}).setdefault(path, []).append(row)
+        return known
+
+    def rows_of(name: str) -> list[int]:
+        wanted = f"/{name.removeprefix('./').lstrip('/')}"
+        same = paths().get(wanted.rpartition("/")[2], {})
+        matches = [rows for path, rows in same.items() if f"/{path}".endswith(wanted)]
+        if len(matches) != 1:
+            several = f"{len(matches)} pictures are named {name}; give more of the path"
+            raise UserError(f"{storage.uri}: {several if matches else f'no picture is named {name}; give whole names'}")
+        return matches[0]
+
+    return rows_of
 
 
 def _root(storage: Storage) -> Output:

@@ -1,13 +1,15 @@
 """Names of addresses in their source: image files and URLs."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.datasets.names import names_of, rows_of_file
+from sdp.datasets import names
+from sdp.datasets.names import finder, names_of
 from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.source import freeze_files, freeze_source
 from sdp.errors import UserError
@@ -36,12 +38,15 @@ def test_an_image_file_is_named_and_traced_by_its_name(tmp_path: Path) -> None:
     freeze_files(output(tmp_path / "out"), list_source(str(tmp_path), suffixes=(".jpg",)))
     out = open_storage(str(tmp_path / "out"))
     assert names_of(out)(np.array([0, 2])) == [str(tmp_path / "a/1.jpg"), str(tmp_path / "b/2.jpg")]
-    assert (rows_of_file(out, "2.jpg"), rows_of_file(out, "./b/1.jpg")) == ([2], [1])
+    rows_of = finder(out)
+    assert (rows_of("2.jpg"), rows_of("./b/1.jpg")) == ([2], [1])
     named = (("1.jpg", "2 pictures are named 1.jpg; give more"), (".jpg", "no picture is named .jpg; give whole names"))
     for name, hint in named:
         with pytest.raises(UserError, match=hint):
-            rows_of_file(out, name)
+            rows_of(name)
+    with patch.object(names, "_root", side_effect=AssertionError("it is read once, however many names are asked for")):
+        assert rows_of("a/1.jpg") == [0]
     pq.write_table(pa.table({"url": ["https://a.example/1"]}), tmp_path / "a.parquet")
     freeze_source(output(tmp_path / "urls"), list_source(str(tmp_path / "a.parquet")), ["url"])
     with pytest.raises(UserError, match="its rows are of tables, not of image files; use --url in place of a name"):
-        rows_of_file(open_storage(str(tmp_path / "urls")), "1.jpg")
+        finder(open_storage(str(tmp_path / "urls")))("1.jpg")
