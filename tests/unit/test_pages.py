@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.datasets.columns import iter_tables, open_parquet
-from sdp.datasets.pages import _struct
+from sdp.datasets.pages import _Checked, _Chunk, _struct
 from sdp.errors import DatasetError
 from sdp.sources.groups import RowGroup, read_rows
 from sdp.train.data.sources import open_sources
@@ -90,6 +90,21 @@ def test_whole_files_of_every_form_are_read(tmp_path: Path) -> None:
         for buffered in (False, True):
             file = open_parquet(str(path), None, table.column_names, pre_buffer=buffered)
             assert sum(batch.num_rows for batch in iter_tables(file, table.column_names)) == rows
+
+
+def pages(values: int) -> bytes:
+    """Return a page's header in Thrift: eight bytes, stored as none, with so many values."""
+    size, stored, head = b"\x25\x10", b"\x15\x00", b"\x2c\x15" + bytes([2 * values]) + b"\x00"
+    return size + stored + head + b"\x00"
+
+
+def test_a_lying_chunk_is_found_within_one_that_is_read_in_part() -> None:
+    data = pa.BufferReader(bytes(4) + pages(values=9) + bytes(100))
+    around, lying = _Chunk(4, 10_000, 1, 1), _Chunk(4, len(pages(values=9)), 8, 8)
+    assert _Checked("a", data, [around]).read_buffer(50).size == 50
+    data.seek(0)
+    with pytest.raises(DatasetError, match="pages of a column hold more than the footer says"):
+        _Checked("a", data, [around, lying]).read_buffer(50)
 
 
 @pytest.mark.parametrize("header", [b"", b"\x1c" * 10_000, b"\x15" + b"\xff" * 20, b"\x13\0", b"\x18\x7f", b"\xf5\x01"])
