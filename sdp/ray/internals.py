@@ -104,12 +104,13 @@ def adopt_token() -> bool:
 
     `ray.init` does this only where it starts a cluster. If it goes: users set RAY_AUTH_MODE=token.
     """
-    if "RAY_AUTH_MODE" not in os.environ:
-        with _comfort("the token of a cluster"):
-            from ray._private.authentication import authentication_token_setup as setup
+    if "RAY_AUTH_MODE" in os.environ:
+        return False
+    with _comfort("the token of a cluster"):
+        from ray._private.authentication import authentication_token_setup as setup
 
-            return setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    return False
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return "RAY_AUTH_MODE" in os.environ  # so that a second refusal is final
 
 
 def quieten() -> None:
