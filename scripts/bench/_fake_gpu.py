@@ -246,7 +246,7 @@ class Graphs:
             self.inside = before
             return results
 
-        run._boxed_call = True  # type: ignore[attr-defined]
+        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd then hands over a list, to be emptied
         return run
 
     def _take_in(self, node: Any, number: int) -> None:

@@ -83,9 +83,7 @@ def predicted(config: Any, workers: int, gpu: Any, model: str = "sd2") -> Any:
     """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net; others have embeddings."""
     from sdp.plan.memory import TrainerGpus, estimate
 
-    family, architecture = published_model(model)
-    known = next(each for each in family.known if each.has_size_of(architecture))
-    return estimate(config, TrainerGpus(gpu, workers, model != "sd2", known))
+    return estimate(config, TrainerGpus(gpu, workers, model != "sd2", known_model(model)))
 
 
 def operations(model: str, resolution: int) -> float:
@@ -94,6 +92,12 @@ def operations(model: str, resolution: int) -> float:
 
     family, architecture = published_model(model)
     return flops(family, architecture, side_of(architecture, resolution))
+
+
+def known_model(model: str) -> Any:
+    """Return what is known of the size of one of MODELS."""
+    family, architecture = published_model(model)
+    return next(each for each in family.known if each.has_size_of(architecture))
 
 
 def published_model(model: str) -> tuple[Any, Any]:

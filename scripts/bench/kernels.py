@@ -3,7 +3,7 @@
     make kernels                                                  all models for an A100
     make kernels ARCH=90 ARGS="sd2-256-fsdp vae"                  these, for an H100 (86: an A10G)
     make kernels ARGS="--predict --write"                         the shortest time of a step, kept for the first GPU hour
-    python -m scripts.bench.kernels klein-lora --set checkpointing=true    what one case holds, keeps and sends
+    python -m scripts.bench.kernels klein-lora --set activation_checkpointing=true    what one case holds, keeps and sends
 
 The cases train, or encode, on fake tensors over fake_cuda.c. Inductor and Triton compile for the GPU as they would there, and ptxas makes
 its machine code; nothing is launched. A case fails on registers that spill in every configuration that Inductor would try, on more
@@ -32,6 +32,7 @@ import yaml
 
 from scripts.bench._cases import take_stdout
 from scripts.bench._fake_gpu import PLAIN, Graphs, environment, fakes, line_of, report_of
+from scripts.bench._training import known_model
 from sdp.console import size
 from sdp.errors import one_line
 from sdp.hardware import GPUS, usable_cores
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         parser.error(f"no case {' or '.join(options.names)}; there are {', '.join(CASES)}")
     changes = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in options.set)}
+    if unknown := changes.keys() - PLAIN.keys():
+        parser.error(f"--set: no key {', '.join(sorted(unknown))}; there are {', '.join(PLAIN)}")
     cases = [{"name": name, **PLAIN, "compile": "kernels", **CASES[name], **changes} for name in names]
     print(
         f"kernels: compiling {len(cases)} cases for sm_{options.arch}; each takes minutes", file=sys.stderr, flush=True
@@ -167,10 +170,10 @@ def faults_of(graphs: dict[str, Any], attention: Sequence[str]) -> list[str]:
 
 def _memory_faults(case: dict[str, Any], report: dict[str, Any]) -> list[str]:
     """Return what `sdp plan` expects in vain of the bytes that a sample keeps for the backward pass."""
-    known = reference()[f"memory-{case['model']}".removesuffix("-sd2")].get(f"{case['kind']}+compiled")
-    if "encoder" in case or case["tiny"] or case["kind"] != "fsdp" or not known:
+    if "encoder" in case or case["tiny"] or case["kind"] != "fsdp":
         return []
-    expected, kept = known.get(str(case["resolution"])), sum(report["kept"].values()) / case["batch"]
+    known, kept = reference()[known_model(case["model"]).memory], sum(report["kept"].values()) / case["batch"]
+    expected = known["fsdp+compiled"].get(str(case["resolution"]))
     if expected is None or abs(kept - expected) <= 0.02 * expected:
         return []
     return [f"a sample keeps {size(kept)}; sdp/plan/reference.yaml has {size(expected)}"]
