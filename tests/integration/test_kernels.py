@@ -77,6 +77,20 @@ def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
     assert "prx-424m-256: ok, sm_80" in printed
     assert "A100-80G: at least 1000.0 ms (matmul 1000.0), at most 8.0 samples/s" in printed
     assert kernels.main(["prx-424m-256", "--set", "batch=8"]) == 0
+    with pytest.raises(SystemExit):
+        kernels.main(["vae", "--set", "checkpointing=true"])
+    assert "no key checkpointing; there are model, tiny, kind" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_each_frozen_network_of_full_size_is_one_graph(tmp_path: Path, tool: Callable[[str], Path]) -> None:
+    tool("cc")
+    done = ended(
+        [sys.executable, "-m", "tests.kernel_judge", "encoders"], cwd=ROOT, env=environment(tmp_path), timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    graphs = {report["name"]: report["graphs"] for report in map(json.loads, done.stdout.splitlines())}
+    assert graphs == {"vae": 1, "clip": 1, "qwen3": 1}
 
 
 def test_the_shortest_time_is_that_of_bytes_or_of_operations() -> None:
