@@ -274,15 +274,21 @@ def of(model: Path) -> Family:
 
 def by_index(index: bytes, model: str) -> Family:
     """Return the family that a model_index.json names, which may be absent (`{}`) in Stable Diffusion."""
-    try:
-        name = json.loads(index).get("_class_name", every()[0].pipeline)
-    except (ValueError, AttributeError):
-        name = every()[0].pipeline  # its parts will tell
+    name = parse_index(index).get("_class_name", every()[0].pipeline)
     if (known := next((family for family in every() if family.pipeline == name), None)) is not None:
         return known
     *able, last = (family.pipeline for family in every())
     expected = f"expected {', '.join(able)} or {last}, got {name!r}"
     raise ModelError(f"model source {model}: {INDEX}: _class_name: {expected} (docs/families.md); choose another model")
+
+
+def parse_index(index: bytes) -> Mapping[str, Any]:
+    """Return what a model_index.json says; nothing of one that is damaged, of whose model the parts will tell."""
+    try:
+        content = json.loads(index)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def refuse_unsupported(name: str, where: str) -> None:

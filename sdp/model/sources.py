@@ -155,7 +155,7 @@ def family(source: ModelSource | str, *, storage: StorageOptions | None = None) 
 def is_distilled(source: ModelSource | str, *, storage: StorageOptions | None = None) -> bool:
     """Return whether a source draws in few steps without guidance, which training would undo."""
     exists, read = _files(_model(source), storage)
-    return exists(INDEX) and b'"is_distilled":true' in b"".join(read(INDEX).split())
+    return exists(INDEX) and families.parse_index(read(INDEX)).get("is_distilled") is True
 
 
 def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
