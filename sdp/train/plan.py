@@ -1,5 +1,6 @@
 """The plan of a run, made and checked before any resource is taken."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,13 +147,11 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
 
 def _used(config: TrainConfig, source: Dataset) -> dict[str, int]:
     """Count the rows of a dataset by their use in training."""
-    used = dict.fromkeys(("written", "held out", "taken down", "repeated"), 0)
+    used = Counter(dict.fromkeys(("written", "held out", "taken down", "repeated"), 0))  # in this order
     for account in accounts(source.storage, []):
-        rows, outcomes = account["row"].to_numpy(), account["outcome"].to_pylist()
-        within = rows < (config.limit or source.rows)
-        for held, outcome in zip(held_out(rows, config.data.holdout)[within], np.array(outcomes)[within], strict=True):
-            name = "held out" if held and outcome == WRITTEN else str(outcome).replace("_", " ")
-            used[name] = used.get(name, 0) + 1
+        rows, outcomes = account["row"].to_numpy(), np.array(account["outcome"].to_pylist(), object)
+        outcomes[held_out(rows, config.data.holdout) & (outcomes == WRITTEN)] = "held out"
+        used.update(str(outcome).replace("_", " ") for outcome in outcomes[rows < (config.limit or source.rows)])
     return {name: count for name, count in used.items() if name not in (FAILED, FILTERED)}
 
 
