@@ -11,6 +11,8 @@ from sdp.kube.api import Api
 from sdp.kube.state import ClusterState
 
 KUEUE = ("/apis/kueue.x-k8s.io/v1beta2", "/apis/kueue.x-k8s.io/v1beta1")
+_HEAD_CHECK = "wait-gcs-ready"
+"""KubeRay's init container of workers."""
 _STUCK = {
     "ImagePullBackOff": "check image, tag and imagePullSecrets",
     "ErrImagePull": "check image, tag and imagePullSecrets",
@@ -73,7 +75,9 @@ def stuck_pods(pods: Sequence[Object]) -> Iterator[Finding]:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
         for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
             waiting = (container.get("state") or {}).get("waiting") or {}
-            if (reason := waiting.get("reason")) in _STUCK:
+            reason = waiting.get("reason")
+            # A worker's check for the head crashes for as long as there is none: the head's pod says why.
+            if reason in _STUCK and (container.get("name"), reason) != (_HEAD_CHECK, "CrashLoopBackOff"):
                 words = one_line(waiting.get("message") or "no message", 200)
                 yield Finding("pods", "failed", f"{name}: {reason} ({words})", _STUCK[reason])
         for condition in status.get("conditions") or ():

@@ -536,6 +536,13 @@ def unplaced(lab: Lab) -> None:
     lacking(lab, {"conditions": conditions}, readyWorkerReplicas=0)
 
 
+def headless(lab: Lab) -> None:
+    """A worker's check for the head crashes while the head's pod cannot be placed."""
+    check = {"name": "wait-gcs-ready", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+    conditions = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
+    lacking(lab, {"initContainerStatuses": [check]}, {"conditions": conditions}, state="", readyWorkerReplicas=0)
+
+
 def no_account(lab: Lab) -> None:
     head = {"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound", "message": "Head Pod not found"}
     lab.kube.objects.pop(f"{CORE}/pods/sdp-head-abcde")
@@ -557,6 +564,7 @@ REASONS = pytest.mark.parametrize(
     ("setup", "reason"),
     [
         (unplaced, "worker-0 is not scheduled: 0/4 nodes are available: 1 Insufficient nvidia.com/gpu"),
+        (headless, "worker-1 is not scheduled: 0/4 nodes are available"),
         (no_account, "service account 'sdp-head' not found"),
         (suspended_by_kueue, "queued by Kueue: couldn't assign flavors: request (8) > maximum capacity (4)"),
     ],
