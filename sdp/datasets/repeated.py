@@ -11,6 +11,7 @@ list, or `urls-` and the number of rows whose URLs have been compared.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -137,7 +138,14 @@ def read_columns(storage: Storage, paths: Sequence[str], columns: list[str]) -> 
 
 def partitioned(keys: Keys, rows: Addresses, partitions: int) -> list[tuple[Keys, Addresses]]:
     """Return the keys and rows of each partition."""
-    return [(keys[part], rows[part]) for part in (keys % np.uint64(partitions) == n for n in range(partitions))]
+    return divided(keys % np.uint64(partitions), partitions, keys, rows)
+
+
+def divided(partition: NDArray[Any], partitions: int, *columns: NDArray[Any]) -> list[Any]:
+    """Return the values of each partition, given the partition of each row."""
+    order = np.argsort(partition.astype(np.uint16), kind="stable")
+    cuts = np.searchsorted(partition[order], np.arange(1, partitions))
+    return list(zip(*(np.split(column[order], cuts) for column in columns), strict=True))
 
 
 def repeated(*shares: tuple[Keys, Addresses]) -> Addresses:

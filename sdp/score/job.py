@@ -116,7 +116,7 @@ def _read_partitions(
 ) -> list[tuple[near.Hashes, Addresses]]:
     hashes, rows = read_hashes(storage, paths, taken_down)
     partition = near.partition_of(hashes, mask, partitions)
-    return [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
+    return repeated.divided(partition, partitions, hashes, rows)
 
 
 def _search_shares(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Addresses]) -> near.Pairs:

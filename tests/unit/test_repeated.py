@@ -54,6 +54,13 @@ def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monke
     assert all((keys % np.uint64(3) == number).all() for share in shares for number, (keys, _) in enumerate(share))
 
 
+@given(st.lists(st.integers(0, 30)), st.integers(1, 7))
+def test_each_partition_has_its_rows_in_order(keys: list[int], partitions: int) -> None:
+    shares = repeated.partitioned(np.array(keys, np.uint64), np.arange(len(keys)), partitions)
+    expected = [[(key, row) for row, key in enumerate(keys) if key % partitions == n] for n in range(partitions)]
+    assert [list(zip(*(column.tolist() for column in share), strict=True)) for share in shares] == expected
+
+
 def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     before = dataset.manifest.counts
