@@ -69,8 +69,7 @@ def gpus_of(cluster: Object) -> dict[str, int]:
     grows = bool(cluster["spec"].get("enableInTreeAutoscaling"))
     gpus: dict[str, int] = {}
     for group in cluster["spec"].get("workerGroupSpecs") or ():
-        fixed, most = int(group.get("replicas") or 0), int(group.get("maxReplicas") or 0)
-        pods = (max(fixed, most) if grows or not fixed else fixed) * int(group.get("numOfHosts") or 1)
+        pods = int(group.get("maxReplicas" if grows else "replicas") or 0) * int(group.get("numOfHosts") or 1)
         label = accelerator_of(group)
         gpus[label] = gpus.get(label, 0) + gpus_of_pod(group["template"]["spec"]) * pods
     return gpus

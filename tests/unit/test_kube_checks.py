@@ -7,7 +7,7 @@ import pytest
 
 from sdp.errors import AccessDenied
 from sdp.kube.check_cluster import judge_group, judge_state, version_of
-from sdp.kube.check_jobs import access, placement, read
+from sdp.kube.check_jobs import access, gpus_of, placement, read
 from sdp.kube.state import cluster_state
 from tests.kube_server import group, node, raycluster
 
@@ -124,6 +124,14 @@ def test_workers_that_no_group_can_grow_to_are_found_before_a_job_waits_for_them
     (finding,) = placement(jobs, cluster)
     assert finding.state == ("failed" if says else "ok")
     assert says in str(finding)
+
+
+@pytest.mark.parametrize(("grows", "gpus"), [(True, 32), (False, 0)])
+def test_a_group_without_pods_has_gpus_only_where_it_can_grow(grows: bool, gpus: int) -> None:
+    cluster = raycluster(group("a", 8, "A100", 4))
+    cluster["spec"] |= {"enableInTreeAutoscaling": grows}
+    cluster["spec"]["workerGroupSpecs"][0]["replicas"] = 0
+    assert gpus_of(cluster) == {"A100": gpus}
 
 
 def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
