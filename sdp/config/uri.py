@@ -1,7 +1,7 @@
 """Checks of URIs in a configuration. Nothing is opened."""
 
 import os.path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic_core import PydanticCustomError
 
@@ -79,5 +79,6 @@ def inside(uri: str, folder: str) -> bool:
 def _normal(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
-        return os.path.abspath(os.path.expanduser(rest if separator else uri))  # noqa: PTH100, PTH111 (no resolving)
+        path = unquote(urlsplit(uri).path) if separator else os.path.expanduser(uri)  # noqa: PTH111
+        return os.path.abspath(path)  # noqa: PTH100 (no resolving)
     return f"{scheme}://{rest.rstrip('/')}"

@@ -89,6 +89,9 @@ download source.uri=s3://b/in & output.uri=s3://b/in/images/
 process source.uri=/data/images & output.uri=/data/x/../images
     output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the next run
     would read the output as its source
+process source.uri=/data/a b & output.uri=file://localhost/data/a%20b/c
+    output.uri: expected a folder outside of source.uri, which is /data/a b, got 'file://localhost/data/a%20b/c'; the
+    next run would read the output as its source
 score score.aesthetics=p.pth
     score.clip_model: expected the CLIP model that aesthetics was trained with, got null; name it
 score score.duplicates.distance=null
