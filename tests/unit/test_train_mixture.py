@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sdp.train.data.latents import WeightedDataset, open_latents
 from sdp.train.data.mixture import Mixture, shares_of
 from sdp.train.data.reader import Reader
 from sdp.train.data.sources import refuse_another_kind
+from sdp.train.data.weights import RowWeights
 from tests.latents import latent_of, latents_reader, make_latents, split_address
 
 
@@ -133,6 +135,16 @@ def test_rows_come_with_their_own_latents_under_addresses_and_epochs_of_their_ow
     assert second == pytest.approx(0.75 * len(first), abs=2)
     passes = Counter(own for own, row in account if split_address(row)[0] == 1)
     assert [passes[own] for own in range(max(passes))] == [30] * max(passes)
+
+
+def test_weights_are_read_once_an_epoch_though_it_passes_over_a_small_dataset_again_and_again(
+    datasets: list[Dataset],
+) -> None:
+    first, second = (open_latents(dataset, 64) for dataset in datasets)
+    load = Mock(return_value=RowWeights())
+    batches = latents_reader(WeightedDataset(first), WeightedDataset(second, 0.75, load)).batches(0, 0, 16)
+    assert {own for batch in batches for own, _ in batch.counted_by_epoch(0)} == {0, 1, 2}
+    load.assert_called_once()
 
 
 def test_a_mixed_epoch_continues_where_it_was_left_with_other_workers(datasets: list[Dataset]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -9,7 +10,7 @@ from sdp.datasets.ledger import address_offset
 from sdp.device import thread_pool
 from sdp.train.data.columns import RowColumns
 from sdp.train.data.latents import GroupReader, WeightedDataset
-from sdp.train.data.order import EpochOrder, Route, Window
+from sdp.train.data.order import Route, Window
 from sdp.train.data.reader import in_flight
 from sdp.train.data.rows import Buffers, Rows
 from sdp.train.data.weights import Weigh
@@ -32,15 +33,12 @@ class StoredRows:
     def loaded(self, windows: Iterator[Window], _: Route, buffers: Buffers) -> Generator[tuple[Window, Rows]]:
         """Yield the windows with their rows, in order."""
         readers = [GroupReader(source.dataset) for source in self.datasets]
-        passes: dict[int, tuple[EpochOrder, Weigh]] = {}
+        weighers = cache(lambda number: self.datasets[number].load_weights())
 
         def begin(window: Window) -> Callable[[], tuple[Window, Rows]]:
-            order = window.lane.order
-            number = order.dataset
-            if number not in passes or passes[number][0] is not order:
-                passes[number] = order, self.datasets[number].load_weights()
+            number = window.lane.order.dataset
             into = buffers.take(len(window), self.columns(number))
-            return pool.submit(self._load, window, readers[number], passes[number][1], into).result
+            return pool.submit(self._load, window, readers[number], weighers(number), into).result
 
         with thread_pool(torch.device("cpu"), self.threads, "sdp-read") as pool:
             try:
