@@ -41,6 +41,8 @@ PLAIN = {
 """A case. `compile`: None, "eager" (graphs are found), "partitioned" (and split as Inductor does) or "kernels" (and compiled)."""
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")
 """Words in the names of operations that use tensor cores."""
+UNMOVED = ("empty", "empty_like", "empty_strided", "_unsafe_view", "all_gather_copy_in")
+"""Operations that move nothing, or little of what they are given."""
 
 
 def environment(folder: Path, arch: int = 80) -> dict[str, str]:
@@ -398,7 +400,7 @@ class Seen:
                     hold(tensor)
                 self.take_in(func, args, inputs, outputs)
                 if self.activity != "before" and not (self.graphs.inside or func.is_view):
-                    self._cost(func, args, kwargs or {}, results, [*inputs, *outputs])
+                    self._cost(func, args, kwargs or {}, results, (inputs, outputs))
                 return results
 
         def keep(tensor: Tensor) -> Tensor:
@@ -436,21 +438,24 @@ class Seen:
             if "float32" in dtypes:
                 self.fp32[f"{self.activity}: {operation}"] += 1
 
-    def _cost(self, func: Any, args: Any, kwargs: Any, results: Any, tensors: list[Any]) -> None:
+    def _cost(
+        self, func: Any, args: Any, kwargs: Any, results: Any, tensors: tuple[Sequence[Any], Sequence[Any]]
+    ) -> None:
         """Count what an operation outside of compiled graphs moves and computes."""
         from torch.utils._pytree import tree_leaves
         from torch.utils.flop_counter import flop_registry
 
         space, _, name = func._schema.name.partition("::")
-        if space == "c10d":
+        if space in ("c10d", "prim") or name in UNMOVED:
             return
         written = [
             arg
             for arg, known in zip(args, func._schema.arguments, strict=False)
             if known.alias_info and known.alias_info.is_write
         ]
-        formula = flop_registry.get(func.overloadpacket)
-        moved = sum(each.nbytes for each in [*tensors, *tree_leaves(written)])
+        formula, (read, made) = flop_registry.get(func.overloadpacket), tensors
+        each_once = ({id(tensor): tensor for tensor in some} for some in (read, [*made, *tree_leaves(written)]))
+        moved = sum(tensor.nbytes for some in each_once for tensor in some.values())
         self.eager[kind_of(name), moved, formula(*args, **kwargs, out_val=results) if formula else 0] += 1
 
     def work(self) -> list[tuple[str, int, float, int]]:

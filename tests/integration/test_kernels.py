@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scripts.bench import kernels
-from scripts.bench._fake_gpu import environment
+from scripts.bench._fake_gpu import Graphs, Seen, environment
 from sdp.hardware import GPUS
 from tests.programs import ended
 
@@ -97,6 +98,16 @@ def test_the_shortest_time_is_that_of_bytes_or_of_operations() -> None:
     a10g = GPUS["A10G"]
     work = [("matmul", 1e6, 70e12, 2), ("pointwise", 0.6e12, 1e9, 1), ("pointwise", 0.6e12, 0, 1)]
     assert kernels.ceiling(work, a10g) == {"matmul": pytest.approx(2), "pointwise": pytest.approx(2)}
+
+
+def test_an_operation_outside_of_graphs_moves_what_it_reads_and_writes() -> None:
+    seen, four = Seen(Graphs(None), activity="forward"), torch.ones(1000)
+    with seen.watch():
+        four.copy_(four + four)
+        torch.empty(1000)
+        torch.mm(four.view(10, 100), four.view(100, 10))
+    kinds = [(kind, moved, operations, calls) for kind, moved, operations, calls in seen.work() if moved]
+    assert kinds == [("pointwise", 8000, 0, 1), ("pointwise", 12000, 0, 1), ("matmul", 8400, 20000, 1)]
 
 
 def interpreted(what: str) -> Any:
