@@ -38,7 +38,7 @@ from sdp.errors import one_line
 from sdp.hardware import GPUS, usable_cores
 from sdp.plan.prices import reference
 
-FLASH, EFFICIENT = "flash", "efficient"
+FLASH, EFFICIENT, CUDNN = "flash", "efficient", "cudnn"
 CASES: dict[str, dict[str, Any]] = {
     **{
         f"sd2-{side}-{kind}": {"kind": kind, "resolution": side, "attention": [FLASH]}
@@ -76,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     changes = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in options.set)}
     if unknown := changes.keys() - PLAIN.keys():
         parser.error(f"--set: no key {', '.join(sorted(unknown))}; there are {', '.join(PLAIN)}")
-    cases = [{"name": name, **PLAIN, "compile": "kernels", **CASES[name], **changes} for name in names]
+    newer = {"attention": [CUDNN]} if options.arch == 90 else {}  # which torch prefers there, for heads of up to 256
+    cases = [
+        {"name": name, **PLAIN, "compile": "kernels", **CASES[name], **(newer if name != "vae" else {}), **changes}
+        for name in names
+    ]
     print(
         f"kernels: compiling {len(cases)} cases for sm_{options.arch}; each takes minutes", file=sys.stderr, flush=True
     )
