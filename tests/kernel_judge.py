@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from scripts.bench import kernels
 from scripts.bench._fake_gpu import PLAIN, Graphs, fakes
+from sdp.device import configure_compiler
 
 
 class Block(nn.Module):
@@ -40,6 +41,17 @@ def hoard(start):  # type: ignore[no-untyped-def]  # Triton reads annotations
     held = tl.load(start + at)
     tl.debug_barrier()
     tl.store(start + at, held / tl.sum(held))
+
+
+class Norm(nn.Module):
+    """A norm with an activation, as before each convolution of a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.GroupNorm(4, 16), nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.silu(self.norm(images * self.weight))
 
 
 def judge(
@@ -70,6 +82,9 @@ if __name__ == "__main__":
                 report = kernels._encoder({**PLAIN, **case, "compile": "eager"})
                 print(json.dumps({"name": name, "graphs": report["graphs"]["count"]}), flush=True)
         sys.exit(0)
+    judge("small kernels", Norm)
+    configure_compiler()
+    judge("large kernels", Norm)
     judge("good")
     judge("masked", mask=True)
     torch._inductor.config.layout_optimization = False

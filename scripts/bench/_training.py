@@ -13,6 +13,7 @@ MODELS = ("sd2", "prx-424m", "prx-1.2b", "klein-4b")
 SWITCHES: dict[str, str] = {
     "search": "cuDNN's search for the fastest convolutions",
     "layout": "channels-last for all convolutions of compiled blocks, against Inductor's own choice",
+    "fusion": "large kernels, against Inductor's own limits on their size",
     "draw": "random numbers in one compiled function",
     "segments": "expandable segments of the allocator",
 }
@@ -121,6 +122,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     """Return the trainer for a case of a benchmark, over batches of noise."""
     import torch
 
+    from sdp import device
     from sdp.device import configure_torch
     from sdp.model import load
     from sdp.storage import open_storage
@@ -143,6 +145,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     with (
         mock.patch.object(load, "load_text_encoder", load_text_encoder),
         mock.patch.object(assemble, "load_networks", new_networks),
+        mock.patch.dict(device.KERNEL_LIMITS, clear=case.get("without") == "fusion"),
     ):
         networks = make_networks(config, model, world)
     if case.get("without") == "layout":

@@ -61,6 +61,13 @@ def test_slow_code_is_a_fault(verdicts: dict[str, Any], name: str, expected: str
     assert any(expected in fault for fault in verdicts[name]["faults"])
 
 
+def test_the_backward_pass_of_a_norm_moves_less_in_large_kernels(verdicts: dict[str, Any]) -> None:
+    small, large = (
+        sum(moved for _, moved, _, calls in verdicts[f"{size} kernels"]["work"] if calls) for size in ("small", "large")
+    )
+    assert large < 0.8 * small
+
+
 def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
