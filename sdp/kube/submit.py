@@ -151,8 +151,9 @@ def _checked_file(submission: Submission, say: Say) -> tuple[str | None, JobConf
         draft(kind, None, named, part=True)
         return None, None
     config = load(kind, submission.config, submission.overrides)
-    _mention_local_paths(config, say)
-    return Path(submission.config).read_text(encoding="utf-8-sig"), config
+    text = Path(submission.config).read_text(encoding="utf-8-sig")
+    _check_places(load(kind, "", submission.overrides, text=text), say)  # as pods read it: no path is beside its file
+    return text, config
 
 
 def _checked_against(texts: Mapping[str, str], submission: Submission, say: Say) -> JobConfig:
@@ -162,15 +163,20 @@ def _checked_against(texts: Mapping[str, str], submission: Submission, say: Say)
         have = ", ".join(sorted(texts)) or "none"
         raise UserError(f"--config: required, since the cluster has no {JOBS_FOLDER}/{job}.yaml (it has {have})")
     config = load(kind_of(job), f"{JOBS_FOLDER}/{job}.yaml", submission.overrides, text=texts[job])
-    _mention_local_paths(config, say)
+    _check_places(config, say)
     return config
 
 
-def _mention_local_paths(config: JobConfig, say: Say) -> None:
+def _check_places(config: JobConfig, say: Say) -> None:
+    """Refuse folders that only this machine can mean; mention those that every pod must have."""
     for key in keys(type(config)):
-        if key.path.endswith(("source", "uri", "checkpoint")):
-            value = attrgetter(key.path)(config)
-            if isinstance(value, str) and value.startswith(("/", "./", "../", "~", "file://")):
-                say(
-                    f"{key.path}: {value} is a local path, which each pod looks for on its own disk; use s3:// or gs://"
-                )
+        value = attrgetter(key.path)(config)
+        if not (isinstance(value, str) and key.path.endswith(("source", "uri", "checkpoint"))):
+            continue
+        if value.startswith(("/", "file://")):
+            say(f"{key.path}: {value} is a local path, which each pod looks for on its own disk; use s3:// or gs://")
+        elif "://" not in value and key.path.endswith("uri"):
+            raise UserError(
+                f"{key.path}: {value} is on this machine; use s3:// or gs://, which sdp init --store writes, "
+                "or a path that every pod mounts"
+            )

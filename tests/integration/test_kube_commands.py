@@ -212,6 +212,9 @@ def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tm
     assert "sdp: --set strategy.kind: expected ddp or fsdp, got 'zero'" in capfd.readouterr().err
     assert main(["submit", "train", "--set", "limt=5", "--no-follow"]) == 2
     assert "limt" in capfd.readouterr().err
+    file.write_text("source: {uri: s3://bucket/latents}\noutput: {uri: ./run}\nmodel: {source: builtin:tiny}\n")
+    assert main(["submit", "train", "--config", str(file), "--dry-run"]) == 2
+    assert "sdp: output.uri: ./run is on this machine" in capfd.readouterr().err
     assert lab.jobs() == ["mine"]
 
 
