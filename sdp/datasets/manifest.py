@@ -137,6 +137,8 @@ class Dataset:
             return
         most = ", ".join(f"{reason} {count:,}" for reason, count in Counter(counts.reasons).most_common(3))
         remedy = "fix the cause, then run it with --only-failed" if counts.failed else "choose other filters"
+        if "private_address" in counts.reasons:
+            remedy += " (--set 'fetch.allow_networks=[127.0.0.0/8]' allows a server on this machine)"
         raise DatasetError(
             f"{uri}: no row was written, {counts.failed:,} failed and {counts.filtered:,} were filtered ({most}); see "
             f"their details with `sdp inspect {uri}`, {remedy}"
