@@ -1,6 +1,8 @@
 """`sdp init`: looks at pictures or URLs, and writes a YAML file for each job."""
 
+import difflib
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +51,9 @@ def init(args: Arguments) -> None:
         raise UsageError(f"init: --pictures: {args.pictures} has no pictures, tars or Parquet files; check the path")
     if args.urls and _has_pictures(Path(args.urls), tables=False):
         raise UsageError(f"init: --urls: {args.urls} is a folder of pictures; use --pictures {args.urls}")
+    words = set(re.findall(r"\{(\w+)\}", args.caption or "")) - {"class"}
+    if slip := difflib.get_close_matches("class", words, 1):
+        raise UsageError(f"init: --caption: only {{class}} is replaced, not {{{slip[0]}}}; correct it")
     if args.gpu and (args.store or args.family != "sd"):
         raise UsageError("init: --gpu: is for Stable Diffusion 2 on one machine; leave it out, or --store and --family")
     if args.store and local:

@@ -5,7 +5,7 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -47,7 +47,7 @@ class PictureFolder:
     """The number of other files, by suffix."""
     examples: tuple[str, ...]
     """A few of the captions."""
-    nameless: int
+    nameless: Sequence[str]
     """Entries of tables that name no picture."""
     several: int = 0
     """Captions of several lines."""
@@ -74,7 +74,9 @@ class PictureFolder:
             numbers = ", ".join(sorted(self.repeats))
             meaning = "are weights in training" if len(self.weighted) > 1 else "change nothing, since sdp counts steps"
             ends.append(f"the numbers before {numbers} are repeats, and {meaning}")
-        ends += [f"{counted(self.nameless, 'caption')} of pictures that are not there"] if self.nameless else []
+        if self.nameless:
+            several = counted(len(self.nameless), "caption")
+            ends += [f"{several} of pictures that are not there, such as {self.nameless[0]}"]
         return "; ".join([", ".join(parts), *ends])
 
 
@@ -90,9 +92,9 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
     pictures = {name: None for name in names if name.lower().endswith(PICTURES)}  # a set in order
     if not pictures:
         return None
-    others, sources, captions, nameless = set(names).difference(pictures), Counter[str](), dict[str, str](), 0
+    others, sources, captions = set(names).difference(pictures), Counter[str](), dict[str, str]()
     stems, captioned, used = {_stem(name): name for name in pictures}, set[str](), set[str]()
-    several, texts, errors = 0, list[str](), list[str]()
+    several, texts, errors, nameless = 0, list[str](), list[str](), list[str]()
     if caption is not None:
         captions = {name: caption.replace(CLASS, _folder(root, name)) for name in pictures}
         captioned, sources["--caption"] = set(pictures), len(pictures)
@@ -126,7 +128,7 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
             places += [stems[place] for place in places if place in stems]
             name = next((place for place in places if place in pictures), None)
             if name is None:
-                nameless += 1
+                nameless.append(file)
             elif text and name not in captioned:
                 captions[name] = text
                 captioned.add(name)

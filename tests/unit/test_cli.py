@@ -138,6 +138,8 @@ def test_pictures_of_ones_own_are_processed_without_a_download(
     assert not (tmp_path / "new/my/download.yaml").exists()
     source = load("process", "new/my/process.yaml").source
     assert (source.uri, source.caption) == ("cats", "a cat: {sleeping}"), "relative to the file"
+    assert main(["init", "two", "--pictures", "./cats", "--caption", "a {klass}"]) == 2
+    assert "--caption: only {class} is replaced, not {klass}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
