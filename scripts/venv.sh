@@ -79,9 +79,9 @@ say_progress() { # without a terminal uv shows none
     before=
     while sleep "${SDP_VENV_EVERY_S:-10}" 2>/dev/null && kill -0 $$ 2>/dev/null; do
         now=$(installed)
-        what="installing"
-        [ "$now" != "$before" ] || [ "$now" -lt 2 ] || what="compiling"
-        echo "  $what: $now of at most $packages packages, $(du -sh .venv | cut -f 1)" >&2
+        what="installing: $now of at most $packages packages"
+        [ "$now" != "$before" ] || [ "$now" -lt 2 ] || what="installed, and compiled in a few minutes more"
+        echo "  $what, $(du -sh .venv | cut -f 1)" >&2
         before=$now
     done
 }
