@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
-from sdp.cli.command import JOBS, LOOK, Arguments, Command, argument, command
+from sdp.cli.command import LOOK, Arguments, Command, argument, command
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -39,12 +39,11 @@ def complete(commands: Sequence[Command]) -> None:
 
 def _settings(command: str, parsed_args: Arguments, **_: Any) -> Iterator[str]:
     """Yield KEY= for every key of the line's job, and KEY=VALUE for keys with a few possible values."""
-    from sdp.config import JOBS as MODELS
-    from sdp.config import keys
+    from sdp.config import JOBS, keys
     from sdp.config.phrases import union_members, unwrap
 
     job = str(getattr(parsed_args, "job", command)).partition("-")[0]
-    for key in keys(MODELS[job]) if job in JOBS else ():
+    for key in keys(JOBS[job]) if job in JOBS else ():
         words = []
         annotation = unwrap(key.field.annotation)[0]
         for member in union_members(annotation) or [annotation]:

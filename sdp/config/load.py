@@ -118,7 +118,7 @@ def draft(
 ) -> Draft:
     """Return an incomplete configuration: required keys may be missing, everything else must be valid.
 
-    A configuration with missing keys, or a `part` of one, may contradict the defaults of the other keys.
+    Keys are not checked against each other where some are missing, or where this is only a `part`.
     """
     return _draft(job, read(path, overrides, text), part=part)
 

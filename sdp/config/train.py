@@ -460,6 +460,7 @@ class TrainConfig(JobConfig):
             "max_steps": second.max_steps,
             "max_epochs": None,
         }
+        # Not `replaced`, which passes over None.
         return self.replaced(phase_2=SecondPhaseConfig(), output=one), self.model_copy(update=changes)
 
     @property

@@ -108,8 +108,9 @@ def describe(storage: Storage, *, verify: bool = False) -> Description:
 
 
 def accounts(storage: Storage, problems: list[str], unit: int | None = None) -> Iterator[pa.Table]:
-    """Yield the outcome of every address, by unit or of one unit, in order; rows that readers leave out say so.
+    """Yield the outcome of every address, by unit or of one unit, in order.
 
+    For rows that readers leave out it is `taken_down` or `repeated`.
     A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     works = read_output(storage).index.works_by_part()

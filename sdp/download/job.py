@@ -43,7 +43,7 @@ from sdp.sources.joined import check_column
 from sdp.storage import Storage, list_source, open_source, open_storage
 
 UNITS_AT_ONCE = 2
-"""Parts that a worker fills at a time, so that slow images do not delay it; it holds as many in memory."""
+"""Parts that a worker fills at once, each held in memory, so that slow images of one do not idle it."""
 _HUB_RESTARTS = 30
 _TRIES = 10
 """Deaths of downloaders at the same span after which a download gives up."""
@@ -123,9 +123,9 @@ def _write_pending(
     if not alone:
         cluster.connect()
         cluster.require_labels("workers.node_labels", config.workers.node_labels)
-        place = Place("workers", {"CPU": 1.0}, 1, 1, config.workers.node_labels)
+        place = Place("workers", {"CPU": 1.0}, least=1, most=1, labels=config.workers.node_labels)
         announce("download", [place])
-        if not (config.concurrency or place.capacity):  # the number of workers follows from the nodes
+        if not (config.concurrency or place.capacity):  # the nodes decide how many workers, so one must be there
             wait_for("download", [place], math.inf, check=lease.check)
     if config.dedup.urls:
         repeated_urls = repeats.find_urls(config, output, rules, lease.confirm)

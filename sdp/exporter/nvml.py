@@ -81,9 +81,9 @@ FIELDS = (
     _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_REPLAY_ERROR_COUNT_TOTAL", kind="replay"),
     _of("sdp_gpu_nvlink_errors_total", 1, "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", kind="recovery"),
 )
-"""Values that NVML returns in one call by the number of a field NVML_FI_DEV_…, the argument being its scope."""
+"""Values that NVML returns in one call, named as in NVML_FI_DEV_…, each with the field's scope."""
 ACTIVITY = {"sdp_gpu_sm_occupancy_ratio": "SM_OCCUPANCY", "sdp_gpu_tensor_activity_ratio": "ANY_TENSOR_UTIL"}
-"""Percentages that a GPU counts itself, from Hopper on, by the number of a metric NVML_GPM_METRIC_…."""
+"""Percentages that a GPU counts itself, from Hopper on, named as in NVML_GPM_METRIC_…."""
 THROTTLE_REASONS = {
     reason: getattr(pynvml, f"nvmlClocksThrottleReason{reason.title().replace('_', '')}")
     for reason in (

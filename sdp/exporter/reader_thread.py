@@ -38,7 +38,7 @@ class ReaderThread(Generic[T]):
             return self._reading
 
     def answer(self, reading: "Future[T]", until: float) -> tuple[T | None, Literal["", "timeout", "exception"]]:
-        """Wait for a reading until `until` on the monotonic clock; it is late after that, or if it is overdue.
+        """Wait for a reading until `until` on the monotonic clock, or until it has taken too long in all.
 
         Return its value, or None and the reason; an exception is logged.
         """

@@ -20,7 +20,7 @@ from sdp.plan.prices import reference
 MARGIN = 0.1
 """Share of a GPU's memory that is left for what is not counted."""
 _FP32 = 4
-"""Bytes of a value in 8 bits, with the scale of its block of 256."""
+"""Bytes of a value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _CARDS: Mapping[int, tuple[str, ...]] = {
     32: ("5090",),
     48: ("a6000", "a40", "6000ada"),
 }
-"""Cards that people have at home or at work, by their gigabytes; of several sizes of one name, the smallest."""
+"""Cards that people have at home or at work, by their gigabytes; a name of several sizes is the smallest."""
 _MAKERS = re.compile("nvidia|geforce|quadro|rtx|gtx|[^a-z0-9]")
 """The parts of a card's name that people write or leave out."""
 
@@ -69,7 +69,7 @@ def _local(option: str) -> Gpu:
 
 
 def settings(gpu: Gpu, train: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return further keys of `sdp train`, whose data.batch_size is that of a step so far, and a sentence on them."""
+    """Return the keys that make `train` fit, and a sentence; its data.batch_size is read as a step's samples."""
     step = train["data.batch_size"]
     least = min(_AT_ONCE, step)
     for trained, way in _WAYS.items():

@@ -1,8 +1,8 @@
 """Every use of Ray that is private or for its developers, which any version of Ray may change.
 
-Each function says why no public call does, and what to do when Ray changes. What is inside `_comfort` only saves time,
-memory or noise: where Ray has changed, the job runs without. `tests/contract/test_ray_private.py` fails on that day,
-and for any other such use in sdp/.
+Each function says why no public call does and, after "if it goes", what to do when Ray drops what it uses. What is
+inside `_comfort` only saves time, memory or noise: where Ray has changed, the job runs without.
+`tests/contract/test_ray_private.py` fails on that day, and for any other such use in sdp/.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def job_name() -> str:
 
 
 def adopt_token() -> bool:
-    """Let this process authenticate by the token that Ray finds, and return whether it does so only now.
+    """Let this process authenticate by the token that Ray finds; return True if that changed anything.
 
     `ray.init` does this only where it starts a cluster. If it goes: users set RAY_AUTH_MODE=token.
     """
@@ -222,7 +222,7 @@ def _spare_actors(on_cluster: Callable[[], bool]) -> None:
 
 
 def blocks(dataset: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the schema of each block, and a reference that the driver owns; what is public fetches the block.
+    """Yield the schema of each block, and a reference that the driver owns; public calls would fetch the block.
 
     If it goes: put the rows from the encoders and hand references to the desk. Ray then loses them with their encoder,
     also where a pool shrinks, and they are encoded again.

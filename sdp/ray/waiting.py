@@ -137,9 +137,9 @@ def wait_for(
 ) -> list[int]:
     """Wait until all places have room for their workers; return the number of workers at each.
 
-    The maximum is requested first, and fewer if that does not come and the cluster has not changed for a while, or for
-    a moment unless it `grows`. Missing places are logged every half minute, and are an error after `wait_s`, not
-    counting the time in which other jobs hold them. `check` is called meanwhile and may raise.
+    The maximum is requested first; fewer if it does not come while the cluster stays as it is for a minute, or for a
+    second unless it `grows`. Missing places are logged every half minute, and are an error after `wait_s`, not counting
+    the time in which other jobs hold them. `check` is called meanwhile and may raise.
     """
     began = changed = looked = time.monotonic()
     others, held_s = list[str](), 0.0
@@ -207,7 +207,7 @@ def _other_holders(places: Sequence[Place]) -> list[str]:
 
 @dataclass(slots=True)
 class Stall:
-    """Time without progress of workers that had places; a lost node may have taken them."""
+    """Time for which workers that had places have made no progress; a lost node may have taken the places."""
 
     job: str
     places: Sequence[Place]

@@ -64,7 +64,7 @@ def _first_rows(
 
 
 def _thumbnail(sandbox: Sandbox, data: bytes | memoryview) -> bytes:
-    """Return a picture of strangers as a small JPEG."""
+    """Return a picture from an unknown source as a small JPEG."""
     import simplejpeg
 
     pixels = fit(child.unpacked(*sandbox(data)), _EDGE)

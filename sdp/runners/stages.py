@@ -24,8 +24,8 @@ class PrepareStats:
 class Stages(Protocol):
     """The work on a piece: pickled once, and run in workers.
 
-    A worker with a method `figures` is asked each second for its figures so far. One with a method `close` is closed at
-    the end where it runs in the driver's process.
+    A worker with a method `figures` is asked each second for its figures so far. A worker's `close`, if it has one, is
+    called at the end, in the driver's process only.
     """
 
     def load(self) -> Any:
@@ -45,13 +45,13 @@ class Preparing(Stages, Protocol):
 
 @dataclass(slots=True)
 class Occupancy:
-    """Uses of one thing, which may overlap by their ends."""
+    """Time for which something was in use, by uses of which the end of one may overlap the next."""
 
     _ended: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, began: float, ended: float) -> tuple[float, float]:
-        """Return the seconds in use, and those without a use before it, that a use adds."""
+        """Return the seconds of a use that no earlier use covers, and the idle seconds before it."""
         with self._lock:
             last = began if self._ended is None else self._ended
             self._ended = max(last, ended)

@@ -42,8 +42,8 @@ _LARGEST_REPLY, _LARGEST_RESULT = 1 << 20, 4 * MAX_PIXELS
 """Bytes of the two messages of an answer."""
 _START_S = 120.0
 _ANSWER_S, _SLOW_S = 60.0, 15.0
-"""Time in which a decoder must read a batch, and in which it must answer; one that takes longer than the second is
-replaced, since it may be an image's program by now, which answers just in time for every other image."""
+"""Time in which a decoder must read a batch, and in which it must answer; and the time of an answer after which it is
+replaced: an image may have taken it over, to hold up all others until just before the deadline."""
 _STOP_S = 5.0
 _TRIES = 2
 _CHECK_S = 1.0
@@ -200,9 +200,9 @@ class Sandbox:
 
 
 def once_a_thread(make: Callable[[Argument], Kept]) -> Callable[[Argument], Kept]:
-    """Return a function that makes a thing once in each thread, such as a sandbox: starting takes longer than a piece.
+    """Return a function that keeps its last result in each thread: a sandbox takes longer to start than a piece.
 
-    The thing ends with its thread, or when another is asked for.
+    The result ends with its thread, or when another is asked for.
     """
     kept = threading.local()
 

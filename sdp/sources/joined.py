@@ -245,7 +245,7 @@ def _places(have: pa.ChunkedArray, wanted: pa.ChunkedArray) -> list[int]:
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return a column as addresses, bytes of text, numbers or nulls, whichever of Arrow's types it has."""
+    """Return a column in one type of its kind: int64 for addresses, bytes for text, float64 for numbers, or nulls."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if name == ROW:

@@ -1,8 +1,9 @@
 """Samples of a WebDataset's tars: consecutive files with one name up to its first dot.
 
 The standard library's reader keeps every header, recurses into those before a file, and takes quadratic time for some
-extended ones. Headers are strangers' bytes, so here each costs what its bytes do. Global headers say nothing about a
-sample and are passed over; a file with holes, whose size is its header's word alone, counts as empty.
+extended ones. Headers are strangers' bytes, so here reading one takes time in proportion to its bytes. Global headers
+say nothing about a sample and are passed over. A file with holes, whose size is its header's word alone, counts as
+empty.
 """
 
 import io
@@ -20,7 +21,7 @@ from sdp.errors import DatasetError, SdpError, one_line
 from sdp.storage import StorageOptions, open_source
 
 _MEMBERS = (".png", ".jpg", ".jpeg", ".webp")
-"""Suffixes of images in tars; another one would renumber the samples of outputs that have been begun."""
+"""Suffixes of images in tars. Add none: it would renumber the samples of outputs that have been begun."""
 PICTURES = (*_MEMBERS, ".bmp", ".gif", ".tif", ".tiff", ".avif")
 """Suffixes of images in folders."""
 TEXT = ".txt"
@@ -153,7 +154,7 @@ _Place = tuple[int, int, bytes]
 
 @lru_cache(maxsize=_PLACES)  # a tar's pieces are read one after another
 def _place_in(uri: str) -> list[_Place]:  # noqa: ARG001 (the key of the cache)
-    """Return the variable that holds the last sample that was read, so that no piece reads all before it."""
+    """Return a list of one item: the last sample read from this tar, where the next piece goes on."""
     return [(0, 0, b"")]
 
 
@@ -164,7 +165,7 @@ def _bytes_at(file: BinaryIO, offset: int, count: int) -> bytes:
 
 @contextmanager
 def _open(uri: str, options: StorageOptions | None, sample: int = 0) -> Iterator[tuple[BinaryIO, int, int]]:
-    """Open a tar, and return the number and offset of a sample that is not after the given one."""
+    """Open a tar; yield it, with the number and offset of the nearest known sample at or before `sample`."""
     try:
         file = io.BufferedReader(open_source(uri, options), _BUFFER)
         if _bytes_at(file, max(0, file.seek(0, io.SEEK_END) - _BLOCK), _BLOCK).strip(b"\0"):

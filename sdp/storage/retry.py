@@ -1,8 +1,9 @@
 """Retries with a deadline.
 
 Every call to a store is a coroutine in one background thread, where it can be cancelled: at its deadline the connection
-is closed, whatever the server does. obstore's own retries are off, except for the parts of a multipart upload: it
-would repeat a conditional write whose response was lost, and then report a conflict with itself.
+is closed, whatever the server does. obstore's own retries are off, since it would repeat a conditional write whose
+response was lost, and then report a conflict with itself; only parts of a multipart upload, which have no condition, it
+repeats itself.
 
 obstore's threads do not survive a fork, and they abort a process whose interpreter ends while they need it. So a forked
 child is refused, and a process cancels its requests before its interpreter ends.
@@ -103,8 +104,8 @@ async def persist(call: Callable[[Attempt], Awaitable[T]], options: StorageOptio
             failure = classify(error)
         if failure.kind != "transient":
             _answered.add(at)
-        patient = _in_worker or at in _answered
-        most = options.retries if options.retries is not None else math.inf if patient else FIRST_RETRIES
+        usual = math.inf if _in_worker or at in _answered else FIRST_RETRIES
+        most = usual if options.retries is None else options.retries
         pause_s = backoff(retry, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
         tried = f"{retry + 1} attempt{'s' if retry else ''} in {time.monotonic() - start:.1f} s"
         # Instance metadata may throttle, so it gets one retry; more would take long if there is none.

@@ -67,7 +67,7 @@ class TrainPlan:
     columns: Columns | None = None
     """The images' columns, if images are encoded during training."""
     taken_down: int = 0
-    """Addresses in the lists of takedowns of the source and of what it was made from, whose rows are left out."""
+    """Addresses on the takedown lists of the source and of what it was made from."""
     used: Mapping[str, int] | None = None
     """Rows to train on, held out and otherwise left out, if there are few enough to count."""
 
@@ -128,20 +128,21 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
         )
     if checkpoint is not None and state.position:
         _refuse_another_epoch(config, checkpoint, state, rows)
+    counted = source is not None and source.rows <= _COUNTED
     return TrainPlan(
         run.storage.uri,
         rows,
         positions,
         batch,
         state,
-        checkpoint.uri if checkpoint is not None else None,
-        last_step(config, state, positions, batch),
-        reached_limit(config, state) or used_up_budget(config, state),
-        tight,
-        {} if checkpoint is None else _changed(read_config(checkpoint), config),
-        columns,
-        0 if source is None else len(tombstones.load(source.storage).rows),
-        None if source is None or source.rows > _COUNTED or columns or config.source.also else _used(config, source),
+        checkpoint=checkpoint.uri if checkpoint is not None else None,
+        last_step=last_step(config, state, positions, batch),
+        finished=reached_limit(config, state) or used_up_budget(config, state),
+        tight=tight,
+        changed={} if checkpoint is None else _changed(read_config(checkpoint), config),
+        columns=columns,
+        taken_down=0 if source is None else len(tombstones.load(source.storage).rows),
+        used=_used(config, source) if source and counted and not (columns or config.source.also) else None,
     )
 
 
@@ -207,7 +208,7 @@ def _latents(
 ) -> tuple[Dataset | None, int, int, bool, Columns | None]:
     """Check latents; return the rows and positions of an epoch, whether captions are embeddings, and no columns.
 
-    The dataset comes first, unless another program wrote it.
+    The dataset comes first; it is None if another program wrote it.
     """
     opened = open_sources(config, newest=newest)
     for source in opened.all:

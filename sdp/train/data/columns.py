@@ -121,9 +121,9 @@ def _find_text(file: pq.ParquetFile, name: str, uri: str) -> Column:
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
         column = _describe_field(field, uri)
-        kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
-        if len(column.shape) == (1 if kind == TOKEN_IDS else 2):
-            return replace(column, name=kind)
+        ids = column.dtype.kind in "ui"
+        if len(column.shape) == (1 if ids else 2):
+            return replace(column, name=TOKEN_IDS if ids else TEXT)
         count = column.numbers
     else:
         count, of_kind = _numbers_a_row(file, field, uri)

@@ -90,8 +90,8 @@ class GranulePlan:
         """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
         if start.lanes not in self._positions:
             orders = self._orders(0, start)
-            # The first lane has at least as many rows of each bucket as any other.
-            self._positions[start.lanes] = orders[0].lanes * int(self._counts(orders, 0).sum()) * self.granule
+            of_a_lane = int(self._counts(orders, 0).sum())  # of the first, since no other has more in any bucket
+            self._positions[start.lanes] = orders[0].lanes * of_a_lane * self.granule
         return self._positions[start.lanes]
 
     def after(self, _: int, start: EpochStart) -> EpochStart:

@@ -144,11 +144,8 @@ class Slice:
 
     def narrow(self) -> "list[Slice]":
         """Return the same rows in smaller slices, to find the one that kills its worker."""
-        begin = self.piece.skip
-        return [
-            replace(self, piece=piece, needed=self.needed[piece.skip - begin :][: piece.take])
-            for piece in self.piece.narrow()
-        ]
+        parts = [(part, part.skip - self.piece.skip) for part in self.piece.narrow()]
+        return [replace(self, piece=part, needed=self.needed[at : at + part.take]) for part, at in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +170,7 @@ def open_columns(config: TrainConfig, dataset: Dataset) -> Columns:
 def open_images(
     config: TrainConfig, dataset: Dataset, model: LocalModel, columns: Columns | None = None
 ) -> ImagesDataset:
-    """Open an images dataset, to be encoded with a model; without `columns` it is not read here."""
+    """Open an images dataset, to be encoded with a model; `columns` are needed only where this process reads it."""
     _, paths, groups = select_parts(dataset, config.limit)
     return ImagesDataset(
         dataset.storage,
