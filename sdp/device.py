@@ -46,20 +46,13 @@ def configure_torch(*, fixed_shapes: bool = False) -> None:
         torch.backends.cudnn.benchmark_limit = 0
 
 
-KERNEL_LIMITS = {"realize_opcount_threshold": 200, "realize_reads_threshold": 8, "realize_acc_reads_threshold": 24}
-"""Inductor's limits on the operations and inputs of a value that is computed again where it is used."""
-
-
 def configure_compiler() -> None:
     """Set torch's compiler up for code of fixed shapes (`dynamic=False`), of which one process compiles many.
 
     Inductor gives up channels-last convolutions for dynamic shapes, and by a rule of thumb also in graphs with a
-    convolution to half its channels or fewer. With its own limits on a kernel, the backward pass of a norm writes
-    three tensors in fp32 and reads them again.
+    convolution to half its channels or fewer.
     """
     torch._inductor.config.force_layout_optimization = True
-    for limit, size in KERNEL_LIMITS.items():
-        setattr(torch._inductor.config, limit, size)
     torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
     torch._dynamo.config.accumulated_recompile_limit = 1024
 

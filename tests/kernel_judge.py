@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import torch
 import triton
@@ -13,7 +14,7 @@ from triton.compiler import ASTSource
 
 from scripts.bench import kernels
 from scripts.bench._fake_gpu import PLAIN, Graphs, fakes
-from sdp.device import configure_compiler
+from sdp.train.strategies import LARGER_KERNELS
 
 
 class Block(nn.Module):
@@ -55,7 +56,7 @@ class Norm(nn.Module):
 
 
 def judge(
-    name: str, network: type[nn.Module] = Block, backend: str = "kernels", *, dynamic: bool = False, mask: bool = False
+    name: str, network: type[nn.Module] = Block, backend: str = "kernels", *, mask: bool = False, **compiler: Any
 ) -> None:
     """Print the faults of a network's forward and backward pass, and its work."""
     torch._dynamo.reset()
@@ -66,7 +67,7 @@ def judge(
         module = network().to(torch.device("cuda", 0), torch.bfloat16, memory_format=layout)
         images = torch.zeros(2, 16, 10, 10, device="cuda:0", dtype=torch.bfloat16).to(memory_format=layout)
         masks = [torch.zeros(64, 64, device="cuda:0", dtype=torch.bfloat16)] * mask
-        torch.compile(module, dynamic=dynamic)(images, *masks).sum().backward()
+        torch.compile(module, **{"dynamic": False, **compiler})(images, *masks).sum().backward()
         faults = [*compiled.faults(), *kernels.faults_of(graphs.report(), ["flash"])]
         for digest, (kernel, *_) in compiled.seen.items():
             compiled.seen[digest] = (kernel, 40, 1 << 20)
@@ -83,8 +84,7 @@ if __name__ == "__main__":
                 print(json.dumps({"name": name, "graphs": report["graphs"]["count"]}), flush=True)
         sys.exit(0)
     judge("small kernels", Norm)
-    configure_compiler()
-    judge("large kernels", Norm)
+    judge("large kernels", Norm, options=LARGER_KERNELS)
     judge("good")
     judge("masked", mask=True)
     torch._inductor.config.layout_optimization = False

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -205,7 +205,7 @@ class Graphs:
         self._costs: list[list[tuple[str, int, float]]] = []
         """The kind, bytes and operations of each kernel of a graph."""
 
-    def __call__(self, graph: Any, inputs: list[Any]) -> Any:
+    def __call__(self, graph: Any, inputs: list[Any], options: Mapping[str, Any] = {}) -> Any:
         import torch
         from torch._inductor.compile_fx import compile_fx
 
@@ -219,6 +219,7 @@ class Graphs:
             "compile_threads": 1,
             "shape_padding": False,
             "use_static_triton_launcher": False,
+            **options,
         }
         return compile_fx(graph, inputs, inner_compile=self._inner, config_patches=changes)
 

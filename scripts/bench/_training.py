@@ -122,11 +122,10 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     """Return the trainer for a case of a benchmark, over batches of noise."""
     import torch
 
-    from sdp import device
     from sdp.device import configure_torch
     from sdp.model import load
     from sdp.storage import open_storage
-    from sdp.train import assemble
+    from sdp.train import assemble, strategies
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import CheckpointManager
     from sdp.train.run_folder import RunFolder
@@ -145,7 +144,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     with (
         mock.patch.object(load, "load_text_encoder", load_text_encoder),
         mock.patch.object(assemble, "load_networks", new_networks),
-        mock.patch.dict(device.KERNEL_LIMITS, clear=case.get("without") == "fusion"),
+        mock.patch.dict(strategies.LARGER_KERNELS, clear=case.get("without") == "fusion"),
     ):
         networks = make_networks(config, model, world)
     if case.get("without") == "layout":

@@ -123,9 +123,14 @@ def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, 
     return Replicated(model, world, precision)
 
 
+LARGER_KERNELS = {"realize_opcount_threshold": 200, "realize_reads_threshold": 8, "realize_acc_reads_threshold": 24}
+"""Limits on a value that kernels compute again where they use it. With Inductor's own, the backward pass of a norm
+writes three tensors in fp32 and reads them again."""
+
+
 def compile_blocks(blocks: Iterable[nn.Module], backend: Any = "inductor") -> None:
     """Compile block by block, which takes a tenth of the time: blocks of one shape share their compiled code."""
     configure_compiler()
     torch._dynamo.config.optimize_ddp = False  # it would split the blocks, which are small enough, at ddp's buckets
     for block in blocks:
-        block.compile(backend=backend, dynamic=False)
+        block.compile(backend=backend, dynamic=False, options=LARGER_KERNELS if backend == "inductor" else None)
