@@ -260,9 +260,9 @@ class Graphs:
         name = getattr(operation, "python_kernel_name", None) or ""
         kind, operations = kind_of(name), 0
         if kind != "pointwise":
-            operations = sum(
-                count_flops_fx(each) or 0 for each in operation.origins if kind_of(str(each.target)) == kind
-            )
+            # The first is its own; more are those that made an input that no kernel has stored.
+            own = next((each for each in operation.origins if kind_of(str(each.target)) == kind), None)
+            operations = (own and count_flops_fx(own)) or 0
         if kind == "convolution" and operation.inputs[0].get_stride()[1] != 1:
             self.planar.append(line_of(operation.origins))
         if kind == "attention":
