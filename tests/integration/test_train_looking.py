@@ -19,7 +19,7 @@ from PIL import Image
 
 from sdp.datasets.draws import held_out
 from sdp.datasets.ledger import Ledger
-from sdp.errors import ConfigError, DatasetError
+from sdp.errors import DatasetError
 from sdp.generate import job as generate
 from sdp.model.sources import resolve
 from sdp.report.page import Gallery
@@ -228,23 +228,6 @@ def test_a_run_is_watched_in_a_browser_until_its_end_and_ctrl_c_ends_the_page(ro
     assert "not ended; under way" in pages[0]
     figures = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", pages[-1]))
     assert {"loss", "loss on held-out rows", "img/s"} <= figures.keys()
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"evaluate__every_steps": 2}, "data.holdout: expected more than 0 while evaluate.every_steps is set"),
-        (
-            {"evaluate__every_steps": 2, "data__mode": "collocated"},
-            "evaluate.source: expected a latents dataset while data.mode is not offline",
-        ),
-        ({"samples__every_steps": 2}, "samples.prompts: expected one or more prompts while every_steps is set"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        config(root, **changes)
-    assert str(refused.value).startswith(line)
 
 
 def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begins(root: Path) -> None:

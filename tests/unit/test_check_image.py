@@ -108,6 +108,7 @@ def test_original_bytes_are_kept_and_decoded_all_the_same() -> None:
     [
         (b"", "empty"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not_an_image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not_an_image"),
         (encoded(Image.new("RGB", (50, 40)), "TIFF"), "not_an_image"),
         (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "undecodable"),
         (huge_jpeg(65_000, 65_000), "too_many_pixels"),

@@ -60,6 +60,13 @@ train scaling.num_workers={min: 4}
     scaling.num_workers.max=…
 train scaling.num_workers={min: 4, max: 2}
     scaling.num_workers.min: expected at most max, which is 2, got 4; swap them or raise max
+train evaluate.every_steps=2
+    data.holdout: expected more than 0 while evaluate.every_steps is set and evaluate.source is not, got 0.0; hold out
+    some rows, or name a dataset in evaluate.source
+train evaluate.every_steps=2 & data.mode=collocated
+    evaluate.source: expected a latents dataset while data.mode is not offline, got null; name one to measure on
+train samples.every_steps=2
+    samples.prompts: expected one or more prompts while every_steps is set, got none; list some
 train max_steps=null
     max_steps: expected a whole number while max_epochs is null, got null; set one of them: a run must end
 train max_steps=null & max_epochs=1 & optimizer.schedule=cosine
@@ -99,6 +106,7 @@ score score.duplicates.distance=null
 score score.duplicates.distance=4
     score.duplicates.distance: expected a whole number from 0 to 3 or null, got 4
 """
+UNSET = ("score.clip_model", "data.holdout", "evaluate.source", "samples.prompts")
 
 
 @pytest.mark.parametrize("case", re.split(r"\n(?=\w)", WRONG.strip()), ids=lambda case: case.partition("\n")[0])
@@ -107,7 +115,7 @@ def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(
     job, _, overrides = settings.partition(" ")
     ends = ENDS if job in ("download", "score") else MODEL
     line = " ".join(map(str.strip, message))
-    place = "" if line.startswith("score.clip_model") else "--set "  # it is not set
+    place = "" if line.startswith(UNSET) else "--set "
     assert lines(job, *ends, *overrides.split(" & ")) == [place + line]
 
 

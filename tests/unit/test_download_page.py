@@ -3,18 +3,11 @@
 import re
 from pathlib import Path
 
-from sdp.config import keys, parse
+from sdp.config import keys
 from sdp.config.download import DownloadConfig
-from sdp.config.yaml_text import parse_document
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "download.md").read_text()
-
-
-def test_the_configuration_that_the_page_shows_is_one() -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    config = parse("download", parse_document(shown, "docs/download.md"))
-    assert config.output.rows_per_file == 10_000
 
 
 def test_every_key_that_the_page_names_is_one() -> None:

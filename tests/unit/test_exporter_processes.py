@@ -1,6 +1,5 @@
 """The owner of a process: real cgroups, processes that vanish."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,49 +11,32 @@ UNDERSCORED = UID.replace("-", "_")
 ID = "4c9d2f" + "0b" * 29
 OUTER = "ee" * 32
 
-CGROUPS = {
-    "v2, systemd, containerd": (
-        "0::/kubepods.slice/kubepods-burstable.slice/"
-        f"kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        (UID, ID),
-    ),
-    "v2, systemd, guaranteed, CRI-O": (
-        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope\n",
-        (UID, ID),
-    ),
+SLICE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
+OF_THE_POD = {
+    "v2, systemd, containerd": f"0::/{SLICE}{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+    "v2, systemd, guaranteed, CRI-O": f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope\n",
     "v2, CRI-O's container below its scope": (
-        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope/container\n",
-        (UID, ID),
+        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope/container\n"
     ),
-    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", (UID, ID)),
+    "v2, cgroupfs": f"0::/kubepods/besteffort/pod{UID}/{ID}\n",
     "v2, seen out of another cgroup namespace": (
-        f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        (UID, ID),
+        f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n"
     ),
-    "v1, cgroupfs, docker": (
-        f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n"
-        f"1:name=systemd:/kubepods/burstable/pod{UID}/{ID}\n",
-        (UID, ID),
+    "v1, cgroupfs, docker": "".join(
+        f"{which}:/kubepods/burstable/pod{UID}/{ID}\n" for which in ("12:pids", "11:memory", "1:name=systemd")
     ),
-    "v1, systemd, docker": (
-        "4:memory:/kubepods.slice/kubepods-burstable.slice/"
-        f"kubepods-burstable-pod{UNDERSCORED}.slice/docker-{ID}.scope\n",
-        (UID, ID),
-    ),
+    "v1, systemd, docker": f"4:memory:/{SLICE}{UNDERSCORED}.slice/docker-{ID}.scope\n",
     "v1, containerd as a service": (
-        f"9:memory:/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
-        (UID, ID),
+        f"9:memory:/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n"
     ),
-    "both versions, the pod in one of them only": (f"5:devices:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n", (UID, ID)),
-    "a static pod": (
-        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{'0a1b2c3d' * 4}.slice/crio-{ID}.scope\n",
-        ("0a1b2c3d" * 4, ID),
-    ),
+    "both versions, the pod in one of them only": f"5:devices:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n",
     "kind: a Kubernetes in a container": (
         f"0::/system.slice/docker-{OUTER}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
-        f"kubelet-kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-        (UID, ID),
+        f"kubelet-kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n"
     ),
+}
+CGROUPS = {name: (text, (UID, ID)) for name, text in OF_THE_POD.items()} | {
+    "a static pod": (f"0::/{SLICE}{'0a1b2c3d' * 4}.slice/crio-{ID}.scope\n", ("0a1b2c3d" * 4, ID)),
     "the pause of a pod that has no container yet": (
         f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice\n",
         (UID, ""),
@@ -99,10 +81,3 @@ def test_a_process_that_is_missing_or_ends_during_the_read_is_unknown(tmp_path: 
     (tmp_path / "5" / "cgroup").unlink()
     known = PodOwner(process='ab"', container_pid="7", pod_uid=UID, container_id=ID)
     assert look_up([4, 5, 6], tmp_path) == {4: None, 5: None, 6: known}
-
-
-def test_this_very_process_is_found_in_the_real_proc() -> None:
-    owner = look_up([os.getpid()])[os.getpid()]
-    assert owner is not None
-    pids = Path("/proc/self/status").read_text().split("NSpid:")[1].split("\n")[0].split()
-    assert owner.container_pid == pids[-1]
