@@ -23,6 +23,7 @@ import numpy as np
 
 from scripts.bench import _cases
 from scripts.bench._cases import run_case, sized
+from scripts.bench._processes import cpu_of_tree
 from sdp.console import table
 
 ROWS = int(os.environ.get("ROWS", sized("60000", "2000")))
@@ -30,7 +31,6 @@ ROUNDS = int(os.environ.get("ROUNDS", sized("3", "1")))
 BATCH = 128
 PART_ROWS = sized(10_000, 1000)
 CASES = ("reference", "direct", "pyarrow", "copy")
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:
@@ -157,31 +157,13 @@ def _start_ray() -> Any:
 def _measured(batches: Callable[[], Iterator[Any]], where: str) -> dict[str, float]:
     for file in Path(where).rglob("*.parquet"):
         file.read_bytes()  # into the page cache
-    cpu, start, first, rows = _cpu_of_tree(), time.perf_counter(), 0.0, 0
+    cpu, start, first, rows = cpu_of_tree(), time.perf_counter(), 0.0, 0
     for batch in batches():
         first = first or time.perf_counter() - start
         rows += len(batch)
-    seconds, cpu = time.perf_counter() - start, _cpu_of_tree() - cpu
+    seconds, cpu = time.perf_counter() - start, cpu_of_tree() - cpu
     assert rows == ROWS, rows
     return {"rows_per_s": rows / seconds, "rows_per_cpu_s": rows / max(cpu, 1e-6), "first_s": first}
-
-
-def _cpu_of_tree() -> float:
-    """Return the CPU seconds of this process and all its descendants, including those that have ended."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended: its parent has its time
-        pid = int(stat.parent.name)
-        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
-    total, ahead = 0, [os.getpid()]
-    while ahead:
-        pid = ahead.pop()
-        total += ticks.get(pid, 0)
-        ahead += [child for child, parent in parents.items() if parent == pid]
-    return total / _TICK
 
 
 # --- the data --------------------------------------------------------------------------------------------------------
@@ -202,45 +184,12 @@ def write_reference(folder: Path) -> dict[str, float]:
 
 def write_sdp(folder: Path) -> dict[str, float]:
     """Write the latents as `sdp process` does."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from sdp.datasets.manifest import finish
-    from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
-    from sdp.datasets.output import Head, open_output
-    from sdp.datasets.parts import write_part
-    from sdp.datasets.source import freeze_source
     from sdp.encode.table import LAYOUT
-    from sdp.storage import list_source, open_storage
+    from tests.latents import make_latents
 
-    pq.write_table(pa.table({"url": pa.nulls(ROWS, pa.string())}), folder / "source.parquet")
-    output = open_output(open_storage(str(folder / "sdp")), Head("latents", PART_ROWS, False, {}))
-    output = freeze_source(output, list_source(str(folder / "source.parquet")), ["url"])
-    for work in output.pending():
-        rows = np.arange(work.unit.start, work.unit.stop)
-        rng = np.random.default_rng(work.unit.number)
-        latents = rng.standard_normal((len(rows), 4096), dtype=np.float32).astype(np.float16)
-        tokens = rng.integers(0, 49408, (len(rows), 77)).astype(np.uint16)
-        columns = [pa.array(rows), *(_fixed(values) for values in (latents, tokens))]
-        fields = [
-            pa.field("row", pa.int64(), nullable=False),
-            pa.field(
-                "latents_256", pa.binary(8192), nullable=False, metadata={"shape": "[4,32,32]", "dtype": "float16"}
-            ),
-            pa.field("token_ids", pa.binary(154), nullable=False, metadata={"shape": "[77]", "dtype": "uint16"}),
-        ]
-        account = account_table([Outcome(row, WRITTEN) for row in rows.tolist()])
-        part = pa.table(columns, schema=pa.schema(fields))
-        write_part(output.storage, "latents", work, part, account, layout=LAYOUT)
-    finish(output)
+    groups = LAYOUT.row_group_rows
+    make_latents(folder, ROWS, unit_rows=PART_ROWS, group_rows=groups, resolution=256, uri=str(folder / "sdp"))
     return {}
-
-
-def _fixed(values: Any) -> Any:
-    import pyarrow as pa
-
-    width = values.shape[1] * values.itemsize
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
 
 
 RUNS = {"write-reference": write_reference, "write-sdp": write_sdp, "reference": reference}
