@@ -14,8 +14,6 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sdp.config import parse as parse_config
-from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
@@ -30,9 +28,9 @@ from sdp.model.load import load_denoiser, load_text_encoder, load_vae
 from sdp.model.lora import matrices_of
 from sdp.model.sources import check, parse, resolve
 from sdp.process.job import run as process
-from tests.flow_kit import first_step, make_inputs, table_of
+from tests.flow_kit import altered, check_step, first_step, make_inputs, mode, noisy, table_of, teach
 from tests.generate_kit import generate_config
-from tests.process_kit import picture
+from tests.process_kit import config_of, picture
 from tests.training import config, train, weights
 
 MODEL = "builtin:tiny-klein"
@@ -90,14 +88,8 @@ def test_a_dataset_has_the_latents_and_states_of_diffusers(root: Path, pipeline:
 
 def test_a_caption_that_rows_share_is_stored_once(root: Path, tmp_path: Path) -> None:
     sizes = []
-    for caption, name in ((None, "own"), ("a thing", "shared")):
-        how: dict[str, Any] = {
-            "source": {"uri": str(root / "images"), "caption": caption}, "output": {"uri": str(tmp_path / name)},
-            "model": {"source": MODEL}, "resolutions": [64], "encode": {"text": "text_embedding", "dtype": "fp32"},
-        }  # fmt: skip
-        if caption:
-            how["source"]["caption_column"] = None
-        process(parse_config("process", how))
+    for name, caption in (("own", ()), ("shared", ("source.caption=a thing", "source.caption_column=null"))):
+        process(config_of(root / "images", tmp_path / name, MODEL, "encode.text=text_embedding", *caption))
         table = table_of(tmp_path / name)
         assert table.num_rows == 18
         sizes.append(sum(file.stat().st_size for file in (tmp_path / name).rglob("parts/*.parquet")))
@@ -123,18 +115,11 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
         data__batch_size=4,
     )  # fmt: skip
     report, batch, draws, text = first_step(how, monkeypatch)
-    mean, log_variance = batch.latents.float().chunk(2, dim=1)
-    clean = mean + (log_variance / 2).exp() * draws.vae
-    time = (draws.times / 2**24).view(-1, 1, 1, 1)
-    noisy, network = (1 - time) * clean + time * draws.noise, loaded(resolve(MODEL).path).transformer
-    predicted = network(
-        pipeline._pack_latents(noisy), text, time.flatten(), pipeline._prepare_latent_ids(noisy),
-        pipeline._prepare_text_ids(text),
-    ).sample  # fmt: skip
-    loss = (predicted - pipeline._pack_latents(draws.noise - clean)).square().mean()
-    loss.backward()
-    norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
-    assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+    latents, times, target = noisy(batch, draws)
+    pack, network = pipeline._pack_latents, loaded(resolve(MODEL).path).transformer
+    places = pipeline._prepare_latent_ids(latents), pipeline._prepare_text_ids(text)
+    predicted = network(pack(latents), text, times, *places).sample
+    check_step(report, (predicted - pack(target)).square().mean(), network)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -177,13 +162,7 @@ def test_times_move_with_the_size_of_a_picture_as_in_diffusers(count: int, steps
 
 @pytest.mark.parametrize("how", ["ids", "embeddings", "collocated", "checkpointed"])
 def test_training_learns_and_an_export_draws_the_same_in_diffusers(root: Path, tmp_path: Path, how: str) -> None:
-    sources = {"embeddings": "text_embedding", "collocated": "images"}
-    more: dict[str, Any] = {"source__uri": str(root / sources.get(how, "token_ids"))}
-    if how == "collocated":
-        more |= {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}
-    if how == "checkpointed":
-        more |= {"strategy__activation_checkpointing": True}
-    trained = weights(train(settings(root, how, **more)))
+    trained = weights(train(settings(root, how, **mode(root, how))))
     assert all(tensor.isfinite().all() for tensor in trained.values())
     export(str(root / how), str(tmp_path / "out"))
     exported = loaded(tmp_path / "out")
@@ -195,14 +174,6 @@ def test_training_learns_and_an_export_draws_the_same_in_diffusers(root: Path, t
         (actual,) = load_painter(drawn, how_drawn).paint(["a cat"], [7])
         assert actual is not None
         assert np.abs(actual.astype(int) - drawn_by(exported, "a cat", 7)).max() <= 1
-
-
-def test_a_run_that_is_continued_is_the_same_to_the_bit(root: Path) -> None:
-    how = {"source__uri": str(root / "text_embedding"), "data__batch_size": 4}
-    whole = weights(train(settings(root, "whole", **how, max_steps=3)))
-    train(settings(root, "continued", **how, max_steps=1))
-    continued = weights(train(settings(root, "continued", **how, max_steps=3)))
-    assert all(torch.equal(continued[name], tensor) for name, tensor in whole.items())
 
 
 def test_a_lora_alone_draws_in_diffusers_what_sdp_draws(root: Path, tmp_path: Path, pipeline: Any) -> None:
@@ -250,23 +221,13 @@ def test_a_lora_by_the_names_of_the_models_authors_is_read_as_diffusers_reads_it
 
 
 def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in range(2):
-        (tmp_path / "subject").mkdir(exist_ok=True)
-        (tmp_path / f"subject/{number}.jpg").write_bytes(picture(number))
-    how: dict[str, Any] = {
-        "source": {"uri": str(tmp_path / "subject"), "caption": "a thing"}, "output": {"uri": str(tmp_path / "out")},
-        "model": {"source": MODEL}, "lora": {"rank": 2}, "resolution": 64, "max_steps": 2, "batch_size": 2,
-        "precision": "fp32", "scaling": {"accelerator": "cpu"},
-    }  # fmt: skip
-    dreambooth(parse_config("dreambooth", how))
+    teach(tmp_path, MODEL)
     hints = capsys.readouterr()
     assert f"sdp export {tmp_path}/out/run subject.safetensors --lora --raw" in hints.out + hints.err
 
 
 def test_a_distilled_model_draws_without_guidance_and_is_not_trained(root: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
-    index = folder / "model_index.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "is_distilled": True}))
+    folder = altered(tmp_path, MODEL, "model_index.json", is_distilled=True)
     how = generate_config(tmp_path / "out", folder, sampler={"guidance_scale": 4.0, "steps": 4})
     (actual,) = load_painter(choose(how), how).paint(["a cat"], [7])
     assert actual is not None
@@ -300,10 +261,8 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, value: object, line: str) -> None:
-    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
-    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), key: value}))
     with pytest.raises(ModelError, match=rf"{file}: {key}: {line}"):
-        check(str(folder))
+        check(str(altered(tmp_path, MODEL, file, **{key: value})))
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", None), ("var", None), ("mean", torch.nan), ("var", 0.0)])
@@ -315,14 +274,8 @@ def test_a_vae_without_the_mean_and_variance_of_its_latents_is_refused(
     tensors = load_file(file)
     damaged = tensors.pop(f"bn.running_{name}")
     save_file(tensors if value is None else {**tensors, f"bn.running_{name}": damaged.fill_(value)}, file)
-    how: dict[str, Any] = {
-        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "out")}, "resolutions": [64],
-        "model": {"source": str(folder)},
-    }  # fmt: skip
-    with pytest.raises(
-        ModelError, match=r"^model\.source: the VAE of .* lacks bn, the finite mean and variance of its"
-    ):
-        process(parse_config("process", how))
+    with pytest.raises(ModelError, match=r"^model\.source: the VAE of .* lacks bn, the finite mean and variance of"):
+        process(config_of(root / "images", tmp_path / "out", folder))
     assert not (tmp_path / "out").exists()
 
 

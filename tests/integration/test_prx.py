@@ -14,8 +14,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler, PRXPipeline
 from diffusers.pipelines.prx import pipeline_prx
 from transformers import Qwen3ForCausalLM
 
-from sdp.config import parse as parse_config
-from sdp.dreambooth.job import run as dreambooth
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
@@ -34,10 +32,10 @@ from sdp.train.assemble import make_networks, make_objective
 from sdp.train.plan import make_plan
 from sdp.train.settle import settled
 from sdp.train.world import World
-from tests.flow_kit import first_step, make_inputs, table_of
+from tests.flow_kit import MODES, altered, check_step, first_step, make_inputs, mode, noisy, table_of, teach
 from tests.generate_kit import generate_config
 from tests.latents import make_latents
-from tests.process_kit import picture
+from tests.process_kit import config_of, picture
 from tests.tiny_model import make_tiny_model
 from tests.training import Watch, config, train, weights
 
@@ -103,15 +101,10 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
     ids = batch.token_ids.long()
     mask = torch.arange(32) < lengths(ids, 256).unsqueeze(1)
     text = pipeline.text_encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-    mean, log_variance = batch.latents.float().chunk(2, dim=1)
-    clean = mean + (log_variance / 2).exp() * draws.vae
-    time = (draws.times / 2**24).view(-1, 1, 1, 1)
+    latents, times, target = noisy(batch, draws)
     network = pipeline.transformer.float()
-    predicted = network((1 - time) * clean + time * draws.noise, time.flatten(), text, mask).sample
-    loss = (predicted - (draws.noise - clean)).square().mean()
-    loss.backward()
-    norm = torch.stack([p.grad.norm() for p in network.parameters() if p.grad is not None]).norm()
-    assert (report.loss, report.norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+    predicted = network(latents, times, text, mask).sample
+    check_step(report, (predicted - target).square().mean(), network)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
@@ -148,17 +141,9 @@ def test_text_changes_the_prediction_and_padding_does_not(pipeline: Any) -> None
     assert torch.allclose(one, short[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"source__uri": "token_ids"},
-        {"source__uri": "token_ids", "model__train_text_encoder": True},
-        {"source__uri": "text_embedding"},
-        {"source__uri": "images", "data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"},
-    ],
-)
+@pytest.mark.parametrize("how", ["ids", "text", "embeddings", "collocated"])
 def test_captions_are_cut_to_a_batchs_longest_and_losses_stay(
-    root: Path, tmp_path: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, tokens, losses = step.losses_at, set(), []
 
@@ -170,10 +155,7 @@ def test_captions_are_cut_to_a_batchs_longest_and_losses_stay(
     for multiple, expected in ((64, {32}), (8, {16, 24})):  # "picture number 0" to "picture number 39"
         monkeypatch.setattr(prx, "_STEP", multiple)
         watch = Watch()
-        train(
-            settings(tmp_path, f"cut-{multiple}", **{**more, "source__uri": str(root / more["source__uri"])}),
-            callbacks=[watch],
-        )
+        train(settings(tmp_path, f"cut-{multiple}", **mode(root, how)), callbacks=[watch])
         losses.append([report.loss for report in watch.reports])
         assert max(expected) in tokens
         assert tokens <= expected
@@ -181,17 +163,9 @@ def test_captions_are_cut_to_a_batchs_longest_and_losses_stay(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["ids", "embeddings", "collocated", "text", "checkpointed"])
+@pytest.mark.parametrize("how", MODES)
 def test_training_learns_and_an_export_loads_in_diffusers(root: Path, tmp_path: Path, how: str, pipeline: Any) -> None:
-    sources = {"ids": "token_ids", "embeddings": "text_embedding", "collocated": "images"}
-    more: dict[str, Any] = {"source__uri": str(root / sources.get(how, "token_ids"))}
-    if how == "collocated":
-        more |= {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}
-    if how == "text":
-        more["model__train_text_encoder"] = True
-    if how == "checkpointed":
-        more |= {"strategy__activation_checkpointing": True}
-    trained = weights(train(settings(root, how, **more)))
+    trained = weights(train(settings(root, how, **mode(root, how))))
     assert all(tensor.isfinite().all() for tensor in trained.values())
     assert "skip_text_cleaning=True" in export(str(root / how), str(tmp_path / "out")).hint
     loaded = PRXPipeline.from_pretrained(tmp_path / "out")
@@ -247,28 +221,17 @@ def deep(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("ftfy")
 def test_a_vae_of_32_pixels_a_latent_encodes_trains_and_draws(root: Path, tmp_path: Path, deep: Path) -> None:
-    how: dict[str, Any] = {
-        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "latents")}, "resolutions": [64],
-        "model": {"source": str(deep)}, "encode": {"dtype": "fp32", "latents": "moments"},
-    }  # fmt: skip
+    how = root / "images", tmp_path / "latents", deep
     with pytest.raises(UserError, match=r"^encode\.latents: expected sample, since the VAE of .*deep has no moments"):
-        process(parse_config("process", how))
-    process(parse_config("process", {**how, "encode": {"dtype": "fp32"}}))
+        process(config_of(*how, "encode.latents=moments"))
+    process(config_of(*how))
     vae, table = load_vae(deep), table_of(tmp_path / "latents")
     expected = vae.encode(to_pixels(pixels_of(0))).latent * 0.41407
     stored = np.frombuffer(table["latents_64"][0].as_py(), np.float16).reshape(1, 8, 2, 2)
     assert np.allclose(stored, expected.numpy(), atol=2e-3)
-    for run, more in (
-        ("offline", {"source__uri": str(tmp_path / "latents")}),
-        ("collocated", {"data__mode": "collocated", "data__readers": 1, "encode__dtype": "fp32"}),
-    ):
-        trained = weights(
-            train(
-                settings(
-                    root, f"deep-{run}", **{"model__source": str(deep), "source__uri": str(root / "images"), **more}
-                )
-            )
-        )
+    offline = {"source__uri": str(tmp_path / "latents")}
+    for run, more in (("offline", offline), ("collocated", mode(root, "collocated"))):
+        trained = weights(train(settings(root, f"deep-{run}", **{"model__source": str(deep), **more})))
         assert all(tensor.isfinite().all() for tensor in trained.values())
     how_drawn = generate_config(tmp_path / "out", deep, sampler={"guidance_scale": 5.0, "steps": 3})
     (actual,) = load_painter(GenerateModel(str(deep), "", parse(str(deep))), how_drawn).paint(["a cat"], [7])
@@ -284,12 +247,8 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
         choose(generate_config(tmp_path / "out", MODEL, sampler={"scheduler": "unipc"}))
     with pytest.raises(UserError, match=r"^resolution: expected multiples of 16 pixels for this model, got 72"):
         choose(generate_config(tmp_path / "out", MODEL, resolution=72))
-    how: dict[str, Any] = {
-        "source": {"uri": str(root / "images")}, "output": {"uri": str(tmp_path / "latents")}, "resolutions": [64],
-        "model": {"source": MODEL}, "transform": {"crop": "buckets"},
-    }  # fmt: skip
     with pytest.raises(UserError, match=r"^resolutions: expected multiples of 128 pixels .* buckets, got 64"):
-        process(parse_config("process", how))
+        process(config_of(root / "images", tmp_path / "latents", MODEL, "transform.crop=buckets"))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +261,7 @@ def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path, file: str, key: str, value: object, line: str) -> None:
-    folder = Path(shutil.copytree(resolve(MODEL).path, tmp_path / "model"))
-    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), key: value}))
+    folder = altered(tmp_path, MODEL, file, **{key: value})
     with pytest.raises(ModelError, match=rf"{file}: {key}: {line}"):
         PRX.text(resolve(check(str(folder))).path, embedded=False)
 
@@ -320,15 +278,7 @@ def test_the_encoder_may_be_a_language_model_with_its_head(tmp_path: Path) -> No
 def test_dreambooth_teaches_it_and_names_only_what_can_be_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in range(2):
-        (tmp_path / "subject").mkdir(exist_ok=True)
-        (tmp_path / f"subject/{number}.jpg").write_bytes(picture(number))
-    how: dict[str, Any] = {
-        "source": {"uri": str(tmp_path / "subject"), "caption": "a thing"}, "output": {"uri": str(tmp_path / "out")},
-        "model": {"source": MODEL}, "lora": {"rank": 2}, "resolution": 64, "max_steps": 2, "batch_size": 2,
-        "precision": "fp32", "scaling": {"accelerator": "cpu"},
-    }  # fmt: skip
-    dreambooth(parse_config("dreambooth", how))
+    teach(tmp_path, MODEL)
     hints = capsys.readouterr()
     assert f"sdp export {tmp_path}/out/run FOLDER --raw" in hints.out + hints.err
     assert "single-file" not in hints.out + hints.err

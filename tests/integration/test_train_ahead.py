@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from sdp.config import parse
 from sdp.families import prx
 from sdp.process.job import run as process
 from sdp.train import assemble
@@ -22,7 +21,7 @@ from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests import latents
 from tests.latents import make_latents
-from tests.process_kit import make_images
+from tests.process_kit import config_of, make_images
 from tests.training import Watch, config, tiny_inputs, train, weights
 from tests.workers import run_workers
 
@@ -61,11 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(latents, "bucket_of", lambda row: row % 9)
         make_latents(root / "nine", 90, vocabulary=50, buckets=True)
     make_images(root, 24, unit_rows=12)
-    how: dict[str, Any] = {
-        "source": {"uri": str(root / "images")}, "output": {"uri": str(root / "prx")}, "resolutions": [64],
-        "model": {"source": "builtin:tiny-prx"}, "encode": {"dtype": "fp32"},
-    }  # fmt: skip
-    process(parse("process", how))
+    process(config_of(root / "images", root / "prx", "builtin:tiny-prx"))
     return root
 
 
