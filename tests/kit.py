@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
@@ -12,6 +13,7 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import Layout, PartInfo, iter_rows, read_account, read_rows, write_part
 from sdp.datasets.source import freeze_source, freeze_upstream
 from sdp.datasets.units import Work
+from sdp.errors import SdpError
 from sdp.report.page import text_of
 from sdp.report.sections import describe
 from sdp.storage import Storage, list_source, open_storage
@@ -140,3 +142,12 @@ def raising(error: Exception) -> Callable[..., object]:
         raise error
 
     return instead
+
+
+def line_of(refused: Callable[[], object], kind: type[SdpError] = SdpError) -> str:
+    """Return the one line of a refusal, which ends with exit code 2."""
+    with pytest.raises(kind) as error:
+        refused()
+    line = str(error.value)
+    assert (error.value.exit_code, line.count("\n")) == (2, 0)
+    return line
