@@ -1,16 +1,14 @@
-"""Process: transform, pipeline, bytes and encoder against the reference's design (scripts/bench/_reference_process.py).
+"""Process: transform, pipeline and bytes against the reference's design (scripts/bench/_reference_process.py).
 
-    python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes,encoder] [--px 64,256]
+    python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes] [--px 64,256]
 
 Everything is measured on this machine in one run, so only the ratios matter.
 """
 
 import argparse
 import io
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
-PARTS = ("transform", "sandbox", "pipeline", "bytes", "encoder")
+PARTS = ("transform", "sandbox", "pipeline", "bytes")
 RUNS = {
     64: (("fp32", "token_ids"), ("fp32", "text_embedding")),
     256: (("fp32", "token_ids"), ("bf16", "token_ids")),
@@ -46,11 +44,8 @@ ROUNDS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=sized(600, 4), help="different JPEGs")
-    parser.add_argument(
-        "--only",
-        default=",".join(sized(PARTS, ("transform", "sandbox", "bytes", "encoder"))),
-        help="any of " + ", ".join(PARTS),
-    )
+    usual = sized(PARTS, ("transform", "sandbox", "bytes"))
+    parser.add_argument("--only", default=",".join(usual), help="any of " + ", ".join(PARTS))
     parser.add_argument("--px", default=",".join(map(str, RUNS)), help="sides of the pipeline's pictures")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
@@ -67,8 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipeline(folder, photos, [int(side) for side in options.px.split(",")])
         if "bytes" in wanted:
             stored_bytes(folder, photos[:200])
-        if "encoder" in wanted:
-            encoder(folder, photos)
     return 0
 
 
@@ -232,23 +225,28 @@ def _cost(folder: Path, case: dict[str, Any]) -> Cost:
     with tempfile.TemporaryDirectory(dir=folder) as output:
         log = Path(output) / "log"
         if case.get("run"):
-            command = ["-m", "scripts.bench._process_run", case["run"], json.dumps({**case, "output": output})]
+            command = [
+                "-m",
+                "scripts.bench._reference_process",
+                case["source"],
+                f"{output}/reference",
+                str(case["side"]),
+            ]
         else:
-            keys = {
-                "source.uri": case["source"],
-                "output.uri": f"{output}/sdp",
-                "model.source": "builtin:tiny",
-                "resolutions": f"[{case['side']}]",
-                "encode.dtype": case["dtype"],
-                "encode.text": case["text"],
-            }
-            command = ["-m", "sdp", "process", *(word for item in keys.items() for word in ("--set", "=".join(item)))]
+            settings = (word for setting in _settings(case, output) for word in ("--set", setting))
+            command = ["-m", "sdp", "process", *settings]
         quiet = ["sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1', "sh", str(log)]
         environment = {**os.environ, **({"RAY_ADDRESS": "local"} if case.get("on_ray") else {})}
         cost = run_and_measure([*quiet, sys.executable, *command], timeout_s=TIMEOUT_S, cwd=ROOT, env=environment)
         if cost.code:
             raise SystemExit(f"bench process: {case}: exit code {cost.code}\n{log.read_text()[-4000:]}")
     return cost
+
+
+def _settings(case: dict[str, Any], output: str) -> list[str]:
+    """Return the settings of `sdp process` for a case."""
+    settings = [f"source.uri={case['source']}", f"output.uri={output}/sdp", "model.source=builtin:tiny"]
+    return [*settings, f"resolutions=[{case['side']}]", f"encode.dtype={case['dtype']}", f"encode.text={case['text']}"]
 
 
 def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
@@ -263,24 +261,17 @@ def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
     return folder
 
 
-def _result(folder: Path, run: str, case: dict[str, object]) -> Any:
-    """Return the result of a run in a separate process; if it fails, show the end of its output."""
-    with tempfile.TemporaryDirectory(dir=folder) as output, (folder / "log").open("w+b") as log:
-        command = [sys.executable, "-m", "scripts.bench._process_run", run, json.dumps({**case, "output": output})]
-        done = subprocess.run(command, timeout=TIMEOUT_S, cwd=ROOT, check=False, stdout=log, stderr=subprocess.STDOUT)
-        if done.returncode:
-            log.seek(0)
-            raise SystemExit(f"bench process: {run}: exit code {done.returncode}\n{log.read().decode()[-4000:]}")
-        return json.loads((Path(output) / "result").read_text())
-
-
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def stored_bytes(folder: Path, photos: list[bytes]) -> None:
     """Print the bytes of an image on disk at 256 px: sdp's as written, the reference's in Stable Diffusion 2's shapes."""
-    source = write_source(folder / "source-bytes", photos)
-    sdp = _result(folder, "size", {"source": str(source), "side": 256, "dtype": "bf16", "text": "token_ids"})
+    from sdp.config import load
+    from sdp.process import job
+
+    case = {"source": write_source(folder / "source-bytes", photos), "side": 256, "dtype": "bf16", "text": "token_ids"}
+    manifest = job.run(load("process", None, _settings(case, str(folder)))).dataset.manifest  # type: ignore[union-attr]
+    sdp = manifest.size / manifest.counts.written
     draw = np.random.default_rng(0)
     columns = {}
     for name, count in (("image_latents_256", 4 * 32 * 32), ("caption_embeddings", 77 * 1024)):
@@ -291,25 +282,6 @@ def stored_bytes(folder: Path, photos: list[bytes]) -> None:
     reference = (folder / "reference.parquet").stat().st_size / len(photos)
     print("bytes of an image at 256 px: reference with fp32 latents and text, sdp with fp16 latents and token ids")
     print(f"  reference {reference:,.0f}, sdp {sdp:,.0f}: 1/{reference / sdp:.1f}\n")
-
-
-# --- encoder ---------------------------------------------------------------------------------------------------------
-
-
-def encoder(folder: Path, photos: list[bytes]) -> None:
-    """Print the rate of the bare encoder on prepared chunks against the pipeline's, with ample transform capacity."""
-    source = write_source(folder / "source-encoder", photos * 3)
-    print("encoder: images per second in the pipeline against the bare encoder's, 256 px")
-    for encoders, rate in sized(((1, 100.0), (2, 50.0), (4, 25.0), (1, 0.0)), ((1, 50.0),)):
-        case: dict[str, object] = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
-        result = _result(folder, "encoder", case if rate else {**case, "limit": 512})
-        kind = f"{encoders} sleeping at {rate:.0f} img/s each" if rate else "1, the tiny VAE on one core"
-        print(
-            f"  {kind:<42} bare {result['bare']:6.1f}  pipeline {result['pipeline']:6.1f} "
-            f" {result['pipeline'] / result['bare']:6.1%}   waited {result['wait']:.1%}",
-            flush=True,
-        )
-    print()
 
 
 if __name__ == "__main__":
