@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +162,14 @@ def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
 
 def stall(folder: Path) -> list[dict[str, Any]]:
     """Return how long training pauses for a checkpoint, and how long a synchronous one takes."""
+    from scripts import tools
+    from tests.integration.s3 import running_gateway
+
     cases = [_stall("a local folder", str(folder / "runs"), folder)]
-    with _s3(folder) as bucket:
-        if bucket is not None:
-            cases.append(_stall("S3 on this machine", bucket, folder))
+    if program := tools.find("versitygw"):
+        with running_gateway(program, folder / "s3") as gateway:
+            os.environ |= gateway.env
+            cases.append(_stall("S3 on this machine", gateway.uri, folder))
     return cases
 
 
@@ -261,20 +264,6 @@ def _larger_model(folder: Path) -> Any:
         (folder / "unet/config.json").write_text(json.dumps(config))
         (folder / "unet/diffusion_pytorch_model.safetensors").unlink()
     return resolve(str(folder))
-
-
-@contextmanager
-def _s3(folder: Path) -> Iterator[str | None]:
-    """Yield a bucket of an S3 server on this machine, or None if versitygw is not installed."""
-    from scripts import tools
-    from scripts.bench._s3 import serve
-
-    program = tools.find("versitygw")
-    if program is None:
-        yield None
-        return
-    with serve(str(program), folder / "s3") as bucket:
-        yield bucket
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
