@@ -100,9 +100,6 @@ NEVER: Mapping[str, frozenset[str]] = {
 }
 """Packages that a room must not import, not even late or through another module."""
 
-CONSOLE_NAMES = frozenset({"cli", "console", "__main__"})
-"""Modules and rooms with these names write to the user's terminal, and may print."""
-
 SLEEPS: Mapping[str, str] = {
     "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
     "sdp/supervisor.py": "it polls storage for another job's manifest, and stays until its pod is ended",
@@ -141,8 +138,6 @@ class Import:
     """The names imported from it, in a `from` import."""
     line: int
     when: When
-    level: int
-    """The number of leading dots."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -168,7 +163,6 @@ def check(sources: Sources) -> list[Violation]:
     modules = {module_of(path): path for path in sources}
     violations: list[Violation] = []
     for path, tree in trees.items():
-        violations += _relative_imports(path, imports[path])
         violations += _layers(path, imports[path])
         violations += _ray(path, imports[path])
         violations += _banned_directly(path, imports[path])
@@ -221,10 +215,10 @@ def _imports_below(node: ast.AST, when: When) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(alias.name, (), child.lineno, when, 0)
+                yield Import(alias.name, (), child.lineno, when)
         elif isinstance(child, ast.ImportFrom):
             names = tuple(alias.name for alias in child.names)
-            yield Import(child.module or "", names, child.lineno, when, child.level)
+            yield Import(child.module or "", names, child.lineno, when)
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from _imports_below(child, When.TYPING if when is When.TYPING else When.CALL)
         elif isinstance(child, ast.If) and _is_type_checking(child.test):
@@ -247,12 +241,6 @@ def _rooms_of(statement: Import) -> list[str]:
     if statement.target == "sdp":
         return [name for name in statement.names if _layer_of(name) is not None]
     return [room_of(statement.target)] if statement.target.startswith("sdp.") else []
-
-
-def _relative_imports(path: str, imports: list[Import]) -> Iterator[Violation]:
-    for one in imports:
-        if one.level:
-            yield Violation(path, one.line, "a relative import: write the full path from sdp")
 
 
 def _layers(path: str, imports: list[Import]) -> Iterator[Violation]:
@@ -405,10 +393,6 @@ def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_CUDA_CALLS):
                 yield Violation(path, node.lineno, f"{ast.unparse(node.func)}: sdp.device makes streams and events")
-    if not CONSOLE_NAMES & set(module_of(path).split(".")):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-                yield Violation(path, node.lineno, "print: only the console's modules may print; log it")
 
 
 _CUDA_CALLS = ("cuda.Stream", "cuda.Event", "cuda.set_device", "record_event", "wait_stream")
@@ -455,7 +439,7 @@ def outside_imports(sources: Sources) -> Iterable[tuple[str, Import]]:
     """Yield the imports of third-party packages, file by file."""
     for path, text in sources.items():
         for one in imports_in(ast.parse(text)):
-            if not one.level and _top(one) not in {"sdp", *sys.stdlib_module_names}:
+            if _top(one) not in {"sdp", *sys.stdlib_module_names}:
                 yield path, one
 
 
