@@ -14,7 +14,7 @@ import yaml
 
 from sdp.cli import COMMANDS, JOBS
 from sdp.cli.command import Command, CommandParser
-from sdp.config import draft
+from sdp.config import draft, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,6 +48,8 @@ COMMAND_BLOCKS = [
     block for block in BLOCKS if block.language in ("sh", "console", "") and re.search(r"\bsdp ", block.text)
 ]
 YAML_BLOCKS = [block for block in BLOCKS if block.language == "yaml"]
+WHOLE = re.compile(rf" *# .*?\b({'|'.join(JOBS)})[\w-]*\.yaml\b")
+"""The first line of a job's whole configuration: `# train-small.yaml`, or `# a train.yaml for one GPU`."""
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -118,12 +120,14 @@ def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> Non
     data = yaml.safe_load(text)
     if "apiVersion" in data or "Argo CD" in block.text:
         return
+    file = tmp_path / "job.yaml"
+    file.write_text(text, encoding="utf-8")
+    if whole := WHOLE.match(text):
+        assert load(whole[1], str(file))
+        return
     job = {"training-data": "train"}.get(block.page.stem, block.page.stem)
-    named = re.match(r"# (?:a )?(\w+)[\w-]*\.yaml", block.text)
-    job = named[1] if named and named[1] in JOBS else job
     if job in JOBS:
-        (tmp_path / "part.yaml").write_text(text, encoding="utf-8")
-        draft(job, str(tmp_path / "part.yaml"), part=True)
+        draft(job, str(file), part=True)
         return
     for chart in sorted((ROOT / "charts").iterdir()):
         values = yaml.safe_load((chart / "values.yaml").read_text())
@@ -131,6 +135,10 @@ def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> Non
             jsonschema.validate(merged(values, data), json.loads((chart / "values.schema.json").read_text()))
             return
     raise AssertionError("no job and no chart has these keys")
+
+
+def test_every_job_has_a_whole_example() -> None:
+    assert {whole[1] for block in YAML_BLOCKS if (whole := WHOLE.match(block.text))} == set(JOBS)
 
 
 def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
