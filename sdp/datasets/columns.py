@@ -144,16 +144,58 @@ def open_parquet(
 ) -> pq.ParquetFile:
     """Open a source's file, to read some columns of all row groups or of some.
 
-    Text and bytes that some columns repeat, also in lists and structs, are held once. If pages hold more than the
-    footer says, reading raises DatasetError.
+    Text and bytes that some columns repeat, also in lists and structs, are held once, except where they are stored as
+    differences, of which Parquet's library makes no dictionary. If pages hold more than the footer says, reading raises
+    DatasetError.
     """
     source = open_source(uri, options)
     footer = footer or pq.read_metadata(source)
     leaves = [(leaf.path, leaf.physical_type) for leaf in map(footer.schema.column, range(footer.num_columns))]
     chosen = [at for at, (path, _) in enumerate(leaves) if path in columns or path.partition(".")[0] in columns]
-    repeating = [leaves[at][0] for at in chosen if leaves[at][1] == "BYTE_ARRAY"]
-    checked = check_pages(uri, source, footer, range(footer.num_row_groups) if groups is None else groups, chosen)
+    groups = range(footer.num_row_groups) if groups is None else groups
+    texts = [at for at in chosen if leaves[at][1] == "BYTE_ARRAY"]
+    differing = {at for at in texts if any(_differs(footer, number, at) for number in groups)}
+    if lists := [leaves[at][0] for at in differing if footer.schema.column(at).max_repetition_level]:
+        raise DatasetError(f"{uri}: column {lists[0]} has lists of text in a delta encoding; write the file in another")
+    repeating = [leaves[at][0] for at in texts if at not in differing]
+    checked = check_pages(uri, source, footer, groups, chosen, differing)
     return pq.ParquetFile(checked, metadata=footer, read_dictionary=repeating, **how)
+
+
+def _differs(footer: pq.FileMetaData, group: int, column: int) -> bool:
+    """Return whether a column of text stores lengths, or what each value has beyond the one before, in a row group."""
+    return any(name.startswith("DELTA_") for name in footer.row_group(group).column(column).encodings)
+
+
+def iter_batches(
+    file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int], **how: Any
+) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of some row groups of an open file in batches of bounded size; raise ArrowInvalid beyond it.
+
+    A value that is stored as a difference may be as long as all that its column chunk holds.
+    """
+    footer = file.metadata
+    copied = [field.name for field in file.schema_arrow if field.name in columns and _is_copied(field.type)]
+    rows, held, bound = rows_a_batch(footer, groups), 0, _BATCH_BYTES
+    if copied:
+        chunks = [footer.row_group(group).column(at) for group in groups for at in range(footer.num_columns)]
+        texts = [each for each in chunks if {each.path_in_schema, each.path_in_schema.partition(".")[0]} & {*copied}]
+        longest = max((max(each.total_uncompressed_size, each.total_compressed_size) for each in texts), default=0)
+        rows = max(1, min(rows, _BATCH_BYTES // max(1, longest)))
+        bound = max(bound, _MOST_BYTES_A_BYTE * sum(each.total_compressed_size for each in chunks))
+    for batch in file.iter_batches(rows, row_groups=groups, columns=list(columns), **how):
+        held += sum(batch.column(name).nbytes for name in copied)
+        if held > bound:
+            raise pa.ArrowInvalid(f"text of {', '.join(copied)} becomes more than {bound:,} bytes")
+        yield batch
+
+
+def _is_copied(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds text each time that it is repeated."""
+    if pa.types.is_nested(kind):
+        return any(_is_copied(kind.field(number).type) for number in range(kind.num_fields))
+    is_text = kind_of(kind) in ("text", "bytes") and not pa.types.is_fixed_size_binary(kind)
+    return is_text and not pa.types.is_dictionary(kind)
 
 
 def iter_tables(
@@ -161,7 +203,7 @@ def iter_tables(
 ) -> Iterator[pa.Table]:
     """Yield the columns of some row groups of an open file, in plain types, with cells cut."""
     groups = range(file.num_row_groups) if groups is None else groups
-    for batch in file.iter_batches(rows_a_batch(file.metadata, groups), row_groups=groups, columns=list(columns)):
+    for batch in iter_batches(file, columns, groups):
         yield plain(cut(pa.Table.from_batches([batch]).select(list(columns))))
 
 
@@ -174,7 +216,7 @@ def rows_a_batch(footer: pq.FileMetaData, groups: Sequence[int]) -> int:
 
 
 def cut(table: pa.Table, image: str | None = None) -> pa.Table:
-    """Return the table with each value of its dictionaries of text or bytes cut, except those of images."""
+    """Return the table with each value of text or bytes cut, except those of images."""
     for at, column in enumerate(table.columns):
         if table.field(at).name != image:
             chunks = [_cut(chunk) for chunk in column.chunks]
@@ -184,13 +226,13 @@ def cut(table: pa.Table, image: str | None = None) -> pa.Table:
 
 def _cut(values: pa.Array) -> pa.Array:
     kind = values.type
-    if not pa.types.is_dictionary(kind) or kind_of(kind) not in ("text", "bytes"):
+    if kind_of(kind) not in ("text", "bytes"):
         return values
-    held = values.dictionary
+    held = values.dictionary if pa.types.is_dictionary(kind) else values.cast(plain_type(kind))
     if (pc.max(pc.binary_length(held)).as_py() or 0) <= LARGEST_CELL:
         return values
     short = pc.binary_slice(held.cast(pa.binary()), 0, LARGEST_CELL + 1).cast(held.type, safe=False)
-    return pa.DictionaryArray.from_arrays(values.indices, short)
+    return pa.DictionaryArray.from_arrays(values.indices, short) if pa.types.is_dictionary(kind) else short
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sdp.datasets import tombstones
-from sdp.datasets.columns import open_parquet, read_footer, row_stops
+from sdp.datasets.columns import iter_batches, open_parquet, read_footer, row_stops
 from sdp.datasets.output import Output, read_output
 from sdp.errors import SdpError, UserError
 from sdp.storage import Storage
@@ -29,7 +29,7 @@ def names_of(storage: Storage) -> Namer:
     @lru_cache(maxsize=1)  # units follow one another in a file
     def urls(path: str, number: int) -> pa.ChunkedArray:
         file = open_parquet(path, options, [column], read_footer(path, options), [number])
-        return file.read_row_group(number, columns=[column])[column]
+        return pa.Table.from_batches(iter_batches(file, [column], [number]))[column]
 
     @lru_cache(maxsize=1)
     def stops_in(path: str) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ library believes the header. It reads a column chunk whole, so this file looks a
 
 import io
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sdp.errors import DatasetError
 
 _MOST_BEYOND = 64 << 20
-"""Bytes that the pages of a column chunk may hold, whatever the footer says."""
+"""Bytes that the pages of a column chunk may hold, whatever the footer says, unless its figure is needed."""
 _PAGES, _PAGE_BYTES = 1_000, 1_000
 """Pages that any column chunk may have, and bytes in the file for each more."""
 _SIZE, _STORED, _DICTIONARY = 2, 3, 7
@@ -45,18 +45,27 @@ class _Chunk:
             entries = header[_DICTIONARY][_COUNT] if _DICTIONARY in header else 0
             if min(header[_SIZE], header[_STORED], entries) < 0 or entries > header[_SIZE]:
                 raise ValueError
-            if held > max(self.held, _MOST_BEYOND) or values > self.values or pages > _PAGES + at // _PAGE_BYTES:
+            if held > self.held or values > self.values or pages > _PAGES + at // _PAGE_BYTES:
                 raise ValueError
             at += header[_STORED]
 
 
 def check_pages(
-    uri: str, file: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], columns: Sequence[int]
+    uri: str,
+    file: pa.NativeFile,
+    footer: pq.FileMetaData,
+    groups: Sequence[int],
+    columns: Sequence[int],
+    exact: Collection[int] = (),
 ) -> pa.NativeFile:
-    """Return the file; reading these columns raises DatasetError if their pages do not keep to the footer."""
+    """Return the file; reading these columns raises DatasetError if their pages do not keep to the footer.
+
+    Those of `exact` columns may not hold a byte more than it says.
+    """
     lists = {at for at in columns if footer.schema.column(at).max_repetition_level}
     chunks = [(at, group.column(at)) for group in map(footer.row_group, groups) for at in columns]
-    able = [_chunk(chunk) for at, chunk in chunks if at in lists or _may_grow(chunk)]
+    growing = [(at, chunk) for at, chunk in chunks if at in lists or _may_grow(chunk)]
+    able = [_chunk(chunk, 0 if at in exact else _MOST_BEYOND) for at, chunk in growing]
     return pa.PythonFile(_Checked(uri, file, able), "r") if able else file
 
 
@@ -111,11 +120,11 @@ class _Checked(io.RawIOBase):
         return bytes(self.read_buffer(-1 if length is None else length))
 
 
-def _chunk(column: Any) -> _Chunk:
+def _chunk(column: Any, beyond: int) -> _Chunk:
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
-    return _Chunk(start, column.total_compressed_size, column.total_uncompressed_size, column.num_values)
+    return _Chunk(start, column.total_compressed_size, max(beyond, column.total_uncompressed_size), column.num_values)
 
 
 def _struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:

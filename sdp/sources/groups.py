@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sdp.datasets.columns import cut, open_parquet, read_footer, row_stops, rows_a_batch
+from sdp.datasets.columns import cut, iter_batches, open_parquet, read_footer, row_stops
 from sdp.errors import DatasetError, one_line
 from sdp.hardware import usable_cores
 from sdp.storage import StorageOptions
@@ -70,8 +70,7 @@ class _Reader:
             group.uri, options, columns, footer, [group.number], pre_buffer=True, page_checksum_verification=True
         )
         names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
-        rows = rows_a_batch(footer, [group.number])
-        self._batches = file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False)
+        self._batches = iter_batches(file, names, [group.number], use_threads=False)
         self._rest = file.schema_arrow.empty_table().select(names)
 
     def read(self, start: int, stop: int) -> Iterator[pa.Table]:

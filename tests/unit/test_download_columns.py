@@ -58,12 +58,16 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     return pq.read_table(sink), unit.refused
 
 
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.parametrize("kind", TEXTS, ids=str)
-def test_text_is_text_in_whatever_type_it_is_kept(tmp_path: Path, kind: pa.DataType) -> None:
+def test_text_is_text_in_whatever_type_and_encoding(tmp_path: Path, kind: pa.DataType, encoding: str) -> None:
     urls = ["http://a.org/1", "http://a.org/2", None, b"http://a.org/\xff"]
     captions = ["a cat", b"caf\xe9", "a dog", "a hen"]
     table = pa.table({"url": column(urls, kind), "caption": column(captions, kind), "note": column(captions, kind)})
-    pq.write_table(table, tmp_path / "in.parquet")
+    how: Any = {"use_dictionary": False, "column_encoding": encoding, "store_schema": not pa.types.is_dictionary(kind)}
+    how = {} if encoding == "RLE_DICTIONARY" else how
+    pq.write_table(table, tmp_path / "in.parquet", **how)
+    assert encoding in pq.read_metadata(tmp_path / "in.parquet").row_group(0).column(0).encodings
     assert kind_of(kind) in ("text", "bytes")
     part, refused = part_of(tmp_path / "in.parquet", "note")
     assert part["url"].to_pylist() == ["http://a.org/1", "http://a.org/2"]
@@ -86,6 +90,13 @@ def test_a_cell_that_a_tiny_file_repeats_is_cut_and_a_row_that_would_carry_it_fa
         (n, "bad_row" if n else "bad_url") for n in range(149)
     }
     assert refused[1].detail == "column note: more than 65,536 bytes"
+
+
+def test_a_cell_without_a_dictionary_is_cut_too(tmp_path: Path) -> None:
+    table = pa.table({"url": ["http://a.org/1"], "caption": ["x" * 100_000]})
+    pq.write_table(table, tmp_path / "in.parquet", use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
+    (read,) = iter_units([1], [FileSlice(str(tmp_path / "in.parquet"), 0, 0, 1)], ["caption"], pa.schema([]))
+    assert read["caption"].to_pylist() == ["x" * (LARGEST_CELL + 1)]
 
 
 def test_valid_values_are_copied_byte_for_byte() -> None:

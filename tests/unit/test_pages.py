@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdp.datasets.columns import iter_tables, open_parquet
+from sdp.datasets.columns import iter_batches, iter_tables, open_parquet
 from sdp.datasets.pages import _Checked, _Chunk, _struct
 from sdp.errors import DatasetError
 from sdp.sources.groups import RowGroup, read_rows
@@ -21,6 +21,7 @@ from tests.training import config
 from tests.unit.test_train_plain import COLUMNS, nested, write
 
 ROWS = 70
+DIFFERENCES: Any = {"column_encoding": "DELTA_BYTE_ARRAY", "write_statistics": False, "store_schema": False}
 REFUSED = r"/a\.parquet: pages of a column hold more than the footer says; remove the file or write it again$"
 
 
@@ -44,6 +45,33 @@ def test_text_whose_size_a_footer_hides_is_refused_before_it_is_unpacked(
     with pytest.raises(DatasetError, match=REFUSED):
         read(path)
     assert pa.default_memory_pool().bytes_allocated() - before < 1_000_000
+
+
+@pytest.mark.parametrize("read", [read_download, read_process])
+def test_text_that_grows_by_its_differences_is_refused_within_bounded_memory(
+    read: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path, lying = tmp_path / "a.parquet", tmp_path / "lying/a.parquet"
+    captions = pa.table({"caption": ["x" * 1_000_000] * ROWS})
+    pq.write_table(captions, path, compression="zstd", use_dictionary=False, **DIFFERENCES)
+    assert path.stat().st_size < 1_000
+    first = next(iter_batches(open_parquet(str(path), None, ["caption"]), ["caption"], [0]))
+    assert first.num_rows == 67, "64 MiB"
+    with pytest.raises((DatasetError, pa.ArrowInvalid), match="text of caption becomes more than 67,108,864 bytes"):
+        read(path)
+    lying.parent.mkdir()
+    lying.write_bytes(path.read_bytes())
+    claim_bytes(lying, 1_000)
+    with pytest.raises(DatasetError, match=REFUSED):
+        read(lying)
+
+
+def test_lists_of_text_that_grows_by_its_differences_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    encoding: Any = {"caption.list.element": "DELTA_BYTE_ARRAY"}
+    pq.write_table(pa.table({"caption": [["a cat", "a dog"]]}), path, use_dictionary=False, column_encoding=encoding)
+    with pytest.raises(DatasetError, match=r"/a\.parquet: column caption.list.element has lists of text in a delta"):
+        read_download(path)
 
 
 def test_latents_of_more_numbers_than_the_footer_says_are_refused(tmp_path: Path) -> None:
@@ -100,7 +128,7 @@ def pages(values: int) -> bytes:
 
 def test_a_lying_chunk_is_found_within_one_that_is_read_in_part() -> None:
     data = pa.BufferReader(bytes(4) + pages(values=9) + bytes(100))
-    around, lying = _Chunk(4, 10_000, 1, 1), _Chunk(4, len(pages(values=9)), 8, 8)
+    around, lying = _Chunk(4, 10_000, 1, 1), _Chunk(4, len(pages(values=9)), 1_000, 8)
     assert _Checked("a", data, [around]).read_buffer(50).size == 50
     data.seek(0)
     with pytest.raises(DatasetError, match="pages of a column hold more than the footer says"):
