@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdp.console import visible
+
 _LEFT, _RIGHT, _WIDTH = 64, 988, 1000
 _TOP, _HEIGHT, _BOTTOM = 26, 280, 38
 _MOST_POINTS = 600
+_MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "&<>[]`*|\\"}
+"""Characters by which Markdown and HTML recognise more than text, as references, which they show as text."""
 
 Tick = tuple[float, str]
 """Position and label."""
@@ -70,8 +74,21 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def render(file: Path, values: dict[str, Any]) -> str:
-    """Fill in a template file, escaping values for HTML; a missing one is an error."""
+    """Fill in a template file, escaping values for Markdown or HTML; a missing one is an error."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
-    settings = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    def escaped(value: Any) -> Any:
+        if type(value) is not str:
+            return value
+        return Markup(markdown(value)) if file.suffix == ".md" else visible(value)
+
+    settings = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=escaped
+    )
     return settings.from_string(file.read_text(encoding="utf-8")).render(values)
+
+
+def markdown(text: str) -> str:
+    """Return a line of Markdown, also for a table's cell, that shows a text as it is."""
+    return visible(" ".join(text.split())).translate(_MARKS)

@@ -79,7 +79,7 @@ class Progress:
             self._file.flush()
 
     def _show(self, text: str) -> None:
-        self._shown, line = text, f"{self._label}: {text}"
+        self._shown, line = text, visible(f"{self._label}: {text}")
         if _quiet:
             return
         if self._terminal:  # a wrapped line could not be overwritten

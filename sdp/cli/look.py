@@ -94,7 +94,7 @@ def audit(args: Arguments) -> int:
         from sdp.report.card import check_card
 
         checked = [pair for uri in args.uri for pair in check_card(uri)]
-        print("\n".join(problem or f"{dataset}: as the card says" for dataset, problem in checked))
+        print(visible("\n".join(problem or f"{dataset}: as the card says" for dataset, problem in checked)))
         return 1 if any(problem for _, problem in checked) else 0
     if args.takedown:
         _take_down(args)

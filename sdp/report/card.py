@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 from pyroaring import BitMap64
 
-from sdp.charts import render
+from sdp.charts import markdown, render
 from sdp.console import spent
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import describe
@@ -54,7 +55,7 @@ def write_model_card(exported: Exported) -> None:
         "name": target.uri.rpartition("/")[2], "family": exported.family, "ema": exported.ema, "facts": facts,
         "base": sources.parse(facts["config"]["model"]["source"]), "sampled": sampled, "samples": samples,
         "metrics": run.metrics(), "evaluations": evaluations, "takedowns": _takedowns(folder, facts["datasets"]),
-        "data": _rows(facts["datasets"]), "cell": _cell, "spent": spent,
+        "data": _rows(facts["datasets"]), "json": json.dumps, "spent": spent,
     }  # fmt: skip
     target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode())
 
@@ -78,7 +79,7 @@ def write_dataset_card(storage: Storage, out: str) -> None:
     if target.exists(CARD) and b"sdp inspect" not in target.read(CARD):
         raise UserError(f"inspect: --card: {target.uri_of(CARD)} is not a card of sdp; choose another folder")
     values = {
-        "name": storage.uri.rpartition("/")[2], "manifest": dataset.manifest, "digest": dataset.digest, "cell": _cell,
+        "name": storage.uri.rpartition("/")[2], "manifest": dataset.manifest, "digest": dataset.digest,
         "taken_down": len(tombstones.load(storage).rows), "data": _rows([dataset.lineage]),
     }  # fmt: skip
     for file, template in ((CARD, "dataset_card.md"), (_CROISSANT, _CROISSANT)):
@@ -89,7 +90,7 @@ def check_card(uri: str) -> Iterator[tuple[str, str]]:
     """Yield each dataset and evaluation in the card of a folder, and what contradicts its row; "" if nothing does."""
     storage = open_storage(uri)
     lines = storage.read(CARD).decode(errors="replace").splitlines()
-    rows = [(match[1], match[2], line) for line in lines if (match := _ROW.match(line))]
+    rows = [(unescape(match[1]), match[2], line) for line in lines if (match := _ROW.match(line))]
     if not rows:
         raise DatasetError(f"{storage.uri_of(CARD)}: not a card of sdp that names datasets; check the URI")
     for dataset, digest, line in rows:
@@ -109,7 +110,7 @@ def _evaluation(uri: str) -> str:
     content = storage.read(RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
         figures = [f"{name} {value} ({of})" for name, value, of in headlines(json.loads(content)) if value]
-    return _EVALUATION.format(_cell(uri), hashlib.sha256(content).hexdigest(), _cell("; ".join(figures)))
+    return _EVALUATION.format(markdown(uri), hashlib.sha256(content).hexdigest(), markdown("; ".join(figures)))
 
 
 def _rows(datasets: Iterable[Mapping[str, Any]]) -> str:
@@ -120,9 +121,9 @@ def _rows(datasets: Iterable[Mapping[str, Any]]) -> str:
         while source and source.get("uri"):
             uri, digest = source["uri"], source.get("manifest_digest")
             try:
-                line, source = _row(uri, digest) if digest else (f"| {_cell(uri)} | plain files | | | |", None)
+                line, source = _row(uri, digest) if digest else (f"| {markdown(uri)} | plain files | | | |", None)
             except SdpError:
-                line, source = f"| {_cell(uri)} | {digest} | cannot be read | | |", None
+                line, source = f"| {markdown(uri)} | {digest} | cannot be read | | |", None
             lines[line] = None
     return "\n".join(lines)
 
@@ -131,9 +132,5 @@ def _row(uri: str, digest: str) -> tuple[str, Mapping[str, Any] | None]:
     """Return the row of a dataset's version, and what that was made from."""
     manifest = manifest_with(open_storage(uri), digest)
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in manifest.counts.reasons.items())
-    counts = f"{manifest.counts.input:,} | {manifest.counts.written:,} | {_cell(reasons)}"
-    return f"| {_cell(uri)} | {digest} | {counts} |", manifest.input
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "%7C")
+    counts = f"{manifest.counts.input:,} | {manifest.counts.written:,} | {markdown(reasons)}"
+    return f"| {markdown(uri)} | {digest} | {counts} |", manifest.input

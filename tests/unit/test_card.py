@@ -19,6 +19,13 @@ from sdp.storage import StorageOptions
 from tests.kit import make_images, make_latents
 from tests.unit.test_inspect_run import make_run
 
+# CommonMark takes no character of these references for structure.
+ESCAPED = (
+    "!&#91;a&#93;(//host/b.png) &#60;img src=x onerror=e()&#62; &#91;c&#93;(javascript:d) &#92;x1b&#91;2J&#92;u202e"
+    "&#96;e&#96; &#92;&#124; &#42;f&#42; &#38;lt;"
+)
+HOSTILE = "![a](//host/b.png) <img src=x onerror=e()>\n[c](javascript:d) \x1b[2J\u202e`e` \\| *f* &lt;"
+
 
 def front_of(card: str) -> dict[str, object]:
     front: dict[str, object] = yaml.safe_load(card.split("---\n")[1])
@@ -75,7 +82,10 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     run = make_run(tmp_path)
     tombstones.add(images.storage, [Takedown("row", "1"), Takedown("row", "41")])
     run.publish("samples/step-000000005/000.png", b"picture")
-    run.publish("samples/step-000000005/prompts.json", b'{"000.png": "a red | circle"}')
+    run.publish(
+        "samples/step-000000005/prompts.json", json.dumps({"000.png": "a red | circle", "001.png": HOSTILE}).encode()
+    )
+    run.publish("samples/step-000000005/001.png", b"another")
     newest = run.child("checkpoints/step-000000007")
     newest.publish("complete.json", newest.read("complete.json").replace(b"{", b'{"gpu": "NVIDIA A10G", ', 1))
     newest.publish("config.json", newest.read("config.json").replace(b'"denoiser": "new"', b'"denoiser": "pretrained"'))
@@ -92,7 +102,8 @@ def test_an_exports_card_has_recipe_samples_and_takedowns(tmp_path: Path) -> Non
     assert front_of(card)["tags"] == ["prx", "text-to-image", "sdp"]
     assert 'PRXPipeline.from_pretrained("mine")\npipeline("a red circle", skip_text_cleaning=True)' in card
     assert (tmp_path / "mine/samples/000.png").read_bytes() == b"picture"
-    assert "| a red %7C circle | ![](samples/000.png) |" in card
+    assert "| a red &#124; circle | ![](samples/000.png) |" in card
+    assert f"| {ESCAPED} | ![](samples/001.png) |" in card
     assert "| transformer | its weights |" in card
     assert "| hardware | 2 × NVIDIA A10G |" in card
     assert "| FID 21.500 (20 pictures against 30) |" in card

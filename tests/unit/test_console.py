@@ -78,6 +78,9 @@ def test_a_line_cannot_control_the_terminal_or_the_direction_of_writing(capsys: 
     assert capsys.readouterr().err == (
         "no column \\x1b]0;a\\x07\\x9b2J\\u202egnp.\\u2066\\r; it has é, 日本 👩\u200d🎨\n\tb\n"
     )
+    with Progress("run") as progress:
+        progress.update("for a\x9b2J")
+    assert capsys.readouterr().err == "run: for a\\x9b2J\n"
 
 
 def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:

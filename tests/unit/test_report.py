@@ -13,6 +13,7 @@ from PIL import Image
 from sdp import charts
 from sdp.charts import Line
 from sdp.cli import main
+from sdp.console import visible
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
@@ -134,7 +135,7 @@ def test_a_picture_keeps_the_size_of_a_model_and_a_larger_one_is_made_smaller() 
 
 
 def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
-    make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes"' + "word " * 100_000)
+    make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes" \x1b]0;a\x07\x9b2J\u202e' + "word " * 100_000)
     make_run(tmp_path)
     _, count = write_report([str(tmp_path / "images"), str(tmp_path / "run")], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
@@ -144,6 +145,8 @@ def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path:
     assert links
     assert all(link.startswith(("data:", "#")) for link in links)
     assert len(text) < 100_000, "captions are cut"
+    assert "quotes&#34; \\x1b]0;a\\x07\\x9b2J\\u202eword" in text
+    assert text == visible(text)
 
 
 def test_without_a_name_the_page_is_written_beside_its_subject(
