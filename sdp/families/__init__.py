@@ -286,7 +286,7 @@ def parse_index(index: bytes) -> Mapping[str, Any]:
     """Return what a model_index.json says; nothing of one that is damaged, of whose model the parts will tell."""
     try:
         content = json.loads(index)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -4,6 +4,7 @@ Networks that are not trained are frozen and in evaluation mode. A missing weigh
 leave it random with at most a log line.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,11 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
 
 def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a network, whose file must have exactly its weights, in the right shapes."""
+    for index in folder.glob("*.safetensors.index.json"):  # the libraries would read the pickles that it names
+        weights = _config(index).get("weight_map")
+        files = map(str, weights.values()) if isinstance(weights, dict) else ()
+        if not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in files):
+            raise ModelError(f"{index}: weight_map: expected safetensors in the same folder; restore it")
     with _explained(folder):
         model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
     # Old files also hold the position ids, which are not weights, and those of a language model its head.

@@ -9,7 +9,6 @@
 folder and its digest. A source pinned by `sha256` is refused when its content has changed.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ FORMS = "builtin:tiny, owner/name@REVISION on the model hub, a local folder (./m
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>.*))?")
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_LARGEST = 16 << 20
+"""Bytes of a configuration; those of published models have a few kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class LocalModel:
     def encoder_digest(self) -> str:
         """The digest of the model whose VAE and text encoder these are: that which an export names, or its own."""
         index = self.path / INDEX
-        return (json.loads(index.read_bytes()).get(ENCODER) if index.is_file() else None) or self.digest
+        return (families.parse_index(index.read_bytes()).get(ENCODER) if index.is_file() else None) or self.digest
 
     @property
     def family(self) -> Family:
@@ -199,7 +200,13 @@ def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists,
     if source.kind == "hub":
         return hub.exists(source), partial(hub.read, source)
     folder = _open(source, storage)
-    return folder.exists, folder.read
+
+    def read(name: str) -> bytes:
+        if (file := folder.find(name)) is not None and file.size > _LARGEST:
+            raise ModelError(f"model source {source}: {name} has {file.size:,} bytes, too many to be one; restore it")
+        return folder.read(name)
+
+    return folder.exists, read
 
 
 def _family(source: ModelSource, exists: Exists, read: Callable[[str], bytes]) -> Family:

@@ -1,6 +1,7 @@
 """The loaders, on the tiny model and on networks of Stable Diffusion v2's own shapes (built without memory)."""
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,31 @@ def test_a_text_encoder_saved_with_its_positions_loads(copy: Path) -> None:
     positions = {"text_model.embeddings.position_ids": torch.arange(77)[None]}
     rewrite(copy / "text_encoder/model.safetensors", lambda w: w | positions)
     load.load_text_encoder(copy)
+
+
+class Pickled:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("name", ["pickled.bin", "../outside.safetensors", "/outside.safetensors"])
+@pytest.mark.parametrize("part", ["text_encoder", "unet"])
+def test_an_index_that_names_other_files_than_safetensors_beside_it_is_refused(
+    copy: Path, part: str, name: str, tmp_path: Path
+) -> None:
+    (weights,) = (copy / part).glob("*.safetensors")
+    files = dict.fromkeys(load_file(weights), name)
+    weights.unlink()
+    (copy / part / "pickled.bin").write_bytes(pickle.dumps(Pickled(tmp_path / "made")))
+    weights.with_name(f"{weights.name}.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(ModelError, match=r"\.index\.json: weight_map: expected safetensors in the same folder"):
+        load.load_text_encoder(copy) if part == "text_encoder" else load.load_denoiser(copy, pretrained=True)
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -> None:

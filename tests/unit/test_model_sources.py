@@ -240,6 +240,17 @@ def test_a_model_that_changes_during_its_download_is_not_kept(
     assert [path.name for path in home.iterdir() if not path.name.startswith((".", "known"))] == []
 
 
+def test_a_deep_index_is_that_of_no_family_and_a_huge_one_is_not_read(model: Path) -> None:
+    (model / "model_index.json").write_text("[" * 100_000)
+    check(str(model))
+    local = resolve(str(model))
+    assert (local.family, local.encoder_digest) == (SD, local.digest)
+    for name in ("vae/config.json", "model_index.json"):
+        with (model / name).open("wb") as file:
+            file.truncate(10**9)  # of holes
+        assert f"{name} has 1,000,000,000 bytes" in refusal(lambda: check(str(model)))
+
+
 def test_a_bucket_without_a_model_is_refused(bucket: str, model: Path) -> None:
     shutil.rmtree(model)
     model.mkdir()
