@@ -39,6 +39,7 @@ class WatchServer(ThreadingTCPServer):
     """Serves the page of one run on 127.0.0.1, whose port `kubectl port-forward` reaches too."""
 
     allow_reuse_address, daemon_threads, block_on_close = True, True, False
+    request_queue_size = 128  # a client that finds it full tries again after seconds
 
     def __init__(self, uri: str, port: int) -> None:
         kind, self.run = identify(open_storage(run_of(uri)))

@@ -161,6 +161,13 @@ def test_a_slow_client_ends_and_holds_nobody_up(tmp_path: Path, serve: Serve, mo
         assert silent.recv(1) == b""
 
 
+def test_a_hundred_clients_at_once_need_not_try_again(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    with WatchServer(str(tmp_path / "run"), 0) as server, ExitStack() as ends:
+        for _ in range(100):  # and nobody accepts them
+            ends.enter_context(socket.create_connection(server.server_address[:2], 0.9))
+
+
 def test_a_page_of_a_long_run_reads_few_files(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     run, read = make_run(tmp_path), list[str]()
     for number in range(2, 40):
