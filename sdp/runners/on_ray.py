@@ -24,7 +24,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from sdp import telemetry
-from sdp.console import counted, say
+from sdp.console import counted, duration, say
 from sdp.errors import SdpError, Unavailable, named
 from sdp.ray import cluster, internals, lost
 from sdp.ray.waiting import Stall
@@ -42,6 +42,8 @@ _AT_WORKER = 4
 _TASK_RETRIES = 3
 """Retries of a task whose process dies."""
 _REPORT_S = 1.0
+_WAIT_S, _WAITS = 30.0, 10
+"""Seconds of a wait for the desk's answer, and waits for one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +127,7 @@ class OnRay:
     def state(self) -> State:
         """Return the desk's state; raise the error that ends the run, if there is one."""
         self._check_nodes()
-        state: State = ray.get(self._desk.state.remote())
+        state: State = self._ask(self._desk.state.remote())
         self._most_preparing = max(self._most_preparing, state.preparing)
         now, placement = time.monotonic(), self._placement
         check_state(state, placement, self._most_preparing, now - self._began, fed=self._fed and self._prepares)
@@ -160,7 +162,17 @@ class OnRay:
 
         The desk hears of a death only when Ray has room for the next process.
         """
-        return not internals.live_workers().isdisjoint(ray.get(self._desk.at_work.remote()))
+        return not internals.live_workers().isdisjoint(self._ask(self._desk.at_work.remote()))
+
+    def _ask(self, answer: "ObjectRef[Any]") -> Any:
+        """Return an answer of the desk, which takes milliseconds unless its process is suspended."""
+        for _ in range(_WAITS):  # a job that was suspended with its desk misses one
+            if ray.wait([answer], timeout=_WAIT_S)[0]:
+                return ray.get(answer)
+        raise SdpError(
+            f"{self._placement.job}: the process that hands out the work (Ray's actor Desk, on the driver's node) has "
+            f"not answered for {duration(_WAITS * _WAIT_S)}; run the job again to continue"
+        )
 
     def _send(self, sent: _Sent) -> None:
         number = next(self._numbers)
@@ -176,7 +188,7 @@ class OnRay:
         piece_s = self._busy_s / self._worked if self._worked else math.inf
         self._room = room(internals.resources(), self._piece_bytes, self._placement.most, piece_s)
         alive = {node["NodeID"] for node in cluster.nodes_with({})}
-        stranded = ray.get(self._desk.stranded.remote(alive, {*self._sent}))
+        stranded = self._ask(self._desk.stranded.remote(alive, {*self._sent}))
         for sent in {self._sent[number] for number in stranded}:
             self._send(sent)
 

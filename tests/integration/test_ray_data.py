@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.data import DataContext
@@ -113,6 +114,20 @@ def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.M
             pipeline.feed(number, number)
         assert sorted(key for key, _, _ in collect(pipeline, 7)) == list(range(5, 12))
     assert died.exists()
+
+
+def test_a_suspended_desk_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "_WAIT_S", 0.5)
+    with OnRay(Toy(), placement(), 1) as pipeline:
+        pipeline.feed(0, 100)
+        assert len(collect(pipeline, 1)) == 1
+        (process,) = (
+            each for each in psutil.Process().children(recursive=True) if "ray::Desk" in "".join(each.cmdline())
+        )
+        process.suspend()
+        with pytest.raises(SdpError, match=r"Ray's actor Desk.* has not answered for 5.0 s; run the job again"):
+            pipeline.state()
+    until(lambda: not process.is_running(), "the desk has ended")
 
 
 def test_transforms_that_die_before_they_reach_the_desk_end_the_run(
