@@ -1,7 +1,11 @@
 """Checkpoints written during training."""
 
+import errno
+import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +13,13 @@ import pytest
 import torch
 
 from sdp.datasets.ledger import Ledger
+from sdp.errors import StorageError
 from sdp.model import sharded
 from sdp.model.checkpoints import read_state
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
-from sdp.storage import Storage, open_storage
+from sdp.storage import Storage, local, open_storage
+from sdp.storage.local import LocalStorage
+from sdp.train import job
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.checkpoint import SavedCheckpoint
@@ -139,6 +146,34 @@ def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> 
     with pytest.raises(ValueError, match="dies"):  # before RecordMetrics hears of the checkpoint
         train(config(root, max_steps=9), callbacks=[SaveCheckpoints(3), Dies(), RecordMetrics(1)])
     assert [line["step"] for line in RunFolder(open_storage(str(root / "run"))).metrics()][:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("file", ["complete.json", ""])
+def test_a_full_disk_at_a_checkpoint_is_a_line_and_the_next_run_continues(
+    root: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    name, real, training = (
+        f"run-{file}",
+        LocalStorage._draft_file,
+        config(root, f"run-{file}", checkpoint__every_steps=2),
+    )
+
+    @contextmanager
+    def draft_file(self: LocalStorage, path: str, data: Any) -> Iterator[Any]:
+        if "step-000000004" in f"{self.uri}/{path}" and path.endswith(file):
+            with local._explained(self.uri_of(path)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with real(self, path, data) as files:
+            yield files
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "_draft_file", draft_file)
+        with pytest.raises(StorageError, match=r"step-000000004.*: no space left on the device; free some") as caught:
+            job.run(training)
+    assert "\n" not in str(caught.value)
+    assert job.run(training).state.step == 6
+    events = RunFolder(open_storage(str(root / name))).events()
+    assert [event["from_step"] for event in events if event["event"] == "start"] == [0, 2]
 
 
 def test_a_write_that_fails_ends_training(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
