@@ -10,8 +10,12 @@ import pytest
 
 from sdp.datasets.manifest import Dataset
 from sdp.download import job as download
+from sdp.model.sharded import read_tensors
+from sdp.model.tensor_index import read_tensor_index
 from sdp.process import job as process
 from sdp.storage import open_storage, retry
+from sdp.train import job as train
+from sdp.train.run_folder import RunFolder
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, be_client, gateway_fixture, upload  # noqa: F401 (fixture)
 from tests.kit import accounted
@@ -19,6 +23,7 @@ from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import config_of, every_tenth, make_images
 from tests.s3_faults import BadDay, Faults, bad_day
+from tests.training import config, tiny_inputs
 from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.needs("versitygw")
@@ -73,7 +78,7 @@ def test_objects_are_written_and_read_whole(
 
 @contextmanager
 def every_fault(day: BadDay, gateway: Gateway, output: str) -> Iterator[None]:
-    """Disturb what is done in the block, and be away for a while once a part of this output is there."""
+    """Disturb what is done in the block, and be away for a while once an object of this folder is there."""
     day.faults = Faults(delay_s=0.02, busy=0.15, reset=0.05, stale_s=1.0, lasting_s=3.0)
     day.counts.clear()
 
@@ -81,7 +86,7 @@ def every_fault(day: BadDay, gateway: Gateway, output: str) -> Iterator[None]:
         day.faults.gone = True
         threading.Timer(GONE_S, lambda: setattr(day.faults, "gone", False)).start()
 
-    leaver = as_soon_as(lambda: any(name.startswith(f"{output}/parts/") for name in gateway.objects()), go_and_return)
+    leaver = as_soon_as(lambda: any(name.startswith(f"{output}/") for name in gateway.objects()), go_and_return)
     yield
     leaver.join()
     day.faults = Faults()
@@ -107,7 +112,7 @@ def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
     settings = f"output.rows_per_file={UNIT}"
     local = process.run(config_of(tmp_path / "images", tmp_path / "out", model, settings)).dataset
     images, far_model = upload(tmp_path / "images", f"{gateway.uri}/images"), upload(model, f"{gateway.uri}/model")
-    with every_fault(day, gateway, "latents"):
+    with every_fault(day, gateway, "latents/parts"):
         remote = process.run(config_of(images, f"{gateway.uri}/latents", far_model, settings)).dataset
     check_equal(remote, local, gateway)
     assert remote is not None
@@ -122,10 +127,41 @@ def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(
     urls = [server.image_url(n, "404" if n % 9 == 4 else "") for n in range(ROWS)]
     source = write_urls(tmp_path / "meta", urls, files=2)
     far = upload(source, f"{gateway.uri}/meta")
-    with every_fault(day, gateway, "out"):
+    with every_fault(day, gateway, "out/parts"):
         remote = download.run(config_for(far, f"{gateway.uri}/out", **settings))
     local = download.run(config_for(source, tmp_path / "out", **settings))
     assert remote is not None
     assert local is not None
     check_equal(remote.dataset, local.dataset, gateway)
     assert sorted(check_exactly_once(remote.dataset, range(ROWS))) == [n for n in range(ROWS) if n % 9 != 4]
+
+
+@pytest.mark.slow
+def test_trainers_of_a_bucket_with_every_fault_learn_the_same_and_write_no_key(
+    day: BadDay, gateway: Gateway, tmp_path: Path
+) -> None:
+    tiny_inputs(tmp_path)
+    far = upload(tmp_path / "latents", f"{gateway.uri}/training/latents")
+    how = {"scaling__num_workers": 2, "max_steps": 12, "checkpoint__every_steps": 2, "data__batch_size": 4}
+    how |= {"samples__every_steps": 3, "samples__prompts": ["a"], "samples__steps": 2}
+    train.run(config(tmp_path, "run", **how))
+    with every_fault(day, gateway, "training/run/checkpoints/step-000000002"):
+        day.faults.busy = 0.25
+        summary = train.run(config(tmp_path, source__uri=far, output__uri=f"{gateway.uri}/training/run", **how))
+    assert (summary.state.step, summary.recoveries) == (12, 0)
+    remote, local = (RunFolder(open_storage(uri)) for uri in (f"{gateway.uri}/training/run", str(tmp_path / "run")))
+    names = read_tensor_index(local.checkpoint(12)).tensors
+    assert names
+    expected = read_tensors(local.checkpoint(12), names)
+    for name, tensor in read_tensors(remote.checkpoint(12), names).items():
+        assert tensor.equal(expected[name]), name
+    assert [[*remote.samples(step)] for step in remote.sample_steps()] == [
+        [*local.samples(step)] for step in local.sample_steps()
+    ]
+    assert gateway.pending_uploads() == []
+    written = [file for file in (gateway.root / gateway.bucket / "training").rglob("*") if file.is_file()]
+    assert len(written) > 20
+    for file in written:
+        content = file.read_bytes()
+        assert gateway.secret_key.encode() not in content, file
+        assert gateway.access_key.encode() not in content, file
