@@ -28,10 +28,53 @@ def caption_for(name: str) -> str:
     return f"a {name} picture"
 
 
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(_WORDS)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)  # joins words by spaces
+    marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks, extra_special_tokens={"image_token": "<image>"})
+
+
+def make_tiny_florence(folder: Path) -> Path:
+    """Save a Florence-2 of random weights, which has no chat template."""
+    from transformers import (
+        BartConfig,
+        CLIPImageProcessor,
+        Florence2Config,
+        Florence2ForConditionalGeneration,
+        Florence2Processor,
+        Florence2VisionConfig,
+    )
+
+    fast, size, ends = _tokenizer(), {"height": 64, "width": 64}, {"pad_token_id": 0, "eos_token_id": 2}
+    pictures = CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False)
+    pictures.image_seq_length = (64 // 32) ** 2 + 1
+    processor = Florence2Processor(pictures, fast, num_additional_image_tokens=0)
+    one, heads = [1] * 4, {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    vision = Florence2VisionConfig(
+        embed_dim=[8, 8, 8, 32], num_heads=one, num_groups=one, depths=one, projection_dim=32, window_size=4
+    )
+    text = BartConfig(
+        vocab_size=len(fast), d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        max_position_embeddings=64, bos_token_id=1, decoder_start_token_id=2, **heads, **ends,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = Florence2ForConditionalGeneration(
+        Florence2Config(text_config=text, vision_config=vision, image_token_id=3, is_encoder_decoder=True)
+    )
+    model.generation_config.update(**ends, decoder_start_token_id=2, min_new_tokens=3)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
 def make_tiny_vlm(folder: Path, steps: int = 40) -> Path:
     """Train a LLaVA of 0.1 M parameters to name colours, and save it."""
     from PIL import Image
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         CLIPImageProcessor,
         CLIPVisionConfig,
@@ -39,20 +82,9 @@ def make_tiny_vlm(folder: Path, steps: int = 40) -> Path:
         LlavaConfig,
         LlavaForConditionalGeneration,
         LlavaProcessor,
-        PreTrainedTokenizerFast,
     )
 
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(_WORDS)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)  # joins words by spaces
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=["<image>"],
-    )
+    fast = _tokenizer()
     size = {"height": _SIDE, "width": _SIDE}
     processor = LlavaProcessor(
         CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False),

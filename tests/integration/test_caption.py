@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
 from sdp.caption import job, server
 from sdp.caption.answers import Question
@@ -20,12 +22,13 @@ from sdp.config.caption import CaptionConfig
 from sdp.datasets.draws import draw
 from sdp.datasets.manifest import Dataset
 from sdp.errors import ModelError, SdpError, Unavailable, UserError
+from sdp.imaging import RowError
 from sdp.process import job as processing
 from tests.caption_kit import NAMES, ChatServer, caption_config, colour_of, coloured_png, write_pictures
 from tests.kit import accounted, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images
-from tests.tiny_vlm import caption_for, coloured, make_tiny_vlm
+from tests.tiny_vlm import COLOURS, caption_for, coloured, make_tiny_florence, make_tiny_vlm
 from tests.waiting import until
 
 ROWS = 40
@@ -55,6 +58,22 @@ def captions(dataset: Dataset, column: str = "vlm") -> dict[int, str]:
 
 
 EXPECTED = {row: caption_for(colour_of(row)) for row in range(ROWS) if not every_tenth(row)}
+
+
+def test_a_model_of_one_task_which_has_no_chat_template_answers_as_by_itself(tmp_path: Path) -> None:
+    folder = make_tiny_florence(tmp_path / "florence")
+    pictures = [coloured(name, 7) for name in COLOURS]
+    captioner = LocalCaptioner(folder, "fp32", 64, 2, 6, 0.0)
+    answers = list(captioner([Question(row, pixels, "<CAPTION>") for row, pixels in enumerate(pictures)]))
+    processor, model = AutoProcessor.from_pretrained(folder), Florence2ForConditionalGeneration.from_pretrained(folder)
+    images = [Image.fromarray(pixels) for pixels in pictures]
+    inputs = processor(images=images, text=["<CAPTION>"] * len(images), return_tensors="pt")
+    made = model.eval().generate(**inputs, max_new_tokens=6, do_sample=False)
+    cut = [row for row, answer in enumerate(answers) if isinstance(answer, RowError)]
+    texts = processor.tokenizer.batch_decode(made, skip_special_tokens=True)
+    assert [answer.detail if isinstance(answer, RowError) else answer for answer in answers] == texts
+    assert cut == [row for row, tokens in enumerate(made.tolist()) if 2 not in tokens[1:]]
+    assert all(texts)
 
 
 @pytest.mark.usefixtures("one_thread")
