@@ -56,17 +56,12 @@ def start_ray(**options: Any) -> None:
     """Start a Ray of this machine, without a dashboard."""
     import ray
 
-    spare_ray()
-    ray.init("local", include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, **options)
-
-
-def spare_ray() -> None:
-    """At the smallest size, have Ray start only what a job's local Ray has, too."""
-    if os.environ.get(SMALL):
+    if os.environ.get(SMALL):  # only what a job's local Ray has, too
         from sdp.ray.internals import spare_processes
 
         spare_processes()
         os.environ |= {"RAY_prestart_worker_first_driver": "0"}
+    ray.init("local", include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, **options)
 
 
 def take_stdout() -> TextIO:

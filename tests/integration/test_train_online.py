@@ -16,14 +16,15 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from scripts.bench.online_pool import make_images as images_without_parts
 from sdp.config.train import TrainConfig
+from sdp.datasets.manifest import open_dataset
 from sdp.errors import LeaseLost, SdpError
+from sdp.model.sources import resolve
 from sdp.ray.cluster import start_beside_driver
 from sdp.runners.placement import Placement
 from sdp.storage import open_storage
 from sdp.train.board import Board
-from sdp.train.data.images import Slice
+from sdp.train.data.images import Slice, open_images
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
 from sdp.train.online import start_pool
@@ -141,10 +142,11 @@ def encoder_pids(traces: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(tmp_path: Path) -> None:
+def test_the_pool_answers_while_more_requests_are_open_than_ray_s_usual_limit(root: Path) -> None:
     nowhere = Placement(labels={"ray.io/accelerator-type": "H100"}, gpus=1.0, cpus=0.0, wait_s=DEADLINE_S, output="out")
     one = Slice.of("gone.parquet", 0, 1, 0, 0, np.ones(1, np.bool_))
-    pool = start_pool(images_without_parts(str(tmp_path), "token_ids"), nowhere, start_beside_driver(Board), 1200)
+    images = open_images(how(root), open_dataset(open_storage(str(root / "images"))), resolve("builtin:tiny"))
+    pool = start_pool(images, nowhere, start_beside_driver(Board), 1200)
     try:
         requests = [pool.encode.remote(one, turn) for turn in range(1200)]
         figures, _ = ray.get(pool.status.remote(), timeout=60)
