@@ -5,8 +5,7 @@ import io
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from PIL import Image
 
 from sdp.config import load
 from sdp.config.caption import CaptionConfig
+from tests.storage_server import RESET, Answer, Request, Server
 from tests.tiny_vlm import COLOURS, caption_for, coloured
 
 NAMES = [*COLOURS]
@@ -55,74 +55,52 @@ class ChatServer:
     def __init__(
         self, behave: Callable[[str, int], Any] = lambda *_: None, models: tuple[str, ...] = ("tiny",)
     ) -> None:
-        self.asked, self.headers, self.prompts = Counter[str](), list[dict[str, str]](), list[str]()
+        self.asked, self.headers, self.prompts = Counter[str](), list[Mapping[str, str]](), list[str]()
         self.most = 0
         self._now, self._lock, self._behave = 0, threading.Lock(), behave
-        self.ending = threading.Event()
-        chat = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self._send(200, json.dumps({"data": [{"id": name} for name in models]}).encode())
-
-            def do_POST(self) -> None:
-                chat._answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def _send(self, status: int, body: bytes, promised: int | None = None, **headers: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body) if promised is None else promised))
-                for name, value in headers.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
-                self.wfile.write(body)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._models, self._ending = models, threading.Event()
+        self._server = Server(self._answer)
+        self.url = f"{self._server.address}/v1"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ending.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._ending.set()
+        self._server.close()
 
-    def _answer(self, handler: Any, body: dict[str, Any]) -> None:
-        image, text = (part for part in body["messages"][0]["content"])
+    def _answer(self, request: Request) -> Answer:
+        if request.method == "GET":
+            return Answer(200, json.dumps({"data": [{"id": name} for name in self._models]}).encode())
+        image, text = (part for part in json.loads(request.body)["messages"][0]["content"])
         data = base64.b64decode(image["image_url"]["url"].partition(",")[2])
         mean = np.asarray(Image.open(io.BytesIO(data))).reshape(-1, 3).mean(axis=0)
         colour = min(COLOURS, key=lambda name: float(np.abs(mean - np.array(COLOURS[name])).sum()))
         with self._lock:
             self.asked[colour] += 1
             number = self.asked[colour]
-            self.headers.append(dict(handler.headers))
+            self.headers.append(request.headers)
             self.prompts.append(text["text"])
             self._now += 1
             self.most = max(self.most, self._now)
         try:
-            self._do(handler, self._behave(colour, number), colour)
+            return self._done(self._behave(colour, number), colour)
         finally:
             with self._lock:
                 self._now -= 1
 
-    def _do(self, handler: Any, what: Any, colour: str) -> None:
+    def _done(self, what: Any, colour: str) -> Answer:
         choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": caption_for(colour)}}
         good = json.dumps({"choices": [choice]}).encode()
+        if isinstance(what, int):
+            return Answer(what, b"no", {"Retry-After": "0"})
+        if isinstance(what, bytes):
+            return Answer(200, what)
+        if what == "slow":
+            self._ending.wait(60)
+            return RESET
         if what is None:
-            handler._send(200, good)
-        elif isinstance(what, int):
-            handler._send(what, b"no", Retry_After="0")
-        elif isinstance(what, bytes):
-            handler._send(200, what)
-        elif what == "slow":
-            self.ending.wait(60)
-        else:
-            handler._send(200, good[: len(good) // 2] if what == "half" else good, len(good) + (what == "lies") * 1000)
-            handler.close_connection = True
+            return Answer(200, good)
+        promised = {"half": len(good), "lies": len(good) + 1000}[what]
+        body = good[: len(good) // 2] if what == "half" else good
+        return Answer(200, body, {"Content-Length": str(promised), "Connection": "close"})

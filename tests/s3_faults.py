@@ -4,21 +4,16 @@ It understands HTTP, where the proxy of `tests.integration.s3` only forwards byt
 from a container's endpoint: each lasts for a few seconds, after which the proxy refuses it as expired.
 """
 
-import contextlib
 import http.client
 import itertools
 import json
 import random
-import socket
-import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from botocore.auth import S3SigV4Auth
@@ -26,10 +21,11 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tests.integration.s3 import Gateway
+from tests.storage_server import RESET, Answer, Request, Server
 
 CREDENTIALS = "/credentials"
 _REPLACED = ("authorization", "host", "connection", "x-amz-date", "x-amz-security-token", "x-amz-content-sha256")
-_DROPPED = ("connection", "keep-alive", "transfer-encoding")
+_DROPPED = ("connection", "date", "keep-alive", "server", "transfer-encoding")
 
 
 @dataclass
@@ -59,69 +55,39 @@ class BadDay:
         self._gateway = gateway
         self._tokens: dict[str, float] = {}
         self._numbers = itertools.count()
-        self._listings: dict[str, tuple[float, int, list[tuple[str, str]], bytes]] = {}
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer._answer(self, body)
-
-            do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = answer  # noqa: N815 (as http.server calls them)
-
-            def log_message(self, *args: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._listings: dict[str, tuple[float, Answer]] = {}
+        self._server = Server(self._answer)
+        self.close = self._server.close
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the environment variables of a client whose credentials come from here."""
+        """Variables of a client of the proxy, in whose folder a token is written."""
         token = self._folder / "container-token"
         token.write_text("t")
         return {
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{self.endpoint}{CREDENTIALS}",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{self._server.address}{CREDENTIALS}",
             "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ENDPOINT_URL_S3": self._server.address,
             "AWS_REGION": "us-east-1",
         }
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    def _answer(self, request: Request) -> Answer:
         faults, draw = self.faults, self.faults.draw
-        if handler.path.startswith(CREDENTIALS):
-            self._send(handler, 200, [("Content-Type", "application/json")], self._credentials())
-            return
+        if request.path.startswith(CREDENTIALS):
+            return Answer(200, self._credentials(), {"Content-Type": "application/json"})
         if faults.gone:
-            self._reset(handler, "gone")
-            return
+            return self._reset("gone")
         time.sleep(faults.delay_s)
         if draw.random() < faults.busy:
-            self._refuse(handler, 503, "SlowDown", "Please reduce your request rate.")
-            return
-        token = handler.headers.get("x-amz-security-token", "")
+            return self._refuse(503, "SlowDown", "Please reduce your request rate.")
+        token = request.headers.get("x-amz-security-token", "")
         if time.monotonic() > self._tokens.get(token, float("inf")):
-            self._refuse(handler, 400, "ExpiredToken", "The provided token has expired.")
-            return
+            return self._refuse(400, "ExpiredToken", "The provided token has expired.")
         reset = draw.random() if draw.random() < faults.reset else 1.0
         if reset < 0.5:
-            self._reset(handler, "reset before")
-            return
-        status, headers, data = self._listed(handler) or self._forward(handler, body)
-        if reset < 1.0:
-            self._reset(handler, "reset after")
-            return
-        self._send(handler, status, headers, data)
+            return self._reset("reset before")
+        answer = self._listed(request) or self._forward(request)
+        return self._reset("reset after") if reset < 1.0 else answer
 
     def _credentials(self) -> bytes:
         token = f"token-{next(self._numbers)}"
@@ -137,55 +103,42 @@ class BadDay:
             }
         ).encode()
 
-    def _listed(self, handler: BaseHTTPRequestHandler) -> tuple[int, list[tuple[str, str]], bytes] | None:
-        """Answer a listing from an older one, if that is not too old."""
-        if handler.command != "GET" or "list-type=2" not in handler.path or not self.faults.stale_s:
+    def _listed(self, request: Request) -> Answer | None:
+        """Return a listing that may be stale, or None for another request."""
+        if request.method != "GET" or "list-type=2" not in request.path or not self.faults.stale_s:
             return None
         now = time.monotonic()
-        taken, *answer = self._listings.get(handler.path, (0.0, 0, [], b""))
+        taken, answer = self._listings.get(request.path, (0.0, Answer()))
         if now - taken > self.faults.stale_s:
-            status, headers, data = self._forward(handler, b"")
-            self._listings[handler.path] = (now, status, headers, data)
-            return status, headers, data
+            answer = self._forward(request)
+            self._listings[request.path] = (now, answer)
+            return answer
         self.counts["stale"] += 1
-        status, headers, data = answer
-        return status, headers, data
+        return answer
 
-    def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Have the server do what a request asks, signed anew: this server knows no tokens."""
-        headers = {name: value for name, value in handler.headers.items() if name.lower() not in _REPLACED}
-        request = AWSRequest(handler.command, f"{self._gateway.endpoint}{handler.path}", headers, body)
+    def _forward(self, request: Request) -> Answer:
+        """Return the server's answer to a request, signed with its own keys."""
+        headers = {name: value for name, value in request.headers.items() if name not in _REPLACED}
+        signed = AWSRequest(request.method, f"{self._gateway.endpoint}{request.path}", headers, request.body)
         keys = Credentials(self._gateway.access_key, self._gateway.secret_key)
-        S3SigV4Auth(keys, "s3", "us-east-1").add_auth(request)
+        S3SigV4Auth(keys, "s3", "us-east-1").add_auth(signed)
         connection = http.client.HTTPConnection("127.0.0.1", self._gateway.port, timeout=30)
         try:
-            connection.request(handler.command, handler.path, body or None, dict(request.headers.items()))
+            connection.request(request.method, request.path, request.body or None, dict(signed.headers.items()))
             response = connection.getresponse()
-            return response.status, response.getheaders(), response.read()
+            kept = {name: value for name, value in response.getheaders() if name.lower() not in _DROPPED}
+            return Answer(response.status, response.read(), kept)
         finally:
             connection.close()
 
-    def _send(self, handler: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
-        handler.send_response_only(status)
-        for name, value in headers:
-            if name.lower() not in (*_DROPPED, "content-length"):
-                handler.send_header(name, value)
-        length = {name.lower(): value for name, value in headers}.get("content-length", str(len(data)))
-        handler.send_header("Content-Length", length if handler.command == "HEAD" else str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data)
-
-    def _refuse(self, handler: BaseHTTPRequestHandler, status: int, code: str, message: str) -> None:
+    def _refuse(self, status: int, code: str, message: str) -> Answer:
         self.counts[code] += 1
         text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
-        self._send(handler, status, [("Content-Type", "application/xml")], text.encode())
+        return Answer(status, text.encode(), {"Content-Type": "application/xml"})
 
-    def _reset(self, handler: BaseHTTPRequestHandler, what: str) -> None:
+    def _reset(self, what: str) -> Answer:
         self.counts[what] += 1
-        handler.close_connection = True
-        with contextlib.suppress(OSError):
-            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            handler.connection.shutdown(socket.SHUT_RDWR)
+        return RESET
 
 
 @contextmanager

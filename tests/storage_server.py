@@ -1,5 +1,8 @@
 """A small HTTP server in the test's process, with programmed answers and a record of its requests."""
 
+import contextlib
+import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +28,18 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+RESET = Answer(0)
+"""No answer: the connection is reset, as by a host that is gone."""
+
+
+def reset(connection: socket.socket) -> None:
+    """Close so that the other end sees a reset."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 class Server:
     """Gives the queued answers first, one a request; then what `otherwise` makes."""
 
@@ -43,14 +58,19 @@ class Server:
                 request = Request(self.command, self.path, headers, self.rfile.read(length))
                 outer.requests.append(request)
                 answer = outer.queue.popleft() if outer.queue else outer._otherwise(request)
-                self.send_response(answer.status)
-                if "Content-Length" not in answer.headers:
-                    self.send_header("Content-Length", str(len(answer.body)))
-                for name, value in answer.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(answer.body)
+                if answer is RESET:
+                    self.close_connection = True
+                    reset(self.connection)
+                    return
+                with contextlib.suppress(ConnectionError):  # the client has left
+                    self.send_response(answer.status)
+                    if "Content-Length" not in answer.headers:
+                        self.send_header("Content-Length", str(len(answer.body)))
+                    for name, value in answer.headers.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    if self.command != "HEAD":
+                        self.wfile.write(answer.body)
 
             do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = answer  # noqa: N815 (as http.server calls them)
 

@@ -14,9 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +24,7 @@ from tests.chaos.__main__ import MARK, Chaos, chaos_in, end_all, left_behind, pr
 from tests.chaos.log import faults_in
 from tests.chaos.stages import IMAGES, STEPS, Stage
 from tests.s3_faults import BadDay
+from tests.storage_server import Answer, Request
 from tests.waiting import until
 
 LESS = {"download": {"limit": IMAGES // 2}, "process": {"limit": IMAGES // 2}, "train": {"max_steps": STEPS // 2}}
@@ -51,16 +50,15 @@ class Holding(BadDay):
         self._writes, self._write, self._mark = count(1), write, mark
         self.held, self.pass_on, self.at = threading.Event(), threading.Event(), ""
 
-    def _answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
-        beats = "/_lease/" in handler.path and "if-none-match" not in handler.headers
-        name = handler.path.partition("/rounds/")[2].partition("/")[2]
-        if handler.command in ("PUT", "POST", "DELETE") and not beats and self._is_due(name):
-            self.at = f"{handler.command} {name}"
+    def _answer(self, request: Request) -> Answer:
+        beats = "/_lease/" in request.path and "if-none-match" not in request.headers
+        name = request.path.partition("/rounds/")[2].partition("/")[2]
+        if request.method in ("PUT", "POST", "DELETE") and not beats and self._is_due(name):
+            self.at = f"{request.method} {name}"
             _signal(self._mark, signal.SIGSTOP)
             self.held.set()
             self.pass_on.wait()
-        with suppress(OSError):  # the job has given up on a held request
-            super()._answer(handler, body)
+        return super()._answer(request)
 
     def _is_due(self, name: str) -> bool:
         number = str(next(self._writes))

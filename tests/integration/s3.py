@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -27,6 +26,7 @@ from botocore.session import Session
 
 from sdp.storage import open_storage
 from tests.programs import free_port
+from tests.storage_server import reset
 
 START_S = 20.0
 
@@ -165,7 +165,7 @@ class Proxy:
             self._listener = None
         with self._lock:
             for connection in self._live:
-                _reset(connection)
+                reset(connection)
 
     def stall(self, *, after: int = 0) -> None:
         """Connections stay, but nothing passes in either direction, once so many more bytes have gone to the server."""
@@ -209,7 +209,7 @@ class Proxy:
         try:
             server = socket.create_connection(self._target, timeout=5)
         except OSError:
-            _reset(client)
+            reset(client)
             return
         with self._lock:
             self._live |= {client, server}
@@ -222,7 +222,7 @@ class Proxy:
             with self._lock:
                 self._live -= {client, server}
             server.close()  # in order: it has what was passed on, and then the end
-            client.close() if orderly else _reset(client)
+            client.close() if orderly else reset(client)
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
         """Forward until either end closes (True) or the connection must be cut (False)."""
@@ -256,14 +256,6 @@ class Proxy:
                 if cut:
                     return False
         return False
-
-
-def _reset(connection: socket.socket) -> None:
-    """Close so that the other end sees a reset, as from a host that is gone."""
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 @pytest.fixture(scope="module", name="gateway")

@@ -98,11 +98,15 @@ def test_a_server_captions_with_bounded_concurrency_and_its_key(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-secret-7")
-    with ChatServer() as chat:
+
+    def beside(*_: object) -> None:
+        until(lambda: chat.most > 1, "another request is under way")
+
+    with ChatServer(beside) as chat:
         dataset = written(with_server(root, tmp_path / "out", chat))
     assert captions(dataset) == EXPECTED
     assert 1 < chat.most <= 4
-    assert {headers["Authorization"] for headers in chat.headers} == {"Bearer not-a-secret-7"}
+    assert {headers["authorization"] for headers in chat.headers} == {"Bearer not-a-secret-7"}
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"not-a-secret-7" in file.read_bytes()]
 
 
