@@ -1,7 +1,6 @@
 """The monitoring chart: what it renders and refuses, and that all it asks of Prometheus exists."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.monitoring import chart, promql
 from tests.monitoring.chart import CHART, Manifest, helm_template, one, rendered
 from tests.monitoring.prometheus import as_prometheus
 from tests.monitoring.ray_names import KUBERNETES, RAY
+from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -84,9 +84,7 @@ def test_every_expression_parses(tool: Callable[[str], Path], tmp_path: Path) ->
     path = tmp_path / "panels.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     files = [str(path), *map(str, sorted((CHART / "rules").glob("*.yaml")))]
-    done = subprocess.run(
-        [str(tool("promtool")), "check", "rules", *files], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended([tool("promtool"), "check", "rules", *files])
     assert done.returncode == 0, done.stderr
     assert len(rules) > 100
 
@@ -98,7 +96,7 @@ def test_each_alert_fires_where_it_should_and_not_where_it_should_not(
     for path in [*(CHART / "rules").glob("*.yaml"), UNIT_TESTS]:
         (tmp_path / path.name).write_text(path.read_text())
     command = [str(tool("promtool")), "test", "rules", str(tmp_path / UNIT_TESTS.name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = ended(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -372,8 +370,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": list(jobs.values())}))
     (tmp_path / "rules.yaml").write_text(data["rules.yaml"])
     for what, path in (("config", "prometheus.yaml"), ("rules", "rules.yaml")):
-        command = [str(tool("promtool")), "check", what, str(tmp_path / path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = ended([tool("promtool"), "check", what, tmp_path / path])
         assert done.returncode == 0, done.stderr
 
 

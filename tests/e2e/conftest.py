@@ -5,7 +5,6 @@ Datasets are fixtures: a test asks for `latents` and gets them, made by jobs fro
 
 import contextlib
 import secrets
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import yaml
 from tests.e2e import jobs, site
 from tests.e2e.kube import Failed, Kube
 from tests.e2e.settings import Settings, read_settings
+from tests.programs import ended
 
 CHART = jobs.ROOT / "charts" / "sdp-cluster"
 VALUES = Path(__file__).parent / "values.yaml"
@@ -121,8 +121,7 @@ def helm(
 
     def run(verb: str, *words: str) -> str:
         made = [str(CHART), *values] if verb in ("install", "upgrade") else []
-        command = [str(tool("helm")), verb, "sdp", *made, "-n", kube.namespace, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        done = ended([tool("helm"), verb, "sdp", *made, "-n", kube.namespace, *words], timeout=180)
         if done.returncode:
             raise Failed(f"helm {verb}: {done.stderr.strip()}")
         return done.stdout

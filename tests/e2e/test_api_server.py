@@ -1,7 +1,6 @@
 """An API server with KubeRay's CRDs accepts everything that the project generates, in strict mode."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import yaml
 from tests.contract.sdp_cluster import VALUES, helm_template
 from tests.e2e import jobs
 from tests.e2e.kube import Failed, Kube
+from tests.programs import ended
 
 STRICT = ("create", "--dry-run=server", "--validate=strict", "-f")
 FOLDER = jobs.ROOT / "manifests"
@@ -56,9 +56,7 @@ def test_a_field_that_kuberay_does_not_know_would_be_refused(kube: Kube) -> None
 
 def test_accounts_that_the_chart_should_not_make_must_exist(kube: Kube, tool: Callable[[str], Path]) -> None:
     """Without them KubeRay makes neither pods nor a token, and cannot delete RayJobs."""
-    create = [str(tool("helm")), "install", "sdp", str(jobs.ROOT / "charts/sdp-cluster"), "--dry-run=server"]
+    create = [tool("helm"), "install", "sdp", jobs.ROOT / "charts/sdp-cluster", "--dry-run=server"]
     values = "image.repository=r,storage.uri=s3://my-bucket/f,serviceAccount.create=false,serviceAccount.name=mine"
-    done = subprocess.run(
-        [*create, "-n", kube.namespace, "--set", values], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended([*create, "-n", kube.namespace, "--set", values])
     assert f"namespace {kube.namespace} lacks mine, mine-head, mine-downloads" in done.stderr

@@ -2,7 +2,6 @@
 and loads the rules. mode=plain, since the Prometheus Operator may be missing."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.e2e import jobs, site
 from tests.e2e.conftest import enforce
 from tests.e2e.kube import Kube, Object
 from tests.e2e.settings import Settings
+from tests.programs import ended
 
 CHART = jobs.ROOT / "charts" / "sdp-monitoring"
 RELEASE = "sdp-monitoring"
@@ -64,10 +64,8 @@ def ask(
         pytest.skip("SDP_E2E_PROMETHEUS_IMAGE is none")
     # Ray's pods let a namespace scrape them that the release names.
     helm("upgrade", "--force-conflicts", "--set", f"networkPolicy.monitoringNamespaces={{{monitoring.namespace}}}")
-    command = [str(tool("helm")), "install", RELEASE, str(CHART), *_values(cluster, monitoring, settings)]
-    done = subprocess.run(
-        [*command, "-n", monitoring.namespace], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [tool("helm"), "install", RELEASE, CHART, *_values(cluster, monitoring, settings)]
+    done = ended([*command, "-n", monitoring.namespace])
     assert done.returncode == 0, done.stderr
     files = monitoring.get("configmap", f"{RELEASE}-prometheus")["data"]
     values = {"plain": site.PLAIN, "image": settings.prometheus_image, "every": EVERY, "files": files}

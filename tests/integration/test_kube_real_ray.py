@@ -34,7 +34,7 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
-from tests.programs import free_port, processes_with
+from tests.programs import ended, free_port, processes_with
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,7 +268,5 @@ def test_a_driver_joins_with_the_token_that_it_finds(ray: Ray, tmp_path: Path, t
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environ |= {"HOME": str(tmp_path), "RAY_ADDRESS": f"127.0.0.1:{ray.gcs}"}
     program = "from sdp.ray.cluster import connect; print(connect())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=120, check=False
-    )
+    done = ended([sys.executable, "-c", program], env=environ)
     assert expected in done.stdout + done.stderr

@@ -1,11 +1,11 @@
 """The modules that each kind of process loads, in a new process."""
 
-import subprocess
 import sys
 
 import pytest
 
 from scripts.bench.imports import KINDS, run
+from tests.programs import ended
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.never])
@@ -34,7 +34,5 @@ print(torch.compile(torch.sin, backend="eager")(torch.zeros(1)).item(), StableDi
     ],
 )
 def test_networks_of_a_diffusers_that_is_loaded_already_or_has_changed_are_its_own(change: str, pipeline: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(change=change)], capture_output=True, text=True, check=False
-    )
+    done = ended([sys.executable, "-c", CODE.format(change=change)])
     assert done.stdout.startswith(f"0.0 {pipeline}"), done.stderr

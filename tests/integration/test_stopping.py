@@ -12,7 +12,7 @@ from sdp.config import dump_yaml
 from sdp.storage import open_storage
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
-from tests.programs import processes_with_variable
+from tests.programs import ended, processes_with_variable
 from tests.tiny_model import make_tiny_model
 from tests.training import config, when
 from tests.waiting import until
@@ -89,9 +89,7 @@ sys.argv = ["sdp", "look"]
 sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False
-    )
+    done = ended([sys.executable, "-c", code], env=environment)
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
 
 
@@ -124,7 +122,7 @@ def test_a_signal_inside_a_library_s_code_releases_the_lease(tmp_path: Path, act
     (tmp_path / "compiled.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     command = [sys.executable, "-c", COMMAND.format(action=action), "look", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = ended(command, env=environment)
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
     (record,) = (tmp_path / "out/_lease").iterdir()
     assert '"released":true' in record.read_text().replace(" ", "")
@@ -168,7 +166,5 @@ def run(_):
 sys.argv = ["sdp", "look"]
 sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=False
-    )
+    done = ended([sys.executable, "-c", code], cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "cleaned up\n")

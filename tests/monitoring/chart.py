@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from tests.programs import ended
+
 CHART = Path(__file__).parents[2] / "charts" / "sdp-monitoring"
 Manifest = dict[str, Any]
 
@@ -41,8 +43,7 @@ class Expression:
 def helm_template(helm: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     named = ("exporter.image.repository=registry.example.com/sdp/exporter", *settings)
     arguments = [argument for setting in named for argument in ("--set", setting)]
-    command = [str(helm), "template", "sdp", str(CHART), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ended([helm, "template", "sdp", CHART, *arguments])
 
 
 def rendered(helm: Path, *settings: str) -> list[Manifest]:

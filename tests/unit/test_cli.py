@@ -22,6 +22,7 @@ from sdp.cli.command import LOOK, Command, CommandParser
 from sdp.cli.table import job_command
 from sdp.config import load
 from sdp.errors import SdpError, UserError
+from tests.programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDS = ["--set", "source.uri=in", "--set", "output.uri=out"]
@@ -284,14 +285,6 @@ def test_a_refusal_by_a_command_has_its_own_exit_code_and_no_traceback(capsys: p
     assert capsys.readouterr().err == "sdp: the store is away\n"
 
 
-def test_an_interrupt_ends_with_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    assert main(["go"], command_with(interrupt)) == 130
-    assert capsys.readouterr().err == "sdp: stopped by SIGINT; run it again\n"
-
-
 def test_a_bug_keeps_its_traceback() -> None:
     def bug() -> None:
         raise ZeroDivisionError("a bug")
@@ -316,8 +309,7 @@ def test_output_to_a_closed_pipe_is_not_an_error(line: str) -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    command = [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join(sys.modules))"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = ended([sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join(sys.modules))"], cwd=ROOT, check=True)
     return {module.partition(".")[0] for module in done.stdout.splitlines()}
 
 
