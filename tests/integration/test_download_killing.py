@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.local_ray import several_nodes
 from tests.misbehaving.server import ImageServer
 from tests.programs import processes_with
-from tests.waiting import until
+from tests.waiting import Waiter, until
 
 pytestmark = pytest.mark.slow
 
@@ -51,20 +50,10 @@ def parts_in(out: Path) -> dict[str, int]:
 
 def run_beside(act: Callable[[], None], run: Callable[[], "job.DownloadSummary | None"]) -> "job.DownloadSummary":
     """Run a job, and an action at the same time."""
-    failures: list[BaseException] = []
-
-    def acting() -> None:
-        try:
-            act()
-        except BaseException as error:  # noqa: BLE001 (raised below, in the test's own thread)
-            failures.append(error)
-
-    thread = threading.Thread(target=acting)
-    thread.start()
+    beside = Waiter(act)
+    beside.start()
     summary = run()
-    thread.join()
-    if failures:
-        raise failures[0]
+    beside.join()
     assert summary is not None
     return summary
 

@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.local_ray import one_node
 from tests.misbehaving import bodies
 from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, trouble
 from tests.sandbox_kit import write_poison
-from tests.waiting import until
+from tests.waiting import as_soon_as
 
 ROOM = 3
 """Images that the encoder's memory has room for."""
@@ -158,13 +157,11 @@ def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Pat
     make_images(tmp_path, rows=120, unit_rows=40)
     killed: list[int] = []
 
-    def kill() -> None:
-        until(lambda: len(chunks_in(traces)) >= 3, "the third chunk")
+    def kill(_: object) -> None:
         killed.append(next(iter(chunks_in(traces).values())))
         os.kill(killed[0], signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
+    killer = as_soon_as(lambda: len(chunks_in(traces)) >= 3, kill)
     summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=40"))
     killer.join()
     assert summary.dataset is not None

@@ -14,6 +14,7 @@ from tests.download_kit import config_for, plain_urls, write_urls
 from tests.misbehaving.server import ImageServer
 from tests.monitoring.machines import GIB
 from tests.training import config
+from tests.waiting import Waiter
 
 RUN = "sd2"
 
@@ -69,22 +70,15 @@ def emit_other_metrics(run: str, workers: int) -> None:
 def meanwhile(action: Callable[[], None], every_s: float = 1.0) -> Iterator[None]:
     """Repeat an action in another thread; its error is raised here at the end."""
     over = threading.Event()
-    failed: list[Exception] = []
 
     def work() -> None:
         while not over.wait(every_s):
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001  # told below
-                failed.append(error)
-                return
+            action()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    worker = Waiter(work)
+    worker.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(timeout=30)
-    if failed:
-        raise failed[0]
+        worker.join(timeout=30)
