@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import transforms
 from transformers import CLIPTokenizer
 
-from scripts.bench._cases import sized, start_ray
+from scripts.bench._cases import start_ray
 from sdp.model.load import load_text_encoder, load_vae
 from sdp.model.sources import resolve
 from sdp.ray.cluster import worker_environment
@@ -100,8 +100,8 @@ def run(source: Path, output: Path, model: Path, resolution: int) -> None:
 
 
 def main(source: str, output: str, side: str) -> None:
-    """Run it on a private Ray with four logical CPUs (three at the smallest size), even if another Ray runs here."""
-    start_ray(num_cpus=sized(4, 3), object_store_memory=2_000_000_000, runtime_env=worker_environment())
+    """Run it on a private Ray with four logical CPUs, even if another Ray runs here."""
+    start_ray(num_cpus=4, object_store_memory=2_000_000_000, runtime_env=worker_environment())
     ray.data.DataContext.get_current().enable_progress_bars = False
     run(Path(source), Path(output), resolve("builtin:tiny").path, int(side))
 
