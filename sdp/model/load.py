@@ -130,6 +130,9 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
     return _complete(kind, path / part, torch_dtype=torch.float32, low_cpu_mem_usage=False)
 
 
+_HUB_KERNEL = re.compile(r'"(_?attn_implementation\w*)"\s*:\s*"[^"]*/')
+
+
 def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a network, whose file must have exactly its weights, in the right shapes."""
     for index in folder.glob("*.safetensors.index.json"):  # the libraries would read the pickles that it names
@@ -137,6 +140,14 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
         files = map(str, weights.values()) if isinstance(weights, dict) else ()
         if not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in files):
             raise ModelError(f"{index}: weight_map: expected safetensors in the same folder; restore it")
+    if (folder / "adapter_config.json").exists():  # transformers would add its weights, which no digest covers
+        raise ModelError(
+            f"{folder}: adapter_config.json: expected a network without an adapter; merge it, or remove it"
+        )
+    if (config := folder / "config.json").exists() and (
+        found := _HUB_KERNEL.search(config.read_text(errors="replace"))
+    ):
+        raise ModelError(f"{config}: {found[1]}: expected one of torch's, got code of the model hub; remove it")
     with _explained(folder):
         model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
     # Old files also hold the position ids, which are not weights, and those of a language model its head.

@@ -95,6 +95,31 @@ def test_an_index_that_names_other_files_than_safetensors_beside_it_is_refused(
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        (
+            "adapter_config.json",
+            {"peft_type": "LORA"},
+            r"text_encoder: adapter_config\.json: expected a network without",
+        ),
+        (
+            "config.json",
+            {"attn_implementation": "owner/name"},
+            r"config\.json: attn_implementation: .* of the model hub",
+        ),
+    ],
+)
+def test_a_network_that_brings_weights_or_code_of_others_is_refused(
+    copy: Path, file: str, content: dict[str, str], says: str
+) -> None:
+    target = copy / "text_encoder" / file
+    known = json.loads(target.read_text()) if target.exists() else {}
+    target.write_text(json.dumps(known | {"text_config": content} if known else content))
+    with pytest.raises(ModelError, match=says):
+        load.load_text_encoder(copy)
+
+
 def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -> None:
     kept = load.load_denoiser(tiny, pretrained=True)
     file = load_file(tiny / "unet/diffusion_pytorch_model.safetensors")
