@@ -410,6 +410,7 @@ def raycluster(*groups: Object, jobs_map: bool = True) -> Object:
     return {
         "spec": {
             "authOptions": {"mode": "token"},
+            "enableInTreeAutoscaling": True,
             "headGroupSpec": {"template": {"spec": head}},
             "workerGroupSpecs": list(groups),
         },
