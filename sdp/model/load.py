@@ -145,9 +145,9 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
             f"{folder}: adapter_config.json: expected a network without an adapter; merge it, or remove it"
         )
     if (config := folder / "config.json").exists() and (
-        found := _HUB_KERNEL.search(config.read_text(errors="replace"))
+        match := _HUB_KERNEL.search(config.read_text(errors="replace"))
     ):
-        raise ModelError(f"{config}: {found[1]}: expected one of torch's, got code of the model hub; remove it")
+        raise ModelError(f"{config}: {match[1]}: expected one of torch's, got code of the model hub; remove it")
     with _explained(folder):
         model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
     # Old files also hold the position ids, which are not weights, and those of a language model its head.
