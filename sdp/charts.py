@@ -76,16 +76,13 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 def render(file: Path, values: dict[str, Any]) -> str:
     """Fill in a template file, escaping values for Markdown or HTML; a missing one is an error."""
     from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
 
-    def escaped(value: Any) -> Any:
-        if type(value) is not str:
-            return value
-        return Markup(markdown(value)) if file.suffix == ".md" else visible(value)
-
+    is_page = file.suffix != ".md"
+    shown = visible if is_page else markdown
     settings = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=escaped
-    )
+        autoescape=is_page, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if type(value) is str else value,
+    )  # fmt: skip
     return settings.from_string(file.read_text(encoding="utf-8")).render(values)
 
 
