@@ -22,5 +22,7 @@ def renew(page: Path, begin: str, reference: str, arguments: list[str]) -> int:
     elif wanted != present:
         old, new = (text.splitlines(True) for text in (present, wanted))
         sys.stderr.writelines(difflib.unified_diff(old, new, page.name, "the code"))
+        script = begin.split()[3].removesuffix(".py").replace("/", ".")
+        print(f"{page.name}: out of date; python -m {script} renews it", file=sys.stderr)
         return 1
     return 0
