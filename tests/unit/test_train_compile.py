@@ -17,6 +17,7 @@ from sdp.encode.encoder import BatchEncoder
 from sdp.encode.recipe import EncoderSettings
 from sdp.families.sd import SD
 from sdp.model.schedule import Flow, Process
+from sdp.train import strategies
 from sdp.train.data.batch import Batch
 from sdp.train.randomness import RowRandom
 from sdp.train.step import Objective, draw
@@ -112,3 +113,10 @@ def test_a_batchs_random_numbers_are_one_graph_for_all_epochs_and_rows(moments: 
         drawn = [pair for pair in zip(these, those, strict=True) if moments or pair != (None, None)]
         assert all(torch.equal(one, other) for one, other in drawn)
     assert graphs.dynamic == [False]
+
+
+def test_inductor_knows_the_limits_of_larger_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_blocks([nn.Identity()])
+    monkeypatch.setitem(strategies.LARGER_KERNELS, "unheard_of", 1)
+    with pytest.raises(RuntimeError, match="unheard_of"):
+        compile_blocks([nn.Identity()])
