@@ -71,8 +71,11 @@ def test_the_backward_pass_of_a_norm_moves_less_in_large_kernels(verdicts: dict[
 def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    attention: dict[str, list[str]] = {}
+
     def report(case: dict[str, Any], _: dict[str, str]) -> dict[str, Any]:
         assert (case["compile"], case["batch"]) == ("kernels", 8)
+        attention[case["name"]] = case["attention"]
         graphs, work = {"cubins": 34, "count": 2}, [("matmul", 0, 312e12, 1)]
         faults = ["2 of 2 graphs are dynamic"] if case["name"] == "vae" else []
         return {"name": case["name"], "faults": faults, "graphs": graphs, "seconds": 1.0, "batch": 8, "work": work}
@@ -84,7 +87,9 @@ def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
     assert "vae: FAILED, sm_80, 34 kernels in 2 graphs, 1 s\n  2 of 2 graphs are dynamic\n" in printed
     assert "prx-424m-256: ok, sm_80" in printed
     assert "A100-80G: at least 1000.0 ms (matmul 1000.0), at most 8.0 samples/s" in printed
-    assert kernels.main(["prx-424m-256", "--set", "batch=8"]) == 0
+    assert attention == {"vae": ["efficient"], "prx-424m-256": ["efficient"]}
+    assert kernels.main(["vae", "prx-424m-256", "--set", "batch=8", "--arch", "90"]) == 1
+    assert attention == {"vae": ["efficient"], "prx-424m-256": ["cudnn"]}
     with pytest.raises(SystemExit):
         kernels.main(["vae", "--set", "checkpointing=true"])
     assert "no key checkpointing; there are model, tiny, kind" in capsys.readouterr().err
