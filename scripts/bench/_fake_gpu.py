@@ -401,7 +401,7 @@ class Seen:
                     hold(tensor)
                 self.take_in(func, args, inputs, outputs)
                 if self.activity != "before" and not (self.graphs.inside or func.is_view):
-                    self._cost(func, args, kwargs or {}, results, (inputs, outputs))
+                    self._cost(func, args, kwargs or {}, results, inputs, outputs)
                 return results
 
         def keep(tensor: Tensor) -> Tensor:
@@ -440,7 +440,7 @@ class Seen:
                 self.fp32[f"{self.activity}: {operation}"] += 1
 
     def _cost(
-        self, func: Any, args: Any, kwargs: Any, results: Any, tensors: tuple[Sequence[Any], Sequence[Any]]
+        self, func: Any, args: Any, kwargs: Any, results: Any, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
         """Count what an operation outside of compiled graphs moves and computes."""
         from torch.utils._pytree import tree_leaves
@@ -454,8 +454,8 @@ class Seen:
             for arg, known in zip(args, func._schema.arguments, strict=False)
             if known.alias_info and known.alias_info.is_write
         ]
-        formula, (read, made) = flop_registry.get(func.overloadpacket), tensors
-        each_once = ({id(tensor): tensor for tensor in some} for some in (read, [*made, *tree_leaves(written)]))
+        formula = flop_registry.get(func.overloadpacket)
+        each_once = ({id(tensor): tensor for tensor in some} for some in (inputs, [*outputs, *tree_leaves(written)]))
         moved = sum(tensor.nbytes for some in each_once for tensor in some.values())
         self.eager[kind_of(name), moved, formula(*args, **kwargs, out_val=results) if formula else 0] += 1
 
