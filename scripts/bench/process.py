@@ -270,8 +270,9 @@ def stored_bytes(folder: Path, photos: list[bytes]) -> None:
     from sdp.process import job
 
     case = {"source": write_source(folder / "source-bytes", photos), "side": 256, "dtype": "bf16", "text": "token_ids"}
-    manifest = job.run(load("process", None, _settings(case, str(folder)))).dataset.manifest  # type: ignore[union-attr]
-    sdp = manifest.size / manifest.counts.written
+    dataset = job.run(load("process", None, _settings(case, str(folder)))).dataset
+    assert dataset is not None
+    sdp = dataset.manifest.size / dataset.manifest.counts.written
     draw = np.random.default_rng(0)
     columns = {}
     for name, count in (("image_latents_256", 4 * 32 * 32), ("caption_embeddings", 77 * 1024)):

@@ -79,6 +79,6 @@ def inside(uri: str, folder: str) -> bool:
 def _normal(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
-        path = unquote(urlsplit(uri).path) if separator else os.path.expanduser(uri)  # noqa: PTH111
+        path = unquote(urlsplit(uri).path) if separator else os.path.expanduser(uri)  # noqa: PTH111 (Path's raises for an unknown user)
         return os.path.abspath(path)  # noqa: PTH100 (no resolving)
     return f"{scheme}://{rest.rstrip('/')}"
