@@ -31,6 +31,12 @@ def coloured_png(row: int) -> bytes:
     return sink.getvalue()
 
 
+def nearest_colour(picture: Image.Image) -> str:
+    """The colour of a picture, by its mean."""
+    mean = np.asarray(picture).reshape(-1, 3).mean(axis=0)
+    return min(COLOURS, key=lambda name: float(np.abs(mean - np.array(COLOURS[name])).sum()))
+
+
 def write_pictures(folder: Path, count: int) -> Path:
     """Write a folder of coloured pictures without captions."""
     folder.mkdir(parents=True)
@@ -74,8 +80,7 @@ class ChatServer:
             return Answer(200, json.dumps({"data": [{"id": name} for name in self._models]}).encode())
         image, text = (part for part in json.loads(request.body)["messages"][0]["content"])
         data = base64.b64decode(image["image_url"]["url"].partition(",")[2])
-        mean = np.asarray(Image.open(io.BytesIO(data))).reshape(-1, 3).mean(axis=0)
-        colour = min(COLOURS, key=lambda name: float(np.abs(mean - np.array(COLOURS[name])).sum()))
+        colour = nearest_colour(Image.open(io.BytesIO(data)))
         with self._lock:
             self.asked[colour] += 1
             number = self.asked[colour]

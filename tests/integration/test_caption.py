@@ -10,9 +10,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
+from scripts.demo.subject import pictures
 from sdp.caption import job, server
 from sdp.caption.answers import Question
 from sdp.caption.captioner import LocalCaptioner
@@ -24,7 +26,15 @@ from sdp.datasets.manifest import Dataset
 from sdp.errors import ModelError, SdpError, Unavailable, UserError
 from sdp.imaging import RowError
 from sdp.process import job as processing
-from tests.caption_kit import NAMES, ChatServer, caption_config, colour_of, coloured_png, write_pictures
+from tests.caption_kit import (
+    NAMES,
+    ChatServer,
+    caption_config,
+    colour_of,
+    coloured_png,
+    nearest_colour,
+    write_pictures,
+)
 from tests.kit import accounted, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images
@@ -295,3 +305,26 @@ def test_drawn_answers_in_the_usual_precision_are_the_same_each_time(vlm: Path) 
     first, second = ([*LocalCaptioner(vlm, "bf16", 64, 4, 24, 0.7)(questions)] for _ in range(2))
     assert first == second
     assert all(isinstance(answer, str) and answer.startswith("a ") for answer in first)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_learns_colours_that_only_the_new_captions_name(vlm: Path, tmp_path: Path) -> None:
+    photos, made, latents, run = (tmp_path / name for name in ("photos", "captions", "latents", "run"))
+    for number, file in enumerate(sorted(write_pictures(photos, 200).iterdir())):
+        file.with_suffix(".txt").write_text(f"photo {number}")
+    written(caption_config(photos, made, vlm, "encode.batch_size=32"))
+    tables = json.dumps([{"uri": str(made), "by": "row"}])
+    joined = f"source.tables={tables}", "source.caption_column={caption: 1, vlm: 9}"
+    processing.run(config_of(photos, latents, "builtin:tiny", *joined))
+    usual = yaml.safe_load(Path("scripts/demo/jobs.yaml").read_text())["train"]
+    train = {**usual, "source": {"uri": str(latents)}, "output": {"uri": str(run)}, "model": {"source": "builtin:tiny"}}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump({**train, "max_steps": 40, "samples": {}}))
+    assert main(["train", "--config", str(tmp_path / "train.yaml")]) == 0
+    prompts = json.dumps([caption_for(name) for name in NAMES])
+    drawn = f"prompts={prompts}", "sampler={steps: 20, guidance_scale: 2.0}", "images_per_prompt=2", "resolution=64"
+    settings = (*drawn, f"checkpoint={run}", f"output.uri={tmp_path / 'samples'}")
+    assert main(["generate", *(word for setting in settings for word in ("--set", setting))]) == 0
+    seen = [(prompt.split()[1], nearest_colour(picture)) for prompt, picture in pictures(tmp_path / "samples")]
+    assert len(seen) == 2 * len(NAMES)
+    assert sum(asked == got for asked, got in seen) >= len(seen) - 1, seen
