@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -81,14 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {"name": name, **PLAIN, "compile": "kernels", **CASES[name], **(newer if name != "vae" else {}), **changes}
         for name in names
     ]
-    print(
-        f"kernels: compiling {len(cases)} cases for sm_{options.arch}; each takes minutes", file=sys.stderr, flush=True
-    )
     with tempfile.TemporaryDirectory(prefix="sdp-kernels-") as folder:
         environ = environment(Path(folder), options.arch)
         failed = False
         with ThreadPoolExecutor(max(1, usable_cores())) as pool:
-            for report in pool.map(lambda case: _in_process(case, environ), cases):
+            for done in as_completed([pool.submit(_in_process, case, environ) for case in cases]):
+                report = done.result()
                 failed = failed or bool(report["faults"])
                 lines = [json.dumps(report)] if options.json else _lines(report, options.arch)
                 if "work" in report and (options.predict or options.write):
@@ -99,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _in_process(case: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     """Compile a case in a process of its own."""
+    print(f"kernels: compiling {case['name']}; it takes minutes", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "scripts.bench.kernels", "worker", json.dumps(case)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
