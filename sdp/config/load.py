@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
+from stat import S_ISFIFO
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -179,12 +180,22 @@ def _text_of(path: str) -> str:
             raise ConfigError([Problem(path, "a variable that holds a configuration", "none", "submit the job again")])
         return text
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            return file.read(_LARGEST_FILE + 1)
+        with open(path, encoding="utf-8-sig", newline="", opener=_open_at_once) as file:
+            text = file.read(_LARGEST_FILE + 1)
+            if not text and S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise ConfigError([Problem(path, "a configuration file", "a pipe without content", "name a file")])
+            return text
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte, or text that is not UTF-8
         usual = _UNREADABLE.get(type(error))
         unusual = Problem(repr(path), "a configuration file", f"an error ({error})")
         raise ConfigError([Problem(path, *usual) if usual else unusual]) from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer, should it be a pipe; then wait for what there is to read."""
+    number = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(number, True)
+    return number
 
 
 def _beside(value: Any, key: str, folder: Path) -> Any:

@@ -1,5 +1,6 @@
 """The error messages for configurations that cannot work."""
 
+import os
 import re
 from pathlib import Path
 
@@ -251,7 +252,21 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert lines("download", path=str(large)) == [too_large]
     with pytest.raises(ConfigError, match="at most 131,072 characters"):
         load("download", "sent.yaml", text="#" * (1 << 17) + "#")
+    assert lines("download", path="/dev/zero") == [too_large.replace(str(large), "/dev/zero")]
     assert len(lines("download", path="a\0b")) == 1
+
+
+def test_a_pipe_is_read_but_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    assert lines("download", path=str(pipe)) == [
+        f"{pipe}: expected a configuration file, got a pipe without content; name a file"
+    ]
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # lets a writer open it, and keeps what is written
+        pipe.write_text("limit: many\n")
+        assert f"{pipe}:1: limit: expected a whole number of 1 or more, or null, got 'many'" in lines(
+            "download", path=str(pipe)
+        )
 
 
 FILE = """
