@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from sdp.caption.answers import ModelAnswer, Question
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch, enter, share_cores
+from sdp.families.tokenizer import refuse_large
 from sdp.imaging import RowError
 from sdp.model.load import load_network
 
@@ -22,6 +23,7 @@ class LocalCaptioner:
     def __init__(self, path: Path, dtype: str, side: int, batch_size: int, max_tokens: int, temperature: float) -> None:
         configure_torch()
         self._device = choose_device()
+        refuse_large(path)
         processors: Any = AutoProcessor
         self._processor = processors.from_pretrained(path)
         self._tokenizer = self._processor.tokenizer

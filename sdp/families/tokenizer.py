@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
     from torch import Tensor
 
+_LARGEST = 64 << 20
+"""Bytes of a tokenizer's file; the largest published ones have 35 MB."""
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _MARKS = {
     "bos_token": _START,
@@ -43,8 +45,16 @@ def load_clip_tokenizer(folder: Path) -> "Tokenizer":
     return _explained(folder, open_clip)
 
 
+def refuse_large(folder: Path) -> None:
+    """Raise ModelError if a tokenizer's file is too large to be one, since the libraries would read it for minutes."""
+    for file in folder.iterdir():
+        if file.suffix in (".json", ".txt") and (size := file.stat().st_size) > _LARGEST:
+            raise ModelError(f"{file}: has {size:,} bytes, too many for a tokenizer's; restore it")
+
+
 def _explained(folder: Path, load: Callable[[Path], "Tokenizer"]) -> "Tokenizer":
     try:
+        refuse_large(folder)
         return load(folder)
     except ModelError:
         raise

@@ -204,6 +204,15 @@ def test_a_damaged_file_is_an_error_in_one_line(copy: Path, file: str, content: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt"])
+def test_a_tokenizer_s_file_that_is_too_large_is_not_read(copy: Path, name: str) -> None:
+    file = copy / "tokenizer" / name
+    with file.open("a") as large:
+        large.truncate((64 << 20) + 1)
+    with pytest.raises(ModelError, match=f"^{file}: has 67,108,865 bytes, too many for a tokenizer's; restore it$"):
+        load_tokenizer(copy)
+
+
 def test_pixels_go_from_minus_one_to_one() -> None:
     images = torch.tensor([0, 128, 255], dtype=torch.uint8).view(1, 1, 3, 1).repeat(1, 1, 1, 3)
     pixels = latents.to_pixels(images)
