@@ -4,6 +4,7 @@ Networks that are not trained are frozen and in evaluation mode. A missing weigh
 leave it random with at most a log line.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,8 +134,18 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
 _HUB_KERNEL = re.compile(r'"(_?attn_implementation\w*)"\s*:\s*"[^"]*/')
 
 
+_REPORTERS = (
+    "diffusers.models.modeling_utils",
+    "transformers.modeling_utils",
+    "transformers.distributed.tensor_parallel",
+)
+"""The loggers that would list weights that do not fit on many lines."""
+
+
 def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a network, whose file must have exactly its weights, in the right shapes."""
+    from safetensors import safe_open
+
     for index in folder.glob("*.safetensors.index.json"):  # the libraries would read the pickles that it names
         weights = _config(index).get("weight_map")
         files = map(str, weights.values()) if isinstance(weights, dict) else ()
@@ -148,13 +159,21 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
         match := _HUB_KERNEL.search(config.read_text(errors="replace"))
     ):
         raise ModelError(f"{config}: {match[1]}: expected one of torch's, got code of the model hub; remove it")
+    for file in folder.glob("*.safetensors"):
+        if "." not in file.stem:  # another precision, which is not read
+            with _explained(file), safe_open(file, "pt"):  # diffusers would not say what is wrong with its header
+                pass
+    for logger in _REPORTERS:
+        logging.getLogger(logger).setLevel(logging.ERROR)
     with _explained(folder):
-        model, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     # Old files also hold the position ids, which are not weights, and those of a language model its head.
     extra = [name for name in report["unexpected_keys"] if not name.endswith(("position_ids", "lm_head.weight"))]
     for fault, names in (
         ("missing", report["missing_keys"]),
-        ("mismatched", report["mismatched_keys"]),
+        ("of other shapes", [name for name, *_ in report["mismatched_keys"]]),
         ("extra", extra),
     ):
         if names:

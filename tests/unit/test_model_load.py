@@ -1,8 +1,10 @@
 """The loaders, on the tiny model and on networks of Stable Diffusion v2's own shapes (built without memory)."""
 
 import json
+import logging
 import pickle
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,11 +181,16 @@ def grow_a_weight(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("change", [lose_a_weight, grow_a_weight])
 @pytest.mark.parametrize("file", ["vae/diffusion_pytorch_model", "text_encoder/model", "unet/diffusion_pytorch_model"])
-def test_weights_that_do_not_fit_are_an_error_and_never_random(copy: Path, file: str, change: Any) -> None:
+def test_weights_that_do_not_fit_are_an_error_and_never_random(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file: str, change: Any
+) -> None:
+    for library in ("diffusers", "transformers"):
+        monkeypatch.setattr(logging.getLogger(library), "propagate", True)
     rewrite(copy / f"{file}.safetensors", change)
     part = file.partition("/")[0]
-    with pytest.raises(ModelError, match=rf"/{part}: (1 weights are missing|.*mismatch)"):
+    with pytest.raises(ModelError, match=rf"/{part}: 1 weights are (missing|of other shapes), such as [a-z]"):
         LOADERS[part](copy)
+    assert not caplog.messages, "the libraries do not add lines of their own"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +209,34 @@ def test_a_damaged_file_is_an_error_in_one_line(copy: Path, file: str, content: 
     with pytest.raises(ModelError, match=r"\(.*\); compare it with the original$") as caught:
         LOADERS[file.partition("/")[0]](copy)
     assert "\n" not in str(caught.value)
+
+
+TENSOR = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+
+
+def with_header(header: bytes, claimed: int | None = None) -> bytes:
+    """Return a file of safetensors with this header, which may claim another length."""
+    return struct.pack("<Q", len(header) if claimed is None else claimed) + header + bytes(24)
+
+
+@pytest.mark.parametrize("part", ["unet/diffusion_pytorch_model", "text_encoder/model"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (pickle.dumps({"conv_in.weight": [1.0] * 100}), "header too large"),
+        (with_header(b"{}", 2**63), "header too large"),
+        (with_header(json.dumps({"a": TENSOR, "b": {**TENSOR, "data_offsets": [8, 24]}}).encode()), "invalid offset"),
+        (b"", "header too small"),
+    ],
+    ids=["a pickle", "a header of 8 EiB", "tensors that overlap", "nothing"],
+)
+def test_weights_that_are_not_safetensors_are_named_with_the_reason(
+    copy: Path, part: str, content: bytes, reason: str
+) -> None:
+    file = copy / f"{part}.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"^{file}: cannot be loaded \(.*{reason}.*\); compare it with the original$"):
+        LOADERS[part.partition("/")[0]](copy)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt"])
