@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from sdp.cli.command import CLUSTER, JOBS, JSON, SET, Arguments, all_of, argument, command, say
-from sdp.console import counted
+from sdp.console import counted, visible
 
 _ACCESS = all_of(
     argument("--namespace NAME", "the cluster's namespace (default: the context's)"),
@@ -113,6 +113,6 @@ def doctor(args: Arguments) -> int:
     counts = Counter[str]()
     for finding in findings:
         counts[finding.state] += 1
-        print(finding, flush=True)
+        print(visible(str(finding)), flush=True)
     print(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counts['failed']} failed")
     return int(counts["failed"] > 0)

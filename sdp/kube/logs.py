@@ -5,11 +5,14 @@ Neither following a job nor ending that affects the job.
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
+from sdp.console import visible
 from sdp.errors import NotFound, SdpError, UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import Api, Missing, Unreachable
@@ -21,6 +24,9 @@ from sdp.storage import open_storage
 
 POLL_S = 2.0
 """Pause before a job's state is read again."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_LINE = 1 << 16
+"""Bytes after which a line is shown although its end is missing."""
 LOST_S = 900.0
 """Time without a response from the API server after which following a job ends."""
 
@@ -33,11 +39,16 @@ def log_text(api: Api, name: str) -> str:
         cause = f" ({state.message})" if state.message else ""
         raise UserError(f"logs: {name} has not started: it is {state.state}{cause}; --follow waits for it")
     try:
-        return RayHead(api, state.cluster).log(state.submission)
+        return _plain(RayHead(api, state.cluster).log(state.submission))
     except (Missing, Unreachable):
         if not state.finished or not state.job:
             raise
-        return saved_logs(api, rayjob, state.submission)
+        return _plain(saved_logs(api, rayjob, state.submission))
+
+
+def _plain(log: str) -> str:
+    """Return a log without colours, which Ray adds, and with all else that controls a terminal made visible."""
+    return visible(_COLOUR.sub("", log.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def saved_logs(api: Api, rayjob: Object, submission: str) -> str:
@@ -94,11 +105,15 @@ def follow(api: Api, name: str, say: Say) -> int:
                 head = RayHead(api, state.cluster)
                 log = state.submission, head.pod
                 skip = copied.setdefault(log, 0)
-                for chunk in head.tail(state.submission):
-                    new, skip = chunk[skip:], max(0, skip - len(chunk))
-                    out.write(new)
+                rest = b""
+                for chunk in chain(head.tail(state.submission), [b""]):  # the last one ends the last line
+                    new, skip = rest + chunk[skip:], max(0, skip - len(chunk))
+                    is_cut = chunk and len(new) < _LONGEST_LINE  # in a character or an escape
+                    length = new.rfind(b"\n") + 1 if is_cut else len(new)
+                    out.write(_plain(new[:length].decode(errors="replace")).encode())
                     out.flush()
-                    copied[log] += len(new)
+                    copied[log] += length
+                    rest = new[length:]
                 whole, whole_at = state.submission, time.monotonic()
             except TimeoutError:
                 continue  # a job that is silent

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 
-from sdp.console import counted, duration, table
+from sdp.console import counted, duration, table, visible
 from sdp.errors import SdpError, UserError
 from sdp.kube import Object
 from sdp.kube.api import RAY, Api
@@ -58,9 +58,8 @@ def status(
         }
         return json.dumps(data, indent=2, default=datetime.isoformat)
     headings = (f"namespace {view.api.namespace}:\n\n" if everywhere else "" for view in views)
-    return "\n\n".join(f"{heading}{_text(view)}" for heading, view in zip(headings, views, strict=True)) or (
-        f"nothing in {where}; helm install sdp charts/sdp-cluster, or use another --namespace"
-    )
+    text = "\n\n".join(f"{heading}{_text(view)}" for heading, view in zip(headings, views, strict=True))
+    return visible(text) or f"nothing in {where}; helm install sdp charts/sdp-cluster, or use another --namespace"
 
 
 def _view(api: Api, name: str | None, since: datetime | None) -> Namespace:

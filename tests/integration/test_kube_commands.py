@@ -684,6 +684,28 @@ def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Ca
     assert capfd.readouterr().out == text
 
 
+def test_what_jobs_and_pods_write_cannot_control_the_terminal(lab: Lab, capfd: Capture) -> None:
+    written = "\x1b[36m(pid=7)\x1b[0m 10 %\r20 %\r\n\x1b]0;title\x07 \x9b2J \u202e größer\nno end"
+    shown = "(pid=7) 10 %\n20 %\n\\x1b]0;title\\x07 \\x9b2J \\u202e größer\nno end"
+    lab.begun("x")
+
+    def write() -> None:
+        for byte in written.encode():  # each is a message of its own, so that all is cut everywhere
+            until(lambda: lab.ray.streams, "the log is read")
+            lab.ray.write("x-zz9zz", bytes([byte]))
+        lab.end("x", "FAILED", "a \x1b[2Jmessage")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert main(["logs", "x", "--follow"]) == 1
+    writer.join()
+    assert capfd.readouterr().out == shown
+    assert main(["logs", "x"]) == 0
+    assert capfd.readouterr().out == shown
+    assert main(["status", "x"]) == 0
+    assert "a \\x1b[2Jmessage" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("sent", [False, True], ids=["the cluster's configuration", "one sent along"])
 def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
     lab: Lab, tmp_path: Path, capfd: Capture, sent: bool
