@@ -6,6 +6,7 @@ value is missing. The columns that parts carry have one type in all of them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -159,12 +160,22 @@ def open_parquet(
         raise DatasetError(f"{uri}: column {lists[0]} has lists of text in a delta encoding; write the file in another")
     repeating = [leaves[at][0] for at in texts if at not in differing]
     checked = check_pages(uri, source, footer, groups, chosen, differing)
+    if differing and any(map(pa.types.is_dictionary, footer.schema.to_arrow_schema().types)):
+        footer = _without_arrow_types(footer)
     return pq.ParquetFile(checked, metadata=footer, read_dictionary=repeating, **how)
 
 
 def _differs(footer: pq.FileMetaData, group: int, column: int) -> bool:
     """Return whether a column of text stores lengths, or what each value has beyond the one before, in a row group."""
     return any(name.startswith("DELTA_") for name in footer.row_group(group).column(column).encodings)
+
+
+def _without_arrow_types(footer: pq.FileMetaData) -> pq.FileMetaData:
+    """Return the footer without Arrow's own schema, by which its library would make dictionaries of text."""
+    sink = BytesIO()
+    footer.write_metadata_file(sink)
+    end = sink.getvalue().replace(b"ARROW:schema", b"arrow:schema")  # a key that nobody reads
+    return pq.read_metadata(pa.BufferReader(end))
 
 
 def iter_batches(

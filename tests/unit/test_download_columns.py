@@ -64,7 +64,7 @@ def test_text_is_text_in_whatever_type_and_encoding(tmp_path: Path, kind: pa.Dat
     urls = ["http://a.org/1", "http://a.org/2", None, b"http://a.org/\xff"]
     captions = ["a cat", b"caf\xe9", "a dog", "a hen"]
     table = pa.table({"url": column(urls, kind), "caption": column(captions, kind), "note": column(captions, kind)})
-    how: Any = {"use_dictionary": False, "column_encoding": encoding, "store_schema": not pa.types.is_dictionary(kind)}
+    how: Any = {"use_dictionary": False, "column_encoding": encoding}
     how = {} if encoding == "RLE_DICTIONARY" else how
     pq.write_table(table, tmp_path / "in.parquet", **how)
     assert encoding in pq.read_metadata(tmp_path / "in.parquet").row_group(0).column(0).encodings
