@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISDIR
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
@@ -80,7 +80,7 @@ class LocalStorage(Storage):
     def find(self, path: str) -> FileInfo | None:
         with _explained(self.uri_of(path)), suppress(FileNotFoundError, NotADirectoryError):
             status = self._file(path).stat()
-            return None if S_ISDIR(status.st_mode) else _info(path, status)
+            return _info(path, status) if S_ISREG(status.st_mode) else None  # a pipe would keep its reader waiting
         return None
 
     def read_range(self, path: str, start: int, length: int | None) -> bytes:

@@ -73,6 +73,12 @@ def test_links_are_followed_and_circles_end(storage: Storage, tmp_path: Path) ->
     assert len(names) < 10
 
 
+def test_a_pipe_is_no_file_since_its_reader_would_wait(storage: Storage, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert storage.find("pipe") is None
+    assert storage.names() == []
+
+
 def test_a_storage_travels_as_its_uri_and_options(storage: Storage) -> None:
     options = StorageOptions(timeout_s=3)
     copy = pickle.loads(pickle.dumps(open_storage(storage.uri, options)))
