@@ -173,7 +173,8 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     for file, size in index.file_sizes().items():  # before their tensors get memory
         if sizes.get(file, 0) < size:
             raise DamagedCheckpoint(f"{storage.uri_of(file)}: {'too short' if file in sizes else 'missing'}")
-    tensors = {name: torch.empty(tensor.size, dtype=_dtype(tensor.dtype)) for name, tensor in index.tensors.items()}
+    kinds = {name: _dtype(storage, tensor.dtype) for name, tensor in index.tensors.items()}
+    tensors = {name: torch.empty(tensor.size, dtype=kinds[name]) for name, tensor in index.tensors.items()}
     _read(storage, index, tensors)
     return tensors
 
@@ -271,8 +272,9 @@ def _read(storage: Storage, index: TensorIndex, tensors: Mapping[str, Tensor]) -
             if zlib.crc32(data) != checksums.get((file, start)):
                 where = f"{len(data):,} bytes from {start:,}"
                 raise DamagedCheckpoint(f"{storage.uri_of(file)}: {where} do not match their checksum")
+            kind = _dtype(storage, index.tensors[name].dtype)
             # A copy, since a chunk may begin anywhere in a file, and a tensor may not.
-            values = torch.frombuffer(bytearray(data), dtype=_dtype(index.tensors[name].dtype)).view(chunk.sizes)
+            values = torch.frombuffer(bytearray(data), dtype=kind).view(chunk.sizes)
             target.copy_(_rows_in(values, low, low + math.prod(target.shape[:1])))
 
     with thread_pool(_device_of(tensors.values()), _THREADS, "sdp-load") as pool:
@@ -359,8 +361,8 @@ def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str,
     )
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(storage: Storage, name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise DamagedCheckpoint(f"{INDEX}: unknown dtype {name}")
+        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: unknown dtype {name}")
     return dtype

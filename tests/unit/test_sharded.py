@@ -129,6 +129,11 @@ def test_an_index_that_does_not_cover_a_tensor_is_refused(
     check_refused(folder, message)
 
 
+def test_an_index_with_an_unknown_dtype_is_named_by_its_whole_path(folder: Storage) -> None:
+    folder.publish("tensors.json", folder.read("tensors.json").replace(b"float32", b"float32_x"))
+    check_refused(folder, f"^{folder.uri}/tensors.json: unknown dtype float32_x; ")
+
+
 def test_a_tensor_larger_than_its_file_gets_no_memory(folder: Storage) -> None:
     index = json.loads(folder.read("tensors.json"))
     size = [2**46]
