@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray._private import worker
 
 from sdp.datasets.manifest import Dataset
 from sdp.download import job as download
@@ -137,7 +139,7 @@ def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(
 
 
 @pytest.mark.slow
-def test_trainers_of_a_bucket_with_every_fault_learn_the_same_and_write_no_key(
+def test_trainers_of_a_bucket_with_every_fault_learn_the_same_and_write_and_log_no_key(
     day: BadDay, gateway: Gateway, tmp_path: Path
 ) -> None:
     tiny_inputs(tmp_path)
@@ -161,7 +163,10 @@ def test_trainers_of_a_bucket_with_every_fault_learn_the_same_and_write_no_key(
     assert gateway.pending_uploads() == []
     written = [file for file in (gateway.root / gateway.bucket / "training").rglob("*") if file.is_file()]
     assert len(written) > 20
-    for file in written:
+    node: Any = worker._global_node
+    logs = [file for file in Path(node._session_dir, "logs").rglob("*") if file.is_file()]
+    assert len(logs) > 10
+    for file in (*written, *logs):
         content = file.read_bytes()
         assert gateway.secret_key.encode() not in content, file
         assert gateway.access_key.encode() not in content, file
