@@ -15,6 +15,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,8 @@ class Fetcher(Generic[Token]):
         self.error: BaseException | None = None
         """The error that has stopped fetching for good, if any."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Others may still wake a closed fetcher, as when they release its images, and the number may be another file's.
+        weakref.finalize(self, os.close, self._wake_fd)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._watched: dict[int, Any] = {}
@@ -165,7 +168,7 @@ class Fetcher(Generic[Token]):
             return self._has_room.wait_for(self._is_short_of_requests, timeout_s)
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # awake already, or closed
+        with contextlib.suppress(BlockingIOError):  # awake already
             os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
@@ -173,7 +176,6 @@ class Fetcher(Generic[Token]):
         self._closing = True
         self.wake()
         self._thread.join(_JOIN_S)
-        os.close(self._wake_fd)
 
     # --- run by the fetcher's own thread ---
 

@@ -1,5 +1,7 @@
 """Fetching, against an image server and everything that it can do wrong."""
 
+import os
+import select
 import socket
 import threading
 import time
@@ -645,6 +647,18 @@ NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 )
 def test_retry_after_is_a_number_of_seconds_or_a_date_of_at_most_a_day(value: str, seconds: float | None) -> None:
     assert retry_after_s(value, NOON) == seconds
+
+
+def test_an_image_that_is_released_after_the_end_wakes_nothing_else() -> None:
+    buffer = Buffer(1)
+    fetcher: Fetcher[int] = Fetcher(FetchConfig(), HostsConfig(), buffer, lambda _: None)
+    fetcher.close()
+    with ExitStack() as opened:  # as many as may get the numbers of files that were closed
+        others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(100)]
+        for other in others:
+            opened.callback(os.close, other)
+        buffer.release(1)
+        assert not select.select(others, [], [], 0)[0]
 
 
 def test_queueing_requests_stops_for_transfers_in_between() -> None:
