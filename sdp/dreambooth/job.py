@@ -40,22 +40,22 @@ class Step:
     """The job's configuration."""
 
 
-def run(config: DreamboothConfig, *, dry_run: bool = False) -> None:
-    """Run the remaining steps, or print all steps in a dry run."""
+def run(config: DreamboothConfig, *, dry_run: bool = False) -> Any:
+    """Run the remaining steps, or print all steps in a dry run; return the result of training if it was stopped."""
     _check(config)
     steps = steps_of(config)  # errors in any of them appear before the first starts
     if dry_run:
         say(table([(f"{n}. {s.job}", f"{s.title}: {s.config.output.uri}") for n, s in enumerate(steps, 1)]))
-        return
+        return None
     for number, step in enumerate(steps, 1):
         say(f"dreambooth: {number} of {len(steps)}: {step.title}")
         job: Callable[..., Any] = import_module(f"sdp.{step.job}.job").run
         result = job(step.config)
         if str(getattr(result, "reason", "")).startswith("asked to stop"):
-            signal_name = result.reason.partition(": ")[2]
-            raise KeyboardInterrupt(signal_name)
+            return result
     page = _report(config, steps)
     say(table(_next_steps(config, page)))
+    return None
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:

@@ -3,11 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from sdp.cli import main
 from sdp.config import load
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.datasets.manifest import open_dataset
@@ -32,14 +34,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(root: Path, out: Path, *settings: str) -> DreamboothConfig:
-    usual = [
+def settings(root: Path, out: Path) -> list[str]:
+    return [
         f"source.uri={root / 'own'}", f"source.caption={CAPTION}",
         f"model.source={root / 'model'}", f"output.uri={out}",
         "prior.prompt=a photo of a cat", "prior.pictures=6", "resolution=64", "max_steps=5", "precision=fp32",
         "lora.rank=2", "scaling.accelerator=cpu",
     ]  # fmt: skip
-    return load("dreambooth", None, [*usual, *settings])
+
+
+def config(root: Path, out: Path, *others: str) -> DreamboothConfig:
+    return load("dreambooth", None, [*settings(root, out), *others])
 
 
 def written(out: Path) -> dict[str, float]:
@@ -78,9 +83,20 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert written(out) == before
 
 
+@pytest.mark.parametrize(("reason", "code"), [("SIGINT", 130), ("the node is preempted", 0)])
+def test_a_step_that_is_stopped_ends_the_command_as_if_it_ran_alone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: int
+) -> None:
+    stopped = SimpleNamespace(reason=f"asked to stop: {reason}")
+    monkeypatch.setattr("sdp.process.job.run", lambda _: None)
+    monkeypatch.setattr("sdp.generate.job.run", lambda _: None)
+    monkeypatch.setattr("sdp.train.job.run", lambda _: stopped)
+    assert main(["dreambooth", *(f"--set={setting}" for setting in settings(root, tmp_path / "out"))]) == code
+
+
 def test_half_of_the_samples_are_the_subjects(root: Path, tmp_path: Path) -> None:
-    def train(*settings: str) -> Any:
-        (step,) = (s for s in job.steps_of(config(root, tmp_path, *settings)) if s.job == "train")
+    def train(*others: str) -> Any:
+        (step,) = (s for s in job.steps_of(config(root, tmp_path, *others)) if s.job == "train")
         return step.config
 
     (own,) = train().source.also
@@ -110,7 +126,7 @@ def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp
     other = shutil.copytree(root / "model", tmp_path / "inpainting")
     unet = json.loads((other / "unet/config.json").read_text())
     (other / "unet/config.json").write_text(json.dumps({**unet, "in_channels": 9}))
-    for settings, line in (
+    for others, line in (
         ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
         (["source.caption=a photo of a cat"], r"^--set source.caption: expected a word that is not in prior.prompt"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
@@ -121,5 +137,5 @@ def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp
         ),
     ):
         with pytest.raises((UserError, ConfigError), match=line):
-            job.run(config(root, out, *settings))
-        assert not out.exists(), settings
+            job.run(config(root, out, *others))
+        assert not out.exists(), others
