@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -207,10 +208,10 @@ def once_a_thread(make: Callable[[Argument], Kept]) -> Callable[[Argument], Kept
     kept = threading.local()
 
     def get(argument: Argument) -> Kept:
-        if getattr(kept, "argument", None) != argument:
-            kept.argument, kept.made = argument, make(argument)
-        made: Kept = kept.made
-        return made
+        if not hasattr(kept, "get"):
+            kept.get = lru_cache(maxsize=1)(make)
+        result: Kept = kept.get(argument)
+        return result
 
     return get
 
