@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
+from sdp.errors import shortened
+
 _quiet = False
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that control a terminal or the direction of writing."""
@@ -83,8 +85,7 @@ class Progress:
         if _quiet:
             return
         if self._terminal:  # a wrapped line could not be overwritten
-            width = shutil.get_terminal_size().columns - 1
-            line = line if len(line) <= width else f"{line[: width - 1]}…"
+            line = shortened(line, shutil.get_terminal_size().columns - 1)
         self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
         self._file.flush()
 

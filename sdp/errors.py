@@ -33,6 +33,11 @@ def one_line(text: object, most: int | None = None) -> str:
     return " ".join(str(text).split())[:most]
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most this many characters; an ellipsis is in place of what is cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def named(error: BaseException) -> str:
     """Return the class and the message of an error that is not sdp's own, in one line."""
     return f"{type(error).__name__}: {one_line(error, 200)}"

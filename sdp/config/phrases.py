@@ -11,9 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from sdp.console import either
-from sdp.errors import Problem
-
-_LONGEST = 60
+from sdp.errors import Problem, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,7 @@ def got(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list" if value else "an empty list"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shortened(repr(value), 60)
 
 
 def _scalar(annotation: Any, limits: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
 from sdp.datasets.records import Whole
+from sdp.errors import shortened
 
 WRITTEN, FILTERED, FAILED = "written", "filtered", "failed"
 OUTCOMES = (WRITTEN, FILTERED, FAILED)
@@ -169,7 +170,7 @@ def relabelled(account: pa.Table, mask: Sequence[bool] | NDArray[np.bool_], outc
 def clean_detail(detail: str) -> str:
     """Return a detail as one short line of valid text."""
     line = " ".join(detail.encode("utf-8", "replace").decode("utf-8").split())
-    return line if len(line) <= DETAIL_LIMIT else line[: DETAIL_LIMIT - 1] + "…"
+    return shortened(line, DETAIL_LIMIT)
 
 
 def count(account: pa.Table) -> Counts:

@@ -22,7 +22,7 @@ from sdp.datasets.columns import kind_of
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.units import Extent
-from sdp.errors import DatasetError, UserError, one_line
+from sdp.errors import DatasetError, UserError, one_line, shortened
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage
 
 FOLDER = "_prompts/"
@@ -161,5 +161,4 @@ def _serialise(prompts: Sequence[Prompt]) -> bytes:
 
 
 def _shown(prompt: Prompt) -> str:
-    text = repr(prompt)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return shortened(repr(prompt), _SHOWN)
