@@ -67,9 +67,10 @@ def assemble(
     model = resolve(config.model.source, storage=options)
     stopwatch = Stopwatch(world.device)
     reader, datasets, empty = make_reader(config, model, world, submit, stopwatch)
-    metadata = {"model": {"source": str(model.source), "digest": model.digest}, **datasets, "epoch_rows": reader.rows}
-    if reader.plan.granule is not None:
-        metadata["granule"] = reader.plan.granule
+    plan = reader.plan
+    metadata = {"model": {"source": str(model.source), "digest": model.digest}, **datasets, "epoch_rows": plan.rows}
+    if plan.granule is not None:
+        metadata["granule"] = plan.granule
     begin_from = config.model.start_from
     try:
         return Trainer(

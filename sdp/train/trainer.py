@@ -226,7 +226,7 @@ class Trainer:
                     if batch is None:
                         raise DatasetError(
                             f"{self.config.source.uri}: epoch {epoch} is at position {state.position:,}, but has only "
-                            f"{self.reader.rows:,} rows now; undo the change (a lower limit, another dataset), or "
+                            f"{self.reader.plan.rows:,} rows now; undo the change (a lower limit, another dataset), or "
                             "begin a new run with model.start_from"
                         )
                     yield batch
@@ -325,7 +325,7 @@ class Trainer:
     def _is_last_or_saved(self, step: int) -> bool:
         """Return whether a step is the last of its epoch or run, or saved: it is copied while the next one computes."""
         state, config = self.state, self.config
-        ends = state.position + self.batch_size >= self.reader.positions(state.start) or step == config.max_steps
+        ends = state.position + self.batch_size >= self.reader.plan.positions(state.start) or step == config.max_steps
         return ends or not step % config.checkpoint.every_steps
 
     def _finish(self) -> None:
@@ -372,11 +372,11 @@ class Trainer:
         state.count(samples, taken=verdict == "good")
         if verdict == "good":
             state.smooth(loss)
-        done = min(1.0, state.position / self.reader.positions(state.start))
+        done = min(1.0, state.position / self.reader.plan.positions(state.start))
         if done == 1.0:
             if not state.counted_in_epoch:
                 raise self._nothing_counts(f"epoch {epoch} had")
-            state.start = self.reader.after(epoch, state.start)
+            state.start = self.reader.plan.after(epoch, state.start)
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         return done
 

@@ -80,7 +80,7 @@ def test_positions_are_the_rows_with_what_fills_up_the_last_batches_of_each_shap
     complete = reader(latents, tmp_path)
     for lanes in (1, 2, 4):
         batches = list(complete.batches(0, 0, GRANULE, EpochStart(lanes=lanes)))
-        positions = complete.positions(EpochStart(lanes=lanes))
+        positions = complete.plan.positions(EpochStart(lanes=lanes))
         assert len(batches) * GRANULE == positions
         assert ROWS <= positions < ROWS + lanes * GRANULE * 5  # four shapes a lane, and rounding over lanes
 

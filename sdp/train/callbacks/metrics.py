@@ -132,7 +132,7 @@ class RecordMetrics(Callback):
         samples, seconds = (sum(column) for column in zip(*recent, strict=True))
         if samples:
             rate, batch = samples / seconds, trainer.batch_size
-            last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
+            last = last_step(trainer.config, state, trainer.reader.plan.positions(state.start), batch)
             left_s = seconds_left(trainer.config, state, last, batch, rate)
             if math.isfinite(left_s):
                 figures |= {"left_s": round(left_s, 4), "finish_time": round(time.time() + left_s)}

@@ -53,7 +53,7 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_info", 1, data_mode=trainer.config.data.mode)
             self.telemetry.show("sdp_train_recoveries", self.recoveries)
             self._report_checkpoint(trainer.checkpointer.run)
-        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.plan.rows)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         for part, seconds in report.parts.items():
@@ -83,7 +83,7 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_checkpoint_time_seconds", created.timestamp())
 
     def on_end(self, trainer: Trainer) -> None:
-        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.plan.rows)
 
     def _report(self, trainer: Trainer, epoch: float) -> None:
         telemetry, world, state = self.telemetry, trainer.world, trainer.state

@@ -73,19 +73,6 @@ class Reader:
     """The model's captions, whose padding a batch may cut."""
 
     @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-        return self.plan.rows
-
-    def positions(self, start: EpochStart) -> int:
-        """Return the number of positions in an epoch."""
-        return self.plan.positions(start)
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:
-        """Return the start of the next epoch."""
-        return self.plan.after(epoch, start)
-
-    @property
     def forms(self) -> list[RowColumns]:
         """The columns of each form that a micro-batch may have: a shape of latents, and a number of tokens."""
         shapes = [self.source.columns(number) for number in range(self.plan.shapes)]
