@@ -158,13 +158,21 @@ def checkpoint_name(step: int) -> str:
     return f"{FOLDER}step-{step:09d}"
 
 
-def steps_in(run: Storage) -> dict[int, bool]:
-    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete."""
+class Steps(dict[int, bool]):
+    """The steps that have a checkpoint folder in a run, in order, and whether the checkpoint is complete."""
+
+    @property
+    def complete(self) -> list[int]:
+        return [step for step, is_complete in self.items() if is_complete]
+
+
+def steps_in(run: Storage) -> Steps:
+    """Return the steps of a run."""
     files: dict[int, set[str]] = {}
     for name in run.names(FOLDER):
         if match := _STEP.match(name):
             files.setdefault(int(match[1]), set()).add(name[match.end() :])
-    return {step: _is_complete(files[step]) for step in sorted(files)}
+    return Steps((step, _is_complete(files[step])) for step in sorted(files))
 
 
 def is_checkpoint(folder: Storage) -> bool:
@@ -195,8 +203,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
         return folder
     run = open_storage(NEWEST.sub("", folder.uri), options)
     for phase in (run, *map(run.child, reversed(PHASES))):
-        complete = [step for step, is_complete in steps_in(phase).items() if is_complete]
-        if complete:
+        if complete := steps_in(phase).complete:
             return phase.child(checkpoint_name(complete[-1]))
     raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}, or nothing beside it); check the URI")
 
@@ -306,8 +313,8 @@ def way_out(folder: Storage) -> str:
     match = _STEP.match(f"{FOLDER}{name}/")
     if not uri or match is None:
         return "use another checkpoint"
-    steps = steps_in(open_storage(uri, folder.options))
-    earlier = [step for step, is_complete in steps.items() if is_complete and step < int(match[1])]
+    steps = steps_in(open_storage(uri, folder.options)).complete
+    earlier = [step for step in steps if step < int(match[1])]
     return f"delete {folder.uri} to " + (f"go on from step {earlier[-1]:,}" if earlier else "begin anew")
 
 

@@ -16,7 +16,7 @@ from sdp.console import counted, duration, rate, size, spent
 from sdp.datasets.records import reading
 from sdp.errors import DatasetError, ModelError, NotFound
 from sdp.generate.layout import DRAWN
-from sdp.model.checkpoints import COMPLETE, checkpoint_name, read_config, read_ledger, read_marker, state_in
+from sdp.model.checkpoints import COMPLETE, Steps, checkpoint_name, read_config, read_ledger, read_marker, state_in
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.report.data import small
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Svg, Table, Tile
@@ -59,11 +59,11 @@ def run_section(
     With `live_at` it is read from a few files, without checkpoints, and its pictures are links below this address.
     """
     run, live = RunFolder(storage), live_at is not None
-    steps, problems = {} if live else run.steps(), list[str]()
+    steps, problems = Steps() if live else run.steps(), list[str]()
     metrics, events = run.metrics(problems, newest=_LIVE_FILES if live else 0), run.events(problems)
     bad_rows = [] if live else run.bad_rows(problems)
     last = metrics[-1] if metrics else {}
-    complete, newest = [step for step, is_complete in steps.items() if is_complete], None
+    complete, newest = steps.complete, None
     if complete:
         try:
             newest = checkpoint_section(storage.child(checkpoint_name(complete[-1])), prices)

@@ -231,8 +231,7 @@ class CheckpointManager:
     def _prune(self, newest: int) -> None:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
-        complete = [step for step, is_complete in steps.items() if is_complete]
-        kept = complete[-self.keep.keep_last :]
+        kept = steps.complete[-self.keep.keep_last :]
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)

@@ -35,7 +35,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, Conflict, DatasetError, NotFound
-from sdp.model.checkpoints import COMPLETE, TrainState, checkpoint_name, read_state, steps_in
+from sdp.model.checkpoints import COMPLETE, Steps, TrainState, checkpoint_name, read_state, steps_in
 from sdp.storage import Storage, open_storage
 
 EVENTS = "events.jsonl"
@@ -122,14 +122,13 @@ class RunFolder:
         """Return the folder of a step's checkpoint."""
         return self.storage.child(checkpoint_name(step))
 
-    def steps(self) -> dict[int, bool]:
-        """Return the steps that have a checkpoint folder, and whether the checkpoint is complete."""
+    def steps(self) -> Steps:
+        """Return the steps that have a checkpoint folder."""
         return steps_in(self.storage)
 
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint."""
-        complete = [step for step, is_complete in self.steps().items() if is_complete]
-        return complete[-1] if complete else None
+        return next(reversed(self.steps().complete), None)
 
     def newest(self) -> Storage | None:
         """Return the folder of the newest complete checkpoint."""
