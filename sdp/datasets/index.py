@@ -21,7 +21,7 @@ from sdp.datasets.records import Whole, dump, parse, reading
 from sdp.datasets.units import Extent, Units, Work
 from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import Storage
-from sdp.storage.uri import join, near, resolved
+from sdp.storage.uri import below, join, near, resolved
 
 FOLDER = "_index/"
 _KEY = b"sdp.index"
@@ -61,7 +61,7 @@ class Version:
         """Return the same version with its files below another root."""
         if not self.root or self.root == root:
             return self
-        paths = [join(root, path.removeprefix(f"{self.root}/")) for path in self.files["path"].to_pylist()]
+        paths = [join(root, below(path, self.root)) for path in self.files["path"].to_pylist()]
         return replace(self, root=root, files=self.files.set_column(0, FILES_SCHEMA.field(0), pa.array(paths)))
 
 
@@ -222,7 +222,7 @@ def append(storage: Storage, index: Index, version: Version) -> Index:
     new_rows = (extent.start, extent.stop) if extent else None
     head = _VersionHead(new_rows, version.attempt, version.units, stored_root, columns)
     sink = pa.BufferOutputStream()
-    relative = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
+    relative = [below(path, root) for path in version.files["path"].to_pylist()]
     table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(relative, pa.string()))
     table = table.replace_schema_metadata({_KEY: dump(head)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)

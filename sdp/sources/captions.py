@@ -16,7 +16,7 @@ from sdp.errors import NotFound, UserError
 from sdp.sources.reading import captions_in
 from sdp.sources.tars import PICTURES, TEXT
 from sdp.storage import list_source
-from sdp.storage.uri import parse
+from sdp.storage.uri import below, parse
 
 CLASS = "{class}"
 """Stands in a caption for the name of a picture's folder."""
@@ -84,7 +84,7 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
     """Look at a local folder and read its captions, or make them of `caption` with {class}; None without pictures."""
     root = parse(uri).uri
     try:
-        names = [file.uri.removeprefix(f"{root.rstrip('/')}/") for file in list_source(uri, suffixes=("",))]
+        names = [below(file.uri, root) for file in list_source(uri, suffixes=("",))]
     except NotFound:  # an empty folder
         return None
     if odd := next((name for name in names if len(name.splitlines()) > 1), None):

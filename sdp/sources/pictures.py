@@ -175,7 +175,7 @@ def _open_files(key: str, uri: str, options: StorageOptions, selection: Selectio
             "--pictures` gathers those of a.caption, metadata.jsonl, CSV and folder names; or set one for all"
         )
     if kind == "pictures":
-        columns = replace(columns, folder=parse(split_pattern(uri)[0]).uri.rstrip("/"))
+        columns = replace(columns, folder=parse(split_pattern(uri)[0]).uri)
     texts = tuple(file for file in listed if file.uri.endswith(TEXT)) if kind == "pictures" and needed else ()
     return Pictures(uri, columns, captions, others, files=files, texts=texts, kind=kind)
 

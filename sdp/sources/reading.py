@@ -20,6 +20,7 @@ from sdp.sources.joined import Joined
 from sdp.sources.pieces import TAR, Piece, spans_of
 from sdp.sources.tars import LARGEST_IMAGE, LARGEST_TEXT, PICTURES, TEXT, RawSample, read_samples
 from sdp.storage import StorageOptions, open_source
+from sdp.storage.uri import below
 
 FILE = "file"
 """The column of image files' names, by which tables may be joined."""
@@ -219,7 +220,7 @@ def _tables(
             sample = key, image, lines[draw(seed, group.first_row, [1.0] * len(lines), LINE)] if lines else None
         table = _sample_table([sample], columns)
         if FILE in columns.keys:
-            table = table.append_column(FILE, pa.array([group.uri.removeprefix(f"{columns.folder}/")]))
+            table = table.append_column(FILE, pa.array([below(group.uri, columns.folder)]))
         yield table, np.array([group.first_row])
     elif group.uri.lower().endswith(TAR):
         yield from _tar_tables(span, columns, options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sdp.errors import NotFound, UserError
 from sdp.storage.base import SourceFile, Storage, StorageOptions
-from sdp.storage.uri import WEB, WRITABLE, parse, shown
+from sdp.storage.uri import WEB, WRITABLE, below, parse, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +119,7 @@ def _below(uri: str, options: StorageOptions) -> Iterable[tuple[str, SourceFile]
 
         folder = HubPath.parse(uri)
         for file in list_hub(folder, options):
-            yield file.uri.removeprefix(f"{folder.uri_of(folder.path)}/"), file
+            yield below(file.uri, folder.uri_of(folder.path)), file
         return
     storage = open_storage(uri, options)
     for info in storage.list():

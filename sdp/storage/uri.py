@@ -88,11 +88,16 @@ def _bucket(uri: str, scheme: str, rest: str) -> Location:
 
 def join(uri: str, *parts: str) -> str:
     """Return the URI of a path below another URI."""
-    below = "/".join(filter(None, (part.strip("/") for part in parts)))
-    if not below:
+    path = "/".join(filter(None, (part.strip("/") for part in parts)))
+    if not path:
         return uri
     # A bare root, "/" or "s3://", keeps its slashes.
-    return f"{uri}{below}" if uri.endswith("/") else f"{uri}/{below}"
+    return f"{uri}{path}" if uri.endswith("/") else f"{uri}/{path}"
+
+
+def below(uri: str, root: str) -> str:
+    """Return a URI's path below a root, which `join` undoes; elsewhere, or without a root, the URI itself."""
+    return uri.removeprefix(f"{root.rstrip('/')}/") if root else uri
 
 
 def near(uri: str, folder: str) -> str:

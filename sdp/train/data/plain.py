@@ -19,7 +19,7 @@ from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import footer_of
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
-from sdp.storage.uri import join
+from sdp.storage.uri import below, join
 from sdp.train.data.columns import find_columns
 from sdp.train.data.latents import LatentsDataset
 from sdp.train.data.order import RowGroups
@@ -62,8 +62,8 @@ def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, writ
         table = _listed(files, options)
     if write:
         sink = pa.BufferOutputStream()
-        below = [path.removeprefix(f"{root}/") if root else path for path in table["uri"].to_pylist()]
-        pq.write_table(table.set_column(0, _SCHEMA.field(0), pa.array(below, pa.string())), sink)
+        paths = [below(path, root) for path in table["uri"].to_pylist()]
+        pq.write_table(table.set_column(0, _SCHEMA.field(0), pa.array(paths, pa.string())), sink)
         run.create(name, sink.getvalue())
     return table
 
