@@ -44,13 +44,11 @@ def make_latents(
     return _complete(root, output, group_rows, resolution, failed, vocabulary, text_width, buckets=buckets)
 
 
-def grow_latents(
-    root: Path, rows: int, *, first: int, group_rows: int = 8, resolution: int = 64, vocabulary: int = 1000
-) -> Dataset:
+def grow_latents(root: Path, rows: int, *, first: int, group_rows: int, vocabulary: int) -> Dataset:
     """The same with a further file of rows upstream: its next version."""
     write_source(root / "source", [(f"more-{first}.parquet", rows)], first)
     output = read_output(open_storage(str(root / "latents")))
-    return _complete(root, output, group_rows, resolution, 0, vocabulary)
+    return _complete(root, output, group_rows, 64, 0, vocabulary)
 
 
 def _complete(

@@ -42,14 +42,14 @@ def images_table(rows: Sequence[int], image: Callable[[int], bytes] = picture) -
     )
 
 
-def write_plain(folder: Path, rows: int, *, files: int = 2, group: int = 16, first: int = 0, name: str = "p") -> None:
+def write_plain(folder: Path, rows: int, *, files: int = 2, group: int = 16) -> None:
     """Write a plain Parquet source."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = images_table(range(first, first + rows)).drop_columns(["row", "key"])
+    table = images_table(range(rows)).drop_columns(["row", "key"])
     step = -(-rows // files)
     for number in range(files):
         part = table.slice(number * step, step)
-        pq.write_table(part, folder / f"{name}{number:02d}.parquet", row_group_size=group)
+        pq.write_table(part, folder / f"p{number:02d}.parquet", row_group_size=group)
 
 
 def every_tenth(row: int) -> bool:

@@ -17,9 +17,9 @@ _CHAT = (
 )
 
 
-def coloured(name: str, number: int = 0, shape: tuple[int, int] = (40, 48)) -> NDArray[np.uint8]:
+def coloured(name: str, number: int = 0) -> NDArray[np.uint8]:
     """A picture of one colour, with some noise."""
-    noise = np.random.default_rng(number).integers(-25, 26, (*shape, 3))
+    noise = np.random.default_rng(number).integers(-25, 26, (40, 48, 3))
     return np.clip(np.array(COLOURS[name]) + noise, 0, 255).astype(np.uint8)
 
 
@@ -72,7 +72,7 @@ def make_tiny_florence(folder: Path) -> Path:
     return folder
 
 
-def make_tiny_vlm(folder: Path, steps: int = 40) -> Path:
+def make_tiny_vlm(folder: Path) -> Path:
     """Train a LLaVA of 0.1 M parameters to name colours, and save it."""
     from PIL import Image
     from transformers import (
@@ -115,7 +115,7 @@ def make_tiny_vlm(folder: Path, steps: int = 40) -> Path:
     )
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     names = [*COLOURS]
-    for step in range(steps):
+    for step in range(40):
         chosen = [names[(step + number) % len(names)] for number in range(8)]
         pictures = [Image.fromarray(coloured(name, 1000 + 8 * step + n)) for n, name in enumerate(chosen)]
         prompts = ["", "Describe this image in one sentence.", "Which colour?"]

@@ -174,8 +174,8 @@ class Proxy:
         else:
             self._stalled.set()
 
-    def wait_until_stalled(self, timeout_s: float = 10.0) -> None:
-        assert self._stalled.wait(timeout_s), "nothing has been sent that could stall"
+    def wait_until_stalled(self) -> None:
+        assert self._stalled.wait(10), "nothing has been sent that could stall"
 
     def cut(self, *, up: int | None = None, down: int | None = None, times: int = 1_000_000) -> None:
         """Reset each connection after so many more bytes to the server (`up`) or from it (`down`), this often.

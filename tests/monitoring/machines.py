@@ -59,7 +59,7 @@ MACHINES = (
 
 
 @contextmanager
-def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]:
+def ray_of() -> Iterator[dict[str, int]]:
     """Start Ray and connect this process to it; yield the port of each pod's metrics."""
     import ray
 
@@ -82,12 +82,12 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
 
     head, *others = [
         {"num_cpus": machine.cpus, "num_gpus": machine.gpus, "labels": {**machine.labels, "sdp/group": machine.group}}
-        for machine in machines
+        for machine in MACHINES
     ]
     reports: dict[str, Any] = {"_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
     submitted = ray.job_config.JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
     with several_nodes(*others, setup=take_time, job=submitted, **head, **reports):
-        pods = {machine.group: machine.pod for machine in machines}
+        pods = {machine.group: machine.pod for machine in MACHINES}
         yield {pods[node["Labels"]["sdp/group"]]: node["MetricsExportPort"] for node in ray.nodes()}
 
 

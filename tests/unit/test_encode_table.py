@@ -16,7 +16,7 @@ from sdp.families import TextSpace
 SHAPE = RowShape((64, 128))
 
 
-def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None = None) -> Encoded:
+def encoded_of(rows: list[int], shape: RowShape = SHAPE) -> Encoded:
     """Return latents that contain their row's number."""
     count = len(rows)
     latents = {}
@@ -28,8 +28,7 @@ def encoded_of(rows: list[int], shape: RowShape = SHAPE, good: list[bool] | None
     chunk = Chunk(np.array(rows, np.int64), [f"k{r}" for r in rows], tokens, {}, np.zeros(count, np.int16))
     width = shape.text.width
     embedded = None if width is None else np.zeros((count, 77, width), np.float16) + np.array(rows)[:, None, None]
-    keep = np.array([True] * count if good is None else good, bool)
-    return Encoded(chunk, latents, None if embedded is None else embedded.astype(np.float16), keep, [])
+    return Encoded(chunk, latents, None if embedded is None else embedded.astype(np.float16), np.ones(count, bool), [])
 
 
 def test_the_columns_say_their_shape_dtype_and_scaling() -> None:

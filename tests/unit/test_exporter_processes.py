@@ -67,12 +67,12 @@ def test_the_pid_inside_is_that_of_the_innermost_namespace(status: str, expected
     assert pid_inside(status) == expected
 
 
-def make_process(proc: Path, pid: int, *, name: str = "python", cgroup: str = f"0::/kubepods/pod{UID}/{ID}") -> None:
+def make_process(proc: Path, pid: int, *, name: str = "python") -> None:
     folder = proc / str(pid)
     folder.mkdir()
     (folder / "comm").write_text(f"{name}\n")
     (folder / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t7\n")
-    (folder / "cgroup").write_text(f"{cgroup}\n")
+    (folder / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
 
 
 def test_a_process_that_is_missing_or_ends_during_the_read_is_unknown(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from sdp.storage.explain import classify
 AT = "Error performing GET http://127.0.0.1:7070/bucket/key in 1.2ms"
 
 
-def answered(status: str, code: str = "", message: str = "m") -> str:
-    body = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>' if code else ""
+def answered(status: str, code: str = "") -> str:
+    body = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>m</Message></Error>' if code else ""
     return (
         f"Generic S3 error: {AT} - Server returned non-2xx status code: {status}: {body}\n\nDebug source:\nGeneric {{}}"
     )
