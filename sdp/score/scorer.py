@@ -39,9 +39,8 @@ class Scorer(BatchEncoder):
         view: View,
         settings: EncoderSettings,
         layers: Sequence[tuple[Tensor, Tensor]] = (),
-        device: str | None = None,
     ) -> None:
-        super().__init__(settings, device)
+        super().__init__(settings)
         self._view = view
         self._pictures = self._prepared(_Half(clip.vision_model, clip.visual_projection))
         self._captions = self._prepared(_Half(clip.text_model, clip.text_projection))

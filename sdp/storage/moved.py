@@ -20,7 +20,7 @@ def root_of(uri: str, files: Sequence[SourceFile]) -> str:
     return root if all(file.uri.startswith(f"{root}/") for file in files) else ""
 
 
-def with_sample(file: SourceFile, options: StorageOptions | None = None) -> SourceFile:
+def with_sample(file: SourceFile, options: StorageOptions | None) -> SourceFile:
     """Return the file; a local one with a digest of its content added to its etag, a time and a size otherwise."""
     if file.etag is None or parse(file.uri).scheme != "file":
         return file
