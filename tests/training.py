@@ -61,11 +61,11 @@ def bad_rows(run: RunFolder) -> dict[int, str]:
     return reasons
 
 
-def tiny_inputs(root: Path) -> Path:
-    """A tiny model and 40 rows of latents in a folder, computed with one thread."""
+def tiny_inputs(root: Path, rows: int = 40, **latents: Any) -> Path:
+    """A tiny model and rows of latents in a folder, computed with one thread."""
     torch.set_num_threads(1)
     make_tiny_model(root / "model")
-    make_latents(root, 40, vocabulary=50)
+    make_latents(root, rows, vocabulary=50, **latents)
     return root
 
 

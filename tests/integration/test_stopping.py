@@ -11,10 +11,8 @@ import pytest
 from sdp.config import dump_yaml
 from sdp.storage import open_storage
 from sdp.train.run_folder import RunFolder
-from tests.latents import make_latents
 from tests.programs import ended, processes_with_variable
-from tests.tiny_model import make_tiny_model
-from tests.training import config, when
+from tests.training import config, tiny_inputs, when
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +21,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("stopping")
-    make_tiny_model(root / "model")
-    make_latents(root, 40, vocabulary=50)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("stopping"))
 
 
 @pytest.mark.parametrize(

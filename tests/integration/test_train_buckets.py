@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sdp.config.train import TrainConfig
 from sdp.errors import ConfigError, DatasetError
@@ -14,19 +13,14 @@ from sdp.train.job import run
 from sdp.train.plan import make_plan
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config, ledger
+from tests.training import config, ledger, tiny_inputs
 
 ROWS = 40
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("buckets")
-    make_tiny_model(root / "model")
-    make_latents(root, ROWS, unit_rows=20, group_rows=5, vocabulary=50, buckets=True)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("buckets"), ROWS, unit_rows=20, group_rows=5, buckets=True)
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:

@@ -21,20 +21,15 @@ from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.sources import open_sources
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config, train, weights
+from tests.training import config, tiny_inputs, train, weights
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of four steps, from a model that names the text encoder's dtype, as published ones do."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("export")
-    make_tiny_model(root / "model")
+    root = tiny_inputs(tmp_path_factory.mktemp("export"))
     text_encoder = root / "model/text_encoder/config.json"
     text_encoder.write_text(json.dumps({**json.loads(text_encoder.read_text()), "torch_dtype": "float16"}))
-    make_latents(root, 40, vocabulary=50)
     return root
 
 

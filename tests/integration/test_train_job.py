@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ray.train import UserCallback
 
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
@@ -23,21 +22,15 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.settle import _absolute
 from sdp.train.trainer import Callback, StepReport, Trainer
-from tests.latents import make_latents
 from tests.local_ray import one_node
-from tests.tiny_model import make_tiny_model
-from tests.training import config, ledger, train, when
+from tests.training import config, ledger, tiny_inputs, train, when
 
 _DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("job")
-    make_tiny_model(root / "model")
-    make_latents(root, 120, unit_rows=30, group_rows=5, vocabulary=50)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("job"), 120, unit_rows=30, group_rows=5)
 
 
 @pytest.fixture(scope="module")

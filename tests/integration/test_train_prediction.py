@@ -5,27 +5,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from sdp.errors import ConfigError, ModelError
 from sdp.model.checkpoints import find_checkpoint
 from sdp.storage import open_storage
 from sdp.train.job import run
 from sdp.train.settle import settled
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config
+from tests.training import config, tiny_inputs
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return latents, a model that predicts the velocity, and a run trained to predict it."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("prediction")
-    predicting(make_tiny_model(root / "model"), "v_prediction")
+    root = tiny_inputs(tmp_path_factory.mktemp("prediction"), 16, unit_rows=16)
+    predicting(root / "model", "v_prediction")
     shutil.copytree(root / "model", root / "other")
     predicting(root / "other", "epsilon")
-    make_latents(root, 16, unit_rows=16, vocabulary=50)
     run(config(root, "velocity", max_steps=1))
     return root
 

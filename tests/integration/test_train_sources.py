@@ -24,16 +24,12 @@ from sdp.train.plan import make_plan
 from sdp.train.settle import settled
 from sdp.train.world import World
 from tests.latents import latent_of, make_latents, split_address, tokens_of
-from tests.tiny_model import make_tiny_model
-from tests.training import config, ledger, train
+from tests.training import config, ledger, tiny_inputs, train
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("sources")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, vocabulary=50)
+    root = tiny_inputs(tmp_path_factory.mktemp("sources"), 60, unit_rows=20)
     make_latents(root / "other", 20, unit_rows=10, vocabulary=50)
     return root
 
