@@ -103,7 +103,7 @@ def trained(folder: Path) -> None:
 
 
 FORMS: list[Callable[[Path], None]] = [lambda _: None, published, with_words, without_settings, saved, trained]
-LARGE = pytest.param(trained, 100_000, marks=pytest.mark.slow)
+LARGE = pytest.param(trained, 20_000, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("change", "count"), [*((form, 500) for form in FORMS), LARGE])
