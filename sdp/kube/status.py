@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 
 from sdp.console import counted, duration, table, visible
-from sdp.errors import SdpError, UserError
+from sdp.errors import SdpError, UserError, shortened
 from sdp.kube import Object
 from sdp.kube.api import RAY, Api
 from sdp.kube.clusters import config_of
@@ -161,7 +161,13 @@ def _ended_writer(line: str, writers: Callable[[], Mapping[str, JobState]]) -> s
 def clusters_table(clusters: list[ClusterState]) -> str:
     """Return a table of clusters."""
     rows = [
-        (cluster.name, cluster.state, f"{cluster.workers} of {cluster.wanted}", cluster.head, _short(cluster.message))
+        (
+            cluster.name,
+            cluster.state,
+            f"{cluster.workers} of {cluster.wanted}",
+            cluster.head,
+            shortened(cluster.message, _LONGEST_MESSAGE),
+        )
         for cluster in clusters
     ]
     return table(rows, ("CLUSTER", "STATE", "WORKERS", "HEAD", "MESSAGE")) if rows else ""
@@ -177,12 +183,8 @@ def jobs_table(jobs: list[JobState], now: datetime) -> str:
             duration(((job.ended or now) - job.started).total_seconds()) if job.started else "-",
             job.cluster,
             job.by,
-            _short(job.message),
+            shortened(job.message, _LONGEST_MESSAGE),
         )
         for job in jobs
     ]
     return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "BY", "MESSAGE")) if rows else ""
-
-
-def _short(message: str) -> str:
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE - 1]}…"
