@@ -174,13 +174,14 @@ OF_KUBERNETES = (
         for name, state in _RAYJOBS.items()
     ),
     f'kuberay_cluster_info{{name="sdp",namespace="{NAMESPACE}",owner_kind="None",uid="1"}} 1',
+    'kueue_pending_workloads{cluster_queue="gpus",status="inadmissible",replica_role="leader"} 1',
     f'kube_pod_status_phase{{{_POD},phase="Pending"}} 1',
     f'kube_pod_container_resource_requests{{{_POD},container="ray-worker",resource="nvidia_com_gpu",unit="integer"}} 8',
     f'kube_pod_container_status_waiting_reason{{{_POD},container="ray-worker",reason="ImagePullBackOff"}} 1',
     f'kube_pod_container_status_restarts_total{{{_POD},container="ray-head"}} 0',
     "go_goroutines 40",
 )
-"""Metrics as KubeRay's operator and kube-state-metrics serve them."""
+"""Metrics as KubeRay's operator, Kueue and kube-state-metrics serve them."""
 
 
 @contextmanager

@@ -12,12 +12,13 @@ _OPERATOR = _PROCESS | {"dataset", "operator"}
 KUBERNETES: Mapping[str, frozenset[str]] = {
     "kuberay_cluster_info": frozenset({"name", "uid", "owner_kind"}),
     "kuberay_job_deployment_status": frozenset({"name", "uid", "deployment_status"}),
+    "kueue_pending_workloads": frozenset({"cluster_queue", "status"}),
     "kube_pod_status_phase": frozenset({"uid", "phase"}),
     "kube_pod_container_resource_requests": frozenset({"uid", "resource", "unit"}),
     "kube_pod_container_status_waiting_reason": frozenset({"uid", "reason"}),
     "kube_pod_container_status_restarts_total": frozenset({"uid"}),
 }
-"""Metrics of KubeRay 1.7's operator, by its sources, and of kube-state-metrics."""
+"""Metrics of KubeRay 1.7's operator and of Kueue 0.18, by their sources, and of kube-state-metrics."""
 
 RAY: Mapping[str, frozenset[str]] = {
     "ray_node_cpu_count": _NODE,
