@@ -108,7 +108,8 @@ class BatchEncoder:
         def encode_part(part: slice) -> tuple[Tensor, Tensor]:
             items, where = batch[part], numbers[part]
             count, padded = len(items), self._limits[limit].size
-            if self._settings.compile and count < padded:  # a further shape would be compiled anew
+            costly = self._settings.compile or torch.backends.cudnn.benchmark  # to compile or search for another shape
+            if costly and count < padded:
                 items = torch.cat([items, items[-1:].expand(padded - count, *items.shape[1:])])
                 where = np.concatenate([where, np.repeat(where[-1:], padded - count)])
             values, good = encode(items, where)

@@ -272,12 +272,16 @@ def test_time_in_use_and_between_uses_adds_up_where_they_overlap() -> None:
     assert used.add(20.0, 21.0) == (1.0, 4.0)
 
 
-def test_compiled_batches_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_batches_have_one_shape_where_another_is_compiled_or_searched_for(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
     """The compiler itself is left out: what is asked is that it sees one shape, and that fillers do not come back."""
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not compiled)  # as beside a trainer
     vae = make_vae()
     vae.encoder = Narrow(vae.encoder, room=100)
     chunk = chunk_of(list(range(10)))
-    encoded = encoder_of(vae, batch=4, compile=True)(chunk)
+    encoded = encoder_of(vae, batch=4, compile=compiled)(chunk)
     assert set(vae.encoder.sizes) == {4}
     assert np.allclose(latents(encoded), latents(encoder_of(batch=4)(chunk)), atol=1e-3)
