@@ -53,8 +53,8 @@ def configure_compiler() -> None:
     convolution to half its channels or fewer.
     """
     torch._inductor.config.force_layout_optimization = True
-    torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
-    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.recompile_limit = 1024  # blocks of many shapes share a code object, in training and sampling
+    torch._dynamo.config.accumulated_recompile_limit = 4096
 
 
 def choose_device(
