@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -199,7 +200,7 @@ def _conditioning(config: Any, networks: Any, world: Any) -> Any:
 class _Noise:
     """A reader that repeats a few batches of noise from pinned memory."""
 
-    rows = 10**12
+    plan = SimpleNamespace(rows=10**12, positions=lambda _: 10**12)
 
     def __init__(self, case: dict[str, Any], networks: Any, world: Any) -> None:
         import torch
@@ -235,9 +236,6 @@ class _Noise:
     def blank(self, *_: Any) -> Any:
         """Return a batch to compile on."""
         return self._batches[0]
-
-    def positions(self, _: Any) -> int:
-        return self.rows
 
     def batches(self, _: int = 0, position: int = 0, size: int = 1, *_more: Any) -> Iterator[Any]:
         """Yield the batches from a position on, so that a resumed run repeats those of the first."""

@@ -29,7 +29,7 @@ from scripts.published import VAE
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
-from sdp.device import DTYPES, configure_torch
+from sdp.device import DTYPES, choose_device, configure_torch
 from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.encoder import Encoder
 from sdp.encode.recipe import TEXT, EncoderSettings
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.tiny and not torch.cuda.is_available():
         print("no CUDA device here, nothing measured; run it on a machine with one, or with --tiny to try it on a CPU")
         return 0
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     if device.type == "cpu":
         torch.set_num_threads(1)
     networks = Networks(*(_tiny() if options.tiny else _real()), device, options.seconds)
@@ -154,7 +154,7 @@ def _check(networks: Networks) -> bool:
     chunk = _chunk(64, 24)
     settings = {"seed": 5, "batch_sizes": {64: 5, TEXT: 5}}
     exact = Encoder(networks.vae(), EncoderSettings(dtype="fp32", **settings), device="cpu")(chunk)
-    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=networks.device.type)
+    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=str(networks.device))
     wanted = exact.latents[64][0].values.astype(np.float32)
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(tested, [chunk] * 6, timeout=DEADLINE_S))
@@ -175,7 +175,7 @@ def _batch_differences(networks: Networks) -> None:
     for dtype in DTYPES:
         one, many = (
             Encoder(
-                networks.vae(), EncoderSettings(dtype=dtype, batch_sizes={side: size}), device=networks.device.type
+                networks.vae(), EncoderSettings(dtype=dtype, batch_sizes={side: size}), device=str(networks.device)
             )(chunk)
             .latents[side][0]
             .values.astype(np.float32)
@@ -219,7 +219,7 @@ def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
         batch_sizes={case.side: case.batch, TEXT: 64},
     )
     torch.compiler.reset()  # otherwise it keeps the networks of earlier cases in memory
-    encoder = Encoder(networks.vae(), settings, device=networks.device.type)
+    encoder = Encoder(networks.vae(), settings, device=str(networks.device))
     chunk = _chunk(case.side, 4 * case.batch)
     _begin_memory(networks)
     encoder(chunk)  # warm-up: choose and compile kernels, allocate memory
@@ -285,7 +285,7 @@ def _captions(networks: Networks) -> None:
     flops = _text_flops(networks)
     tokens = np.random.default_rng(0).integers(0, int(text.config.vocab_size), (8 * batch, 77), np.uint16)
     settings = EncoderSettings(dtype="bf16", batch_sizes={TEXT: batch})
-    encoder = Encoder(networks.vae(), settings, text_encoder=text, device=networks.device.type)
+    encoder = Encoder(networks.vae(), settings, text_encoder=text, device=str(networks.device))
     _begin_memory(networks)
     encoder.embed(tokens)
     rate = _two_at_once(lambda: encoder.embed(tokens), len(tokens), networks.seconds)

@@ -37,6 +37,7 @@ STEP = ("torch", "numpy", "safetensors", "transformers", "diffusers", "pydantic"
 """The packages of a training step, of the encoders and of the sampler."""
 RAY = (*STEP, "ray", "obstore", "PIL", "simplejpeg", "cv2")
 EXPORTER = ("prometheus_client", "pynvml")
+HOUR_S = 3600.0
 WORK = Path("build/first-hour")
 """The folder in which rows leave data for later ones."""
 
@@ -60,24 +61,24 @@ class Row:
 
 
 TRAIN = "scripts.bench.gpu_train --strategies"
-SWITCH_ROW = f"{TRAIN} fsdp --compile on --resolutions 256 --batch 64 --steps 20"
+SWITCH_ROW = f"{TRAIN} fsdp --compile on --resolutions 256 --largest 64 --steps 20"
 CHECK = "scripts.bench._gpu_checks"
 ROWS = (
     Row("train-256", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 256", compiler=True, kernels="sd2-256-fsdp"),
     Row(
         "train-512", "MFU 42 %", f"{TRAIN} fsdp --compile on --resolutions 512 --steps 20", compiler=True, kernels="sd2-512-fsdp",
     ),
-    Row("encode-256", "A10G 102 img/s", "scripts.bench.gpu_encode --sides 256 --seconds 4", compiler=True),
+    Row("encode-256", "A10G 102 img/s", "scripts.bench.gpu_encode --sides 256 --seconds 4", compiler=True, kernels="vae"),
     Row("encode-512", "", "scripts.bench.gpu_encode --sides 512 --seconds 4", compiler=True),
     *(
         Row(f"prx-{side}", "", f"{TRAIN} fsdp --compile on --model prx-1.2b --resolutions {side} --steps 20", compiler=True, kernels=f"prx-1.2b-{side}")
         for side in (256, 512)
     ),
-    Row("train-ddp", "", f"{TRAIN} ddp --compile on --resolutions 256", compiler=True, kernels="sd2-256-fsdp"),
+    Row("train-ddp", "", f"{TRAIN} ddp --compile on --resolutions 256", compiler=True, kernels="sd2-256-ddp"),
     Row("train-eager", "", f"{TRAIN} fsdp --compile off --resolutions 256"),
     Row(
         "checkpoint", "a stall below 1 s, the same losses",
-        f"{TRAIN} fsdp --compile off --resolutions 256 --batch 32 --checkpoint", memory_gb=48, disk_gb=30,
+        f"{TRAIN} fsdp --compile off --resolutions 256 --largest 32 --checkpoint", memory_gb=48, disk_gb=30,
     ),
     Row("latents", "below 5 %", "scripts.bench.gpu_encode --latents"),
     Row("generate", "", f"{CHECK} generate"),
@@ -91,7 +92,7 @@ ROWS = (
     *(Row(f"switch-{name}", "slower than switch-none", f"{SWITCH_ROW} --without {name}", compiler=True) for name in SWITCHES),
     Row(
         "accumulate", "as without",
-        f"{TRAIN} fsdp --compile on --resolutions 256 --batch 128 --micro-batches 4 --steps 10", compiler=True,
+        f"{TRAIN} fsdp --compile on --resolutions 256 --largest 128 --micro-batches 4 --steps 10", compiler=True,
     ),
     Row("pipeline", "ends well", f"scripts.demo --folder {WORK} --images 400", packages=RAY),
     Row("collocated", "latents as on the CPU", f"{CHECK} latents --images {WORK}/images", packages=RAY, gpus=2),
@@ -145,15 +146,20 @@ def main(arguments: Sequence[str]) -> int:
         machine = _look()
         print(*machine.lines, sep="\n")
         for row in rows:
+            can = f"can run, in at most {row.limit_s // 60} minutes"
             print(
-                f"{row.name}: {'cannot run, needs ' + ', '.join(lacking) if (lacking := machine.lacks(row)) else 'can run'}"
+                f"{row.name}: {'cannot run, needs ' + ', '.join(lacking) if (lacking := machine.lacks(row)) else can}"
             )
+        if not arguments:
+            print("no row begins after an hour; name those that are left")
         if arguments == ["check"]:
             return 0
-        results = Results(Path(os.environ.get("OUT", "build/gpu")), machine)
+        results, begun = Results(Path(os.environ.get("OUT", "build/gpu")), machine), time.monotonic()
         for row in rows:
             if lacking := machine.lacks(row):
                 results.add(row, reason=f"not run: needs {', '.join(lacking)}")
+            elif not arguments and time.monotonic() - begun > HOUR_S:
+                results.add(row, reason=f"not run: the hour is over; gpu_first_hour.sh {row.name}")
             else:
                 _measure(row, results)
     print(f"see {results.folder / 'gpu-results.md'}")
@@ -329,6 +335,13 @@ COLUMNS = (
 
 
 PREDICTED = json.loads(Path(__file__).with_name("predicted.json").read_text(encoding="utf-8"))
+UPDATE_BYTES = {
+    "sd2-256-fsdp": 866e6 * 40,
+    "sd2-512-fsdp": 866e6 * 40,
+    "prx-1.2b-256": 1.25e9 * 40,
+    "prx-1.2b-512": 1.25e9 * 40,
+}
+"""Bytes that AdamW and the average of the weights read and write, in the cases that share them out to workers."""
 SLOW = 1.3
 """Times longer than the shortest time at which a figure is marked."""
 
@@ -338,9 +351,12 @@ def _limit(figures: dict[str, Any]) -> str:
     gpu = gpu_by_product(figures["gpu"].partition(" × ")[2])
     case = next((row.kernels for row in ROWS if row.name == figures["row"]), "")
     most = PREDICTED.get(case, {}).get(gpu.name if gpu else "")
-    if not (most and figures.get("per_s")):
+    if not (gpu and most and figures.get("per_s")):
         return "-"
-    most *= figures.get("workers", 1)
+    most *= (workers := figures.get("workers", 1))
+    if case in UPDATE_BYTES:  # predicted for 32 workers, of which each updates its share
+        updates_s = (1 / workers - 1 / 32) * UPDATE_BYTES[case] / gpu.bytes_per_s
+        most /= 1 + updates_s * most / (workers * figures["batch"])
     times = most / figures["per_s"]
     return f"{most:,.1f}" + f", {times:.1f} times slower" * (times > SLOW)
 

@@ -5,8 +5,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit
 python=${PYTHON:-.venv/bin/python}
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python3
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || {
-    echo "gpu_first_hour: $python is missing or not 3.11 to 3.13; set PYTHON to one that has torch" >&2
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || {
+    echo "gpu_first_hour: $python is missing or not 3.11 to 3.14; set PYTHON to one that has torch" >&2
     exit 2
 }
 exec "$python" -m scripts.bench.gpu_first_hour "$@"

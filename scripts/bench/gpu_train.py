@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
         name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
         try:
-            figures = _measure(case, options.batch, gpus)
+            figures = _measure(case, options.batch, options.largest, gpus)
             hand_over(name, **figures)
             cells, measured = _cells(figures), True
         except SdpError as error:
@@ -112,6 +112,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compile", type=words, default=["off", "on"])
     parser.add_argument("--without", type=words, default=[""], help=f"nothing, or one of {', '.join(SWITCHES)}")
     parser.add_argument("--batch", type=int, help="per GPU (default: the largest power of two that fits)")
+    parser.add_argument("--largest", type=int, default=1 << 30, help="without --batch, the largest to begin with")
     parser.add_argument("--micro-batches", type=int, default=1, help="equal parts that a GPU cuts its batch into")
     parser.add_argument("--lora", type=int, help="train matrices of this rank instead of the U-Net")
     parser.add_argument("--workers", type=int, help="default: one per GPU")
@@ -139,9 +140,9 @@ def _gpus() -> list[str]:
     return [line for line in names.splitlines() if line]
 
 
-def _measure(case: dict[str, Any], batch: int | None, gpus: Sequence[str]) -> dict[str, Any]:
-    """Run a case at the largest batch that fits, or at the given one; return its figures."""
-    size = batch or (4 if case["tiny"] else _first_batch(case, gpus))
+def _measure(case: dict[str, Any], batch: int | None, largest: int, gpus: Sequence[str]) -> dict[str, Any]:
+    """Run a case at the largest batch that fits and is wanted, or at the given one; return its figures."""
+    size = batch or min(largest, 4 if case["tiny"] else _first_batch(case, gpus))
     while True:
         try:
             return run({**case, "batch": size})

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from scripts.bench import _cases
@@ -300,10 +301,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     class Same:
         """A reader that repeats one batch."""
 
-        rows = 10**9
-
-        def positions(self, _: Any) -> int:
-            return self.rows
+        plan = SimpleNamespace(rows=10**9, positions=lambda _: 10**9)
 
         def batches(self, *_: Any) -> Iterator[Any]:
             while True:

@@ -16,6 +16,7 @@ from scripts.bench._training import (
     environment,
     make_config,
     make_model,
+    make_trainer,
     operations,
     predicted,
     published_model,
@@ -24,9 +25,10 @@ from scripts.demo import __main__ as demo
 from sdp import config
 from sdp.families.classes import network_class
 from sdp.hardware import GPUS, TERA, Gpu
+from sdp.train.trainer import Callback, StepReport
 from sdp.train.world import World
 
-VAE_FLOPS = gpu_encode._vae_flops
+VAE_FLOPS, REAL = gpu_encode._vae_flops, gpu_encode._real
 
 
 class Reached(Exception):
@@ -52,9 +54,10 @@ def train(arguments: list[str], gpu: Gpu, folder: Path, _: pytest.MonkeyPatch) -
                 if memory.total > gpu.memory_bytes:  # the row says so
                     assert (options.model, first) == ("prx-1.2b", 1)
                 assert (first // parts).bit_count() == 1
-                final = make_config({**case, "batch": options.batch or first, "folder": str(folder)}, workers, source)
+                size = options.batch or min(options.largest, first)
+                final = make_config({**case, "batch": size, "folder": str(folder)}, workers, source)
                 assert final.data.batch_size * parts * workers == final.data.global_batch_size
-                assert predicted(final, workers, gpu, options.model).total > 0
+                assert predicted(final, workers, gpu, options.model).total <= max(memory.total, gpu.memory_bytes)
             allocator = environment(case).get("PYTORCH_CUDA_ALLOC_CONF")
             assert (allocator is None) == (case["without"] == "segments")
 
@@ -62,7 +65,7 @@ def train(arguments: list[str], gpu: Gpu, folder: Path, _: pytest.MonkeyPatch) -
 @cache
 def vae_flops(side: int) -> float:
     """Count the full network's operations, on tensors without memory."""
-    vae, text = gpu_encode._real()
+    vae, text = REAL()
 
     def on_meta() -> Any:
         with torch.device("meta"):
@@ -80,6 +83,17 @@ def encode(arguments: list[str], gpu: Gpu, _: Path, patch: pytest.MonkeyPatch) -
         assert gpu_encode._share(networks, gpu.peak_flops / 2) == "50.0%"
         return ["", f"{case.batch}", "1.0", "", "", "", "-"]
 
+    def encoder(*_: Any, device: str, **__: Any) -> Callable[[Any], None]:
+        if device != "cpu":
+            raise Reached(device)
+        return lambda _: None
+
+    patch.setattr(torch.cuda, "set_device", lambda _: None)
+    patch.setattr(gpu_encode, "_real", lambda: (lambda: None, lambda: None))
+    with patch.context() as check:
+        check.setattr(gpu_encode, "Encoder", encoder)
+        with pytest.raises(Reached, match="cuda:0"):  # CUDA takes no device without its number
+            gpu_encode.main(arguments)
     patch.setattr(gpu_encode, "_check", lambda _: True)  # on the CPU, in full size
     patch.setattr(gpu_encode, "_vae_flops", lambda _, side: vae_flops(side))
     patch.setattr(gpu_encode, "_images_row", row)
@@ -162,6 +176,49 @@ def test_batches_of_noise_fit_the_network_that_a_row_trains(name: str) -> None:
     latents, times = batch.latents.float().to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
     assert family.predict(denoiser, latents, times, text.float().to("meta")).shape == batch.latents.shape
     assert operations(name, 512) > operations(name, 256) > 1e11
+
+
+def test_steps_of_a_row_are_trained_on_its_noise(tmp_path: Path) -> None:
+    words = ["--tiny", "--strategies", "ddp", "--compile", "off"]
+    case = next(gpu_train.cases(gpu_train._arguments(words), 1)) | {"batch": 2, "folder": str(tmp_path)}
+
+    class Watch(Callback):
+        def on_step(self, _: Any, report: StepReport) -> None:
+            if report.step == 2:
+                raise Reached
+
+    trainer = make_trainer(case, make_model(tmp_path / "model", tiny=True), World(), [Watch()])
+    with pytest.raises(Reached):
+        trainer.train()
+
+
+def test_one_gpu_updates_all_weights_where_the_prediction_shares_them_out() -> None:
+    figures = {"row": "train-256", "gpu": "1 × NVIDIA A100-SXM4-80GB", "batch": 64, "per_s": 300.0, "workers": 1}
+    step_s = 64 / gpu_first_hour.PREDICTED["sd2-256-fsdp"]["A100-80G"] + 31 / 32 * 866e6 * 40 / 2.039e12
+    assert gpu_first_hour._limit(figures) == f"{64 / step_s:.1f}"
+    assert gpu_first_hour._limit(figures | {"per_s": 200.0}) == f"{64 / step_s:.1f}, 1.9 times slower"
+
+
+def test_no_row_begins_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, begun = [0.0], list[str]()
+
+    def measure(row: gpu_first_hour.Row, _: object) -> None:
+        begun.append(row.name)
+        clock[0] += 500
+
+    monkeypatch.setattr(gpu_first_hour.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gpu_first_hour.Machine, "lacks", lambda *_: [])
+    monkeypatch.setattr(gpu_first_hour, "_measure", measure)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert gpu_first_hour.main([]) == 0
+    assert begun == [row.name for row in gpu_first_hour.ROWS[:8]]
+    assert "train-256: can run, in at most 9 minutes" in capsys.readouterr().out
+    left = gpu_first_hour.ROWS[8].name
+    assert f"not run: the hour is over; gpu_first_hour.sh {left}" in (tmp_path / "gpu-results.md").read_text()
+    assert gpu_first_hour.main([left]) == 0
+    assert begun[8:] == [left]
 
 
 def test_a_row_of_training_runs_one_process_a_gpu_in_its_time() -> None:
