@@ -248,8 +248,8 @@ def test_nccl_uses_the_gpu_of_a_worker_s_rank(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_figure_that_the_kernels_of_a_row_do_not_explain_is_marked() -> None:
-    most = gpu_first_hour.PREDICTED["sd2-256-fsdp"]["A100-80G"]
-    figures = {"row": "train-256", "gpu": "8 × NVIDIA A100-SXM4-80GB"}
+    most = gpu_first_hour.PREDICTED["sd2-256-ddp"]["A100-80G"]
+    figures = {"row": "train-ddp", "gpu": "8 × NVIDIA A100-SXM4-80GB"}
     assert gpu_first_hour._limit({**figures, "workers": 8, "per_s": most}) == f"{8 * most:,.1f}, 8.0 times slower"
     assert gpu_first_hour._limit({**figures, "per_s": most / 2}) == f"{most:,.1f}, 2.0 times slower"
     assert gpu_first_hour._limit({**figures, "per_s": most / 1.2}) == f"{most:,.1f}"
