@@ -90,7 +90,7 @@ def test_weights_that_belong_to_another_configuration_are_refused(clip: Path, tm
     copy = shutil.copytree(clip, tmp_path / "copy")
     text = (copy / "config.json").read_text()
     (copy / "config.json").write_text(text.replace('"projection_dim": 12', '"projection_dim": 14'))
-    with pytest.raises(ModelError, match=r"mismatched|cannot be loaded"):
+    with pytest.raises(ModelError, match=r"2 weights are of other shapes"):
         load_network(find(copy), CPU)
 
 
