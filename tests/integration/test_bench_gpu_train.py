@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench.gpu_train import main
 from tests.programs import ended
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,12 @@ def test_both_strategies_are_measured_over_several_workers() -> None:
         assert float(row[5]) > 0
         assert abs(float(row[6]) - float(row[5]) / 2) < 0.11
         assert row[7] == "-"  # no peak is known for a CPU
+
+
+def test_a_batch_that_was_asked_for_and_does_not_fit_is_not_halved(capsys: pytest.CaptureFixture[str]) -> None:
+    case = "--tiny --workers 1 --strategies ddp --compile off --batch 4 --warm 1 --steps 2 --room 2"
+    assert main(case.split()) == 1
+    assert "data.batch_size: 4 samples do not fit" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
