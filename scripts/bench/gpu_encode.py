@@ -154,7 +154,7 @@ def _check(networks: Networks) -> bool:
     chunk = _chunk(64, 24)
     settings = {"seed": 5, "batch_sizes": {64: 5, TEXT: 5}}
     exact = Encoder(networks.vae(), EncoderSettings(dtype="fp32", **settings), device="cpu")(chunk)
-    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=str(networks.device))
+    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings))
     wanted = exact.latents[64][0].values.astype(np.float32)
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(tested, [chunk] * 6, timeout=DEADLINE_S))
@@ -219,7 +219,7 @@ def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
         batch_sizes={case.side: case.batch, TEXT: 64},
     )
     torch.compiler.reset()  # otherwise it keeps the networks of earlier cases in memory
-    encoder = Encoder(networks.vae(), settings, device=str(networks.device))
+    encoder = Encoder(networks.vae(), settings)
     chunk = _chunk(case.side, 4 * case.batch)
     _begin_memory(networks)
     encoder(chunk)  # warm-up: choose and compile kernels, allocate memory
@@ -285,7 +285,7 @@ def _captions(networks: Networks) -> None:
     flops = _text_flops(networks)
     tokens = np.random.default_rng(0).integers(0, int(text.config.vocab_size), (8 * batch, 77), np.uint16)
     settings = EncoderSettings(dtype="bf16", batch_sizes={TEXT: batch})
-    encoder = Encoder(networks.vae(), settings, text_encoder=text, device=str(networks.device))
+    encoder = Encoder(networks.vae(), settings, text_encoder=text)
     _begin_memory(networks)
     encoder.embed(tokens)
     rate = _two_at_once(lambda: encoder.embed(tokens), len(tokens), networks.seconds)

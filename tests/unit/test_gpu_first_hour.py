@@ -23,6 +23,7 @@ from scripts.bench._training import (
 )
 from scripts.demo import __main__ as demo
 from sdp import config
+from sdp.encode.encoder import Encoder
 from sdp.families.classes import network_class
 from sdp.hardware import GPUS, TERA, Gpu
 from sdp.train.trainer import Callback, StepReport
@@ -39,7 +40,8 @@ def reached(*call: Any, **_: Any) -> Any:
     raise Reached(*call)
 
 
-def train(arguments: list[str], gpu: Gpu, folder: Path, _: pytest.MonkeyPatch) -> None:
+def train(arguments: list[str], gpu: Gpu, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gpu_train, "run", lambda case: case)
     options = gpu_train._arguments(arguments)
     source = str(make_model(folder / "model", tiny=False, name=options.model).source)
     for workers in (1, 8):
@@ -54,8 +56,8 @@ def train(arguments: list[str], gpu: Gpu, folder: Path, _: pytest.MonkeyPatch) -
                 if memory.total > gpu.memory_bytes:  # the row says so
                     assert (options.model, first) == ("prx-1.2b", 1)
                 assert (first // parts).bit_count() == 1
-                size = options.batch or min(options.largest, first)
-                final = make_config({**case, "batch": size, "folder": str(folder)}, workers, source)
+                chosen = gpu_train._measure(case, options.batch, options.largest, [product])
+                final = make_config({**chosen, "folder": str(folder)}, workers, source)
                 assert final.data.batch_size * parts * workers == final.data.global_batch_size
                 assert predicted(final, workers, gpu, options.model).total <= max(memory.total, gpu.memory_bytes)
             allocator = environment(case).get("PYTORCH_CUDA_ALLOC_CONF")
@@ -83,17 +85,17 @@ def encode(arguments: list[str], gpu: Gpu, _: Path, patch: pytest.MonkeyPatch) -
         assert gpu_encode._share(networks, gpu.peak_flops / 2) == "50.0%"
         return ["", f"{case.batch}", "1.0", "", "", "", "-"]
 
-    def encoder(*_: Any, device: str, **__: Any) -> Callable[[Any], None]:
-        if device != "cpu":
-            raise Reached(device)
-        return lambda _: None
+    def encoder(*networks: Any, device: str | None = None, **how: Any) -> Callable[[Any], Any]:
+        return (lambda _: None) if device == "cpu" else Encoder(*networks, device=device, **how)
 
     patch.setattr(torch.cuda, "set_device", lambda _: None)
     patch.setattr(gpu_encode, "_real", lambda: (lambda: None, lambda: None))
     with patch.context() as check:
         check.setattr(gpu_encode, "Encoder", encoder)
-        with pytest.raises(Reached, match="cuda:0"):  # CUDA takes no device without its number
+        check.setattr(torch.cuda, "Stream", reached)
+        with pytest.raises(Reached) as error:
             gpu_encode.main(arguments)
+        assert error.value.args == (torch.device("cuda", 0),)  # CUDA takes no device without its number
     patch.setattr(gpu_encode, "_check", lambda _: True)  # on the CPU, in full size
     patch.setattr(gpu_encode, "_vae_flops", lambda _, side: vae_flops(side))
     patch.setattr(gpu_encode, "_images_row", row)
@@ -194,7 +196,7 @@ def test_steps_of_a_row_are_trained_on_its_noise(tmp_path: Path) -> None:
 
 def test_one_gpu_updates_all_weights_where_the_prediction_shares_them_out() -> None:
     figures = {"row": "train-256", "gpu": "1 × NVIDIA A100-SXM4-80GB", "batch": 64, "per_s": 300.0, "workers": 1}
-    step_s = 64 / gpu_first_hour.PREDICTED["sd2-256-fsdp"]["A100-80G"] + 31 / 32 * 866e6 * 40 / 2.039e12
+    step_s = 64 / gpu_first_hour.PREDICTED["sd2-256-fsdp"]["A100-80G"] + 31 / 32 * 865.9e6 * 40 / 2.039e12
     assert gpu_first_hour._limit(figures) == f"{64 / step_s:.1f}"
     assert gpu_first_hour._limit(figures | {"per_s": 200.0}) == f"{64 / step_s:.1f}, 1.9 times slower"
 
