@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench._cases import FIGURES, sized
-from scripts.bench._training import SWITCHES
+from scripts.bench._training import MODELS, SWITCHES, known_model
 from sdp.hardware import DRIVERS, GIB, gpu_by_product
 
 STEP = ("torch", "numpy", "safetensors", "transformers", "diffusers", "pydantic", "pyarrow", "pyroaring")
@@ -335,13 +335,8 @@ COLUMNS = (
 
 
 PREDICTED = json.loads(Path(__file__).with_name("predicted.json").read_text(encoding="utf-8"))
-UPDATE_BYTES = {
-    "sd2-256-fsdp": 866e6 * 40,
-    "sd2-512-fsdp": 866e6 * 40,
-    "prx-1.2b-256": 1.25e9 * 40,
-    "prx-1.2b-512": 1.25e9 * 40,
-}
-"""Bytes that AdamW and the average of the weights read and write, in the cases that share them out to workers."""
+UPDATE_BYTES = 40
+"""Bytes that AdamW and the average read and write for each weight, all in fp32."""
 SLOW = 1.3
 """Times longer than the shortest time at which a figure is marked."""
 
@@ -349,14 +344,17 @@ SLOW = 1.3
 def _limit(figures: dict[str, Any]) -> str:
     """Return the img/s that the kernels of a row allow on its GPU."""
     gpu = gpu_by_product(figures["gpu"].partition(" × ")[2])
-    case = next((row.kernels for row in ROWS if row.name == figures["row"]), "")
-    most = PREDICTED.get(case, {}).get(gpu.name if gpu else "")
-    if not (gpu and most and figures.get("per_s")):
+    row = next((row for row in ROWS if row.name == figures["row"]), None)
+    if not (gpu and row and figures.get("per_s") and gpu.name in PREDICTED.get(row.kernels, {})):
         return "-"
-    most *= (workers := figures.get("workers", 1))
-    if case in UPDATE_BYTES:  # predicted for 32 workers, of which each updates its share
-        updates_s = (1 / workers - 1 / 32) * UPDATE_BYTES[case] / gpu.bytes_per_s
-        most /= 1 + updates_s * most / (workers * figures["batch"])
+    workers = figures.get("workers", 1)
+    most = workers * PREDICTED[row.kernels][gpu.name]
+    if " fsdp " in row.command:  # predicted for workers that update a share of the weights each
+        from scripts.bench._fake_gpu import WORKERS
+
+        model = next(name for name in MODELS if row.kernels.startswith(f"{name}-"))
+        updated = known_model(model).parameters["unet"] * (1 / workers - 1 / WORKERS)
+        most /= 1 + updated * UPDATE_BYTES / gpu.bytes_per_s * most / (workers * figures["batch"])
     times = most / figures["per_s"]
     return f"{most:,.1f}" + f", {times:.1f} times slower" * (times > SLOW)
 
