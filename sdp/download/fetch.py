@@ -134,7 +134,7 @@ class Fetcher(Generic[Token]):
         """The error that has stopped fetching for good, if any."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Others may still wake a closed fetcher, as when they release its images, and the number may be another file's.
-        weakref.finalize(self, os.close, self._wake_fd)
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._watched: dict[int, Any] = {}
