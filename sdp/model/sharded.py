@@ -173,8 +173,9 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     for file, size in index.file_sizes().items():  # before their tensors get memory
         if sizes.get(file, 0) < size:
             raise DamagedCheckpoint(f"{storage.uri_of(file)}: {'too short' if file in sizes else 'missing'}")
-    kinds = {name: _dtype(storage, tensor.dtype) for name, tensor in index.tensors.items()}
-    tensors = {name: torch.empty(tensor.size, dtype=kinds[name]) for name, tensor in index.tensors.items()}
+    tensors = {
+        name: torch.empty(tensor.size, dtype=_dtype(storage, tensor.dtype)) for name, tensor in index.tensors.items()
+    }
     _read(storage, index, tensors)
     return tensors
 
