@@ -30,7 +30,7 @@ ENDS = ["--set", "source.uri=in", "--set", "output.uri=out"]
 
 def command_with(run: object) -> Sequence[Command]:
     assert callable(run)
-    return [Command("go", LOOK, "Does it.", lambda parser: None, lambda arguments: run())]  # noqa: ARG005
+    return [Command("go", LOOK, "Does it.", lambda _: None, lambda _: run())]
 
 
 def test_help_names_every_command_with_a_sentence_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
