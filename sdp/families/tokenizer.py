@@ -48,7 +48,7 @@ def load_clip_tokenizer(folder: Path) -> "Tokenizer":
 def refuse_large(folder: Path) -> None:
     """Raise ModelError if a tokenizer's file is too large to be one, since the libraries would read it for minutes."""
     for file in folder.iterdir():
-        if file.suffix in (".json", ".txt") and (size := file.stat().st_size) > _LARGEST:
+        if file.suffix in (".json", ".txt") and file.exists() and (size := file.stat().st_size) > _LARGEST:
             raise ModelError(f"{file}: has {size:,} bytes, too many for a tokenizer's; restore it")
 
 
