@@ -239,7 +239,7 @@ class Trainer:
         device, forms = self.world.device, self.reader.forms
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for number, form in enumerate(forms, 1):
-                for callback in self.callbacks:
+                for callback in reversed(self.callbacks):  # what announces comes last
                     callback.on_compile(self, f"compiling for batches of shape {number} of {len(forms)}")
                 blank = self.reader.blank(form, self.batch_size).to(device)
                 parts = {len(part): part for part in blank.split(self.config.data.batch_size)}

@@ -15,6 +15,7 @@ from sdp.families import prx
 from sdp.process.job import run as process
 from sdp.train import assemble
 from sdp.train.callbacks import watchdog
+from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.strategies import compile_blocks
 from sdp.train.trainer import Callback, StepReport, Trainer
@@ -134,6 +135,16 @@ def test_no_graph_is_compiled_at_a_step_and_training_is_as_without(
     assert set(count.steps) == {compiler.graphs}
     watch, more = Watch(), {**more, "strategy__compile": False}
     assert digest(train(settings(root, tmp_path / "plain", more), callbacks=[watch]), watch) == ahead
+
+
+def test_what_measures_the_validation_loss_is_compiled_ahead_as_well(
+    root: Path, tmp_path: Path, compiler: Compiler
+) -> None:
+    how = settings(root, tmp_path, {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__rows": 11})
+    count, validation = Count(compiler), MeasureValidationLoss(how)
+    train(how, callbacks=[count, validation])
+    assert set(count.steps) == {compiler.graphs}
+    assert compiler.graphs > 2
 
 
 def test_random_numbers_of_torch_and_the_trainers_state_stay(

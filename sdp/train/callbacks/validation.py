@@ -21,6 +21,7 @@ class MeasureValidationLoss(Callback):
 
     config: TrainConfig
     _batch: Batch | None = None
+    _is_compiled: bool = False
 
     def on_start(self, trainer: Trainer) -> None:
         settings = self.config.evaluate
@@ -29,17 +30,23 @@ class MeasureValidationLoss(Callback):
             latents, weigh, settings.rows, trainer.world, self.config.data.batch_size, trainer.reader.space
         )
 
+    def on_compile(self, trainer: Trainer, progress: str) -> None:  # noqa: ARG002
+        if self._batch is not None and not self._is_compiled:
+            self._measure(trainer, self._batch)  # without gradients, graphs are others than a step's
+            self._is_compiled = True
+
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        settings = self.config.evaluate
-        if settings.every_steps is None or self._batch is None:
-            return
-        if not is_due(self.config, trainer.state, settings.every_steps):
-            return
-        trainer.gauges["validation"] = measure(
+        every = self.config.evaluate.every_steps
+        if self._batch is not None and every is not None and is_due(self.config, trainer.state, every):
+            trainer.gauges["validation"] = self._measure(trainer, self._batch)
+            trainer.gauges["validation_step"] = report.step
+
+    def _measure(self, trainer: Trainer, batch: Batch) -> dict[str, float]:
+        losses = measure(
             trainer.networks,
             trainer.objective,
             trainer.conditioning,
-            self._batch,
+            batch,
             batch_size=self.config.data.batch_size,
             world=trainer.world,
             forward=trainer.strategy.forward,
@@ -47,4 +54,4 @@ class MeasureValidationLoss(Callback):
         for module in trainer.networks.modules():  # without a backward pass, fsdp keeps the gathered weights
             if isinstance(module, FSDPModule):
                 module.reshard()
-        trainer.gauges["validation_step"] = report.step
+        return losses
