@@ -65,7 +65,7 @@ class PictureFolder:
         if self.sources:
             parts.append(f"captions from {_listed(self.sources, '{} ({:,})')}")
         if without:
-            parts.append(f"without caption {without:,}, left out by process; --caption-with describes pictures")
+            parts.append(f"without caption {without:,}, left out by process unless --caption-with describes them")
         ends = [f"left out: {_listed(self.left_out)}"] if self.left_out else []
         ends += [f"{counted(self.several, 'caption')} of several lines, of which each picture takes one"] * (
             self.several > 0

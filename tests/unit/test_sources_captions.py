@@ -39,8 +39,8 @@ def test_a_folder_is_described_in_one_line_that_leaves_out_nothing(tmp_path: Pat
     )
     write(tmp_path, {"metadata.jsonl": "\n".join(map(json.dumps, lines)), "prices.csv": "cents,euro\n1,2\n"})
     assert str(gather(str(tmp_path))) == (
-        "4 pictures, captions from metadata.jsonl (2), .txt (1), without caption 1, left out by process; "
-        "--caption-with describes pictures; left out: .csv 1, .heic 1, notes 1; "
+        "4 pictures, captions from metadata.jsonl (2), .txt (1), without caption 1, left out by process "
+        "unless --caption-with describes them; left out: .csv 1, .heic 1, notes 1; "
         "1 caption of pictures that are not there, such as gone.jpg"
     )
 
