@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from scripts.bench import kernels
-from scripts.bench._fake_gpu import PLAIN, Graphs, fakes
+from scripts.bench._fake_gpu import PLAIN, Graphs, fakes, report_of
 from sdp.train.strategies import LARGER_KERNELS
 
 
@@ -91,6 +91,11 @@ if __name__ == "__main__":
     judge("planar")
     judge("broken", Broken, "partitioned")
     judge("dynamic", backend="partitioned", dynamic=True)
+    for kind in ("ddp", "fsdp"):
+        step = {**PLAIN, "tiny": True, "resolution": 64, "batch": 4, "kind": kind, "compile": "partitioned"}
+        graphs = report_of(step)["graphs"]
+        known = {"faults": kernels.faults_of(graphs, []), "graphs": graphs["count"]}
+        print(json.dumps({"name": f"a step with {kind}", **known}), flush=True)
     source = ASTSource(hoard, {"start": "*fp32"})
     spilled, _ = kernels._resources(triton.compile(source, GPUTarget("cuda", 86, 32), {"num_warps": 1}))
     print(json.dumps({"name": "hoard", "spilled": spilled}))

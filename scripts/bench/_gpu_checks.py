@@ -100,10 +100,10 @@ def checkpoint(options: argparse.Namespace) -> dict[str, Any]:
         while job.poll() is None:
             most |= Counter(line.strip() for line in _nvidia_smi("compute-apps=gpu_uuid"))
             time.sleep(0.5)
-    result = (
-        f"exit code {job.returncode}, at most {max(most.values(), default=0)} process on a GPU, {len(most)} GPUs used"
-    )
-    return _result(result, good=job.returncode == 0 and max(most.values(), default=0) == 1)
+    if not most:  # in a container of its own process namespace, or under a driver that does not say
+        return _result(f"exit code {job.returncode}; nvidia-smi lists no processes here", good=job.returncode == 0)
+    result = f"exit code {job.returncode}, at most {max(most.values())} process on a GPU, {len(most)} GPUs used"
+    return _result(result, good=job.returncode == 0 and max(most.values()) == 1)
 
 
 def exporter(_: argparse.Namespace) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Prx(Family):
         part = flow_times(times)  # the network multiplies by 1000 itself
         if kept is not None:
             denoiser = _skipping(denoiser, kept)
+        # A mask rules out flash attention, whose gain would be small: attention is a few percent of a step.
         predicted: Tensor = denoiser(
             latents, part.expand(len(latents)), text, attention_mask=(text != 0).any(2), return_dict=False
         )[0]

@@ -61,6 +61,13 @@ def test_slow_code_is_a_fault(verdicts: dict[str, Any], name: str, expected: str
     assert any(expected in fault for fault in verdicts[name]["faults"])
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_whole_step_is_compiled_without_a_break(verdicts: dict[str, Any], kind: str) -> None:
+    step = verdicts[f"a step with {kind}"]
+    assert step["faults"] == []
+    assert step["graphs"] > 4
+
+
 def test_the_backward_pass_of_a_norm_moves_less_in_large_kernels(verdicts: dict[str, Any]) -> None:
     small, large = (
         sum(moved for _, moved, _, calls in verdicts[f"{size} kernels"]["work"] if calls) for size in ("small", "large")

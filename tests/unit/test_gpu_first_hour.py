@@ -1,10 +1,12 @@
 """The rows of the first hour up to their first CUDA call, by their own arguments, for every GPU of the catalogue."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -120,6 +122,17 @@ def check(arguments: list[str], _: Gpu, __: Path, patch: pytest.MonkeyPatch) -> 
         (command,) = error.value.args
         settings = [word for word in command if "=" in word]
         assert config.load("train", None, settings).scaling.num_workers == 2
+
+
+def test_a_driver_that_lists_no_processes_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for listed, reason in (([], False), (["GPU-1"], False), (["GPU-1", "GPU-1"], True)):
+        job = MagicMock(returncode=0, **{"poll.side_effect": [None, 0]})
+        job.__enter__.return_value = job
+        monkeypatch.setattr("subprocess.Popen", lambda _, job=job: job)
+        monkeypatch.setattr(_gpu_checks, "_nvidia_smi", lambda _, listed=listed: listed)
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        options = Namespace(latents="latents", work="work")
+        assert ("reason" in _gpu_checks.checkpoint(options)) is reason
 
 
 def run_demo(arguments: list[str], _: Gpu, __: Path, patch: pytest.MonkeyPatch) -> None:
