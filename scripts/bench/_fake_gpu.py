@@ -37,6 +37,7 @@ PLAIN = {
     "activation_checkpointing": False,
     "train_text_encoder": False,
     "lora": None,
+    "tokens": None,
 }
 """A case. `compile`: None, "eager" (graphs are found), "partitioned" (and split as Inductor does) or "kernels" (and compiled)."""
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")

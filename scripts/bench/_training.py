@@ -188,7 +188,7 @@ def _conditioning(config: Any, networks: Any, world: Any) -> Any:
 
     if config.objective.prediction == "flow":
         *_, text = networks.family.flops_inputs(networks.denoiser, 8)
-        empty = torch.zeros(text.shape[1:], device=world.device, dtype=torch.bfloat16)
+        empty = torch.zeros(1024, text.shape[2], device=world.device, dtype=torch.bfloat16)  # cut to a batch's text
         return Conditioning(empty, lambda ids: ids)
     if config.model.train_text_encoder:
         return Conditioning(torch.zeros(77, device=world.device, dtype=torch.int64), lambda ids: ids)
@@ -220,7 +220,8 @@ class _Noise:
             ids = torch.randint(0, 500, (size, 77), generator=generator).to(torch.uint16)
             text = {"token_ids": pinned(ids)}
         else:
-            text = {"text": pinned(torch.ones(size, *states.shape[1:], dtype=torch.float16))}
+            tokens = case.get("tokens") or states.shape[1]
+            text = {"text": pinned(torch.ones(size, tokens, states.shape[2], dtype=torch.float16))}
         self._batches = [
             Batch(
                 torch.arange(size) + number * size,

@@ -176,8 +176,9 @@ def _memory_faults(case: dict[str, Any], report: dict[str, Any]) -> list[str]:
     if "encoder" in case or case["tiny"] or case["lora"] or case["activation_checkpointing"]:
         return []  # or what is kept is a part of what the plan counts
     form = case["kind"] + ("+compiled" if case["compile"] else "")
-    known = reference()[known_model(case["model"]).memory].get(form, {})
-    if str(case["resolution"]) not in known:
+    memory = reference()[known_model(case["model"]).memory]
+    known = memory.get(form, {})
+    if str(case["resolution"]) not in known or memory.get("tokens") != case["tokens"]:
         return []
     kept, expected = sum(report["kept"].values()), known["fixed"] + case["batch"] * known[str(case["resolution"])]
     if abs(kept - expected) <= 0.02 * expected:
