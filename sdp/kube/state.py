@@ -143,8 +143,9 @@ def _trouble(status: Mapping[str, Any]) -> str:
     """Return the problem that a RayCluster reports, in one line."""
     for kind, bad in (("ReplicaFailure", "True"), ("HeadPodReady", "False")):
         if condition := _condition(status, kind, bad):
-            words = one_line(condition.get("message") or "")
-            return f"{condition.get('reason', kind)}: {words}" if words else str(condition.get("reason", kind))
+            reason = str(condition.get("reason", kind))
+            words = one_line(condition.get("message") or "").removeprefix(f"{reason} ")  # KubeRay repeats it
+            return f"{reason}: {words}" if words else reason
     return one_line(status.get("reason") or "")
 
 

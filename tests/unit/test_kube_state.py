@@ -105,7 +105,8 @@ def test_a_cluster_reports_its_progress_and_its_problem() -> None:
     ready = {"state": "ready", "readyWorkerReplicas": 3, "desiredWorkerReplicas": 4, "head": {"podName": "h"}}
     state = cluster_state({"metadata": about, "status": ready})
     assert (state.state, state.workers, state.wanted, state.head, state.message) == ("ready", 3, 4, "h", "")
-    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    repeated = "FailedCreate exceeded quota"
+    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": repeated}
     fine = {"type": "HeadPodReady", "status": "True", "reason": "Running", "message": ""}
     stuck = cluster_state({"metadata": about, "status": {"conditions": [fine, failing]}})
     assert (stuck.state, stuck.message) == ("starting", "FailedCreate: exceeded quota")
