@@ -160,7 +160,7 @@ def open_parquet(
         raise DatasetError(f"{uri}: column {lists[0]} has lists of text in a delta encoding; write the file in another")
     repeating = [leaves[at][0] for at in texts if at not in differing]
     checked = check_pages(uri, source, footer, groups, chosen, differing)
-    if differing and any(map(pa.types.is_dictionary, footer.schema.to_arrow_schema().types)):
+    if differing:
         footer = _without_arrow_types(footer)
     return pq.ParquetFile(checked, metadata=footer, read_dictionary=repeating, **how)
 

@@ -78,6 +78,15 @@ def test_text_is_text_in_whatever_type_and_encoding(tmp_path: Path, kind: pa.Dat
     assert [(outcome.row, outcome.reason) for outcome in refused] == [(2, "bad_url"), (3, "bad_url")]
 
 
+def test_text_within_a_struct_is_read_in_a_delta_encoding(tmp_path: Path) -> None:
+    note = pa.StructArray.from_arrays([pa.array(["one", "two"]).dictionary_encode()], ["text"])
+    table = pa.table({"url": ["http://a.org/1", "http://a.org/2"], "caption": ["a cat", "a dog"], "note": note})
+    encoding: Any = {"note.text": "DELTA_BYTE_ARRAY"}
+    pq.write_table(table, tmp_path / "in.parquet", use_dictionary=False, column_encoding=encoding)
+    part, _ = part_of(tmp_path / "in.parquet", "note")
+    assert part["note"].to_pylist() == [{"text": "one"}, {"text": "two"}]
+
+
 def test_a_cell_that_a_tiny_file_repeats_is_cut_and_a_row_that_would_carry_it_fails(tmp_path: Path) -> None:
     columns = {"url": [0, *[1] * 148, 2], "caption": [0] * 150, "note": [1, *[0] * 148, None]}
     path = repeat_text(tmp_path / "in.parquet", ["x" * 10_000_000, "http://a.org/1", "http://a.org/2"], **columns)
