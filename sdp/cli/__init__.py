@@ -154,6 +154,9 @@ def _end_late() -> None:
     _unwinding.wait()
     threading.main_thread().join(_UNWIND_S)
     number = signal.Signals[signals[-1]]
+    last = threading.Timer(3 * _UNWIND_S, os._exit, [128 + number])  # whatever a cleanup waits for
+    last.daemon = True
+    last.start()
     if not _unwound.is_set():
         _end_at_once(number)
     elif threading.main_thread().is_alive():  # it joins threads
@@ -174,12 +177,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # `_watch` is ending the process: do not go on without a lease
+    _unwinding.set()
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             # An exception inside an import makes compiled modules abort, or raise another one.
             _end_at_once(number)
         frame = frame.f_back
-    _unwinding.set()
     raise KeyboardInterrupt(name)
 
 

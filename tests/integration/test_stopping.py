@@ -88,6 +88,30 @@ sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
 
 
+@pytest.mark.parametrize("action", ["import compiled", "threading.Event().wait()"])
+def test_a_cleanup_that_waits_for_ever_does_not_keep_a_stopped_command(tmp_path: Path, action: str) -> None:
+    (tmp_path / "compiled.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    code = f"""
+import os, signal, sys, threading
+from sdp import cli, leaving
+from sdp.cli.command import LOOK, Command
+
+def run(_):
+    leaving.cleanups.append(threading.Event().wait)
+    threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    try:
+        {action}
+    finally:
+        threading.Event().wait()
+
+cli._UNWIND_S = 0.3
+sys.argv = ["sdp", "look"]
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    assert ended([sys.executable, "-c", code], env=environment, timeout=30).returncode == 143
+
+
 COMMAND = """
 import ctypes, os, signal, sys
 from sdp import cli
