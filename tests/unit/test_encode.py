@@ -18,6 +18,13 @@ from sdp.errors import OutOfMemory
 from sdp.runners.stages import Occupancy
 from tests.process_kit import make_text_encoder, make_vae
 
+
+@pytest.fixture(autouse=True)
+def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encode as in a process that does not train, which training in this one would have changed."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
 SCALE = 0.18215
 
 torch.set_num_threads(1)  # these networks are too small to be shared out
