@@ -41,7 +41,7 @@ def test_each_time_out_is_as_listed_and_longer_than_those_inside_it(monkeypatch:
     assert limits("online") == (first, first)
     expected = [
         retry._ATTEMPT_S, watchdog._SAVE_S + watchdog._RECORD_S, group._AFTER_WATCHDOG_S, launch._BEGIN_S,
-        StorageOptions().timeout_s, then, DEFAULT_WORKER_HEALTH_CHECK_TIMEOUT_S, desk._SLOWEST_S, first,
+        StorageOptions().timeout_s, 480, then, DEFAULT_WORKER_HEALTH_CHECK_TIMEOUT_S, desk._SLOWEST_S, first,
         float(cluster._SETTINGS["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"]), made["timeout"].total_seconds(),
     ]  # fmt: skip
     _, _, table = PAGE.read_text().partition("### Time-outs")
