@@ -88,6 +88,9 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+MEASURED: dict[str, Any] = {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__rows": 11}
+
+
 def settings(root: Path, folder: Path, more: dict[str, Any]) -> Any:
     uri = str(root / more.get("source__uri", "latents"))
     usual = {"model__source": str(root / "model"), "strategy__compile": True, "max_steps": 8, **more}
@@ -109,7 +112,8 @@ def worker(world: World, root: Path, folder: Path, kind: str, compiles: bool) ->
     with pytest.MonkeyPatch.context() as patch:
         use(compiler, patch)
         patch.setattr(prx, "_STEP", 16)
-        trainer = train(settings(root, folder, {**CASES["captions"][1], **more}), world, [watch, count])
+        how = settings(root, folder, {**CASES["captions"][1], **MEASURED, **more})
+        trainer = train(how, world, [watch, count, MeasureValidationLoss(how)])
     return digest(trainer, watch), set(count.steps)
 
 
@@ -140,7 +144,7 @@ def test_no_graph_is_compiled_at_a_step_and_training_is_as_without(
 def test_what_measures_the_validation_loss_is_compiled_ahead_as_well(
     root: Path, tmp_path: Path, compiler: Compiler
 ) -> None:
-    how = settings(root, tmp_path, {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__rows": 11})
+    how = settings(root, tmp_path, MEASURED)
     count, validation = Count(compiler), MeasureValidationLoss(how)
     train(how, callbacks=[count, validation])
     assert set(count.steps) == {compiler.graphs}
