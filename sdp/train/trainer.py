@@ -85,6 +85,9 @@ class Callback:
     def on_compile(self, trainer: "Trainer", progress: str) -> None:
         """Run before the first step, each time before a form of micro-batches is compiled."""
 
+    def on_compiled(self, trainer: "Trainer") -> None:
+        """Run once all forms are compiled, to compile what the callback itself computes at steps."""
+
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         """Run after each step."""
 
@@ -239,13 +242,15 @@ class Trainer:
         device, forms = self.world.device, self.reader.forms
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for number, form in enumerate(forms, 1):
-                for callback in reversed(self.callbacks):  # what announces comes last
+                for callback in self.callbacks:
                     callback.on_compile(self, f"compiling for batches of shape {number} of {len(forms)}")
                 blank = self.reader.blank(form, self.batch_size).to(device)
                 parts = {len(part): part for part in blank.split(self.config.data.batch_size)}
                 self._accumulate([*parts.values()], torch.ones((), device=device))
                 self.optimizer.zero_grad()
                 self.world.barrier()
+            for callback in self.callbacks:
+                callback.on_compiled(self)
         self.stopwatch.lap()
 
     def _step(self, batch: Batch) -> None:

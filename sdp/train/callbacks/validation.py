@@ -21,7 +21,6 @@ class MeasureValidationLoss(Callback):
 
     config: TrainConfig
     _batch: Batch | None = None
-    _is_compiled: bool = False
 
     def on_start(self, trainer: Trainer) -> None:
         settings = self.config.evaluate
@@ -30,10 +29,9 @@ class MeasureValidationLoss(Callback):
             latents, weigh, settings.rows, trainer.world, self.config.data.batch_size, trainer.reader.space
         )
 
-    def on_compile(self, trainer: Trainer, progress: str) -> None:  # noqa: ARG002
-        if self._batch is not None and not self._is_compiled:
+    def on_compiled(self, trainer: Trainer) -> None:
+        if self._batch is not None:
             self._measure(trainer, self._batch)  # without gradients, graphs are others than a step's
-            self._is_compiled = True
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         every = self.config.evaluate.every_steps
