@@ -175,7 +175,7 @@ def _memory_faults(case: dict[str, Any], report: dict[str, Any]) -> list[str]:
     """Return what `sdp plan` expects in vain of the bytes that a step keeps for the backward pass."""
     if "encoder" in case or case["tiny"] or case["lora"] or case["activation_checkpointing"]:
         return []  # or what is kept is a part of what the plan counts
-    form = case["kind"] + ("+compiled" if case["compile"] else "")
+    form = case["kind"] + ("+compiled" if case["compile"] in ("partitioned", "kernels") else "")
     memory = reference()[known_model(case["model"]).memory]
     known = memory.get(form, {})
     if str(case["resolution"]) not in known or memory.get("tokens") != case["tokens"]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts.bench import kernels
-from scripts.bench._fake_gpu import Graphs, Seen, environment
+from scripts.bench._fake_gpu import PLAIN, Graphs, Seen, environment
 from sdp.hardware import GPUS
 from tests.programs import ended
 
@@ -111,6 +111,31 @@ def test_each_frozen_network_of_full_size_is_one_graph(tmp_path: Path, tool: Cal
     assert done.returncode == 0, done.stderr[-3000:]
     graphs = {report["name"]: report["graphs"] for report in map(json.loads, done.stdout.splitlines())}
     assert graphs == {"vae": 1, "clip": 1, "qwen3": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kept"),
+    [
+        ("sd2-256-fsdp", {}, 64 * 198.04e6),
+        ("sd2-512-ddp", {"compile": None}, 1679.3e6 + 64 * 941.37e6),
+        ("sd2-256-fsdp", {"compile": "eager"}, 64 * 237.18e6),
+        ("prx-1.2b-256", {"compile": "partitioned", "tokens": 256, "batch": 8}, 8 * 396.7e6),
+    ],
+)
+def test_kept_bytes_are_those_that_the_plan_expects(name: str, changes: dict[str, Any], kept: float) -> None:
+    case = {**PLAIN, "compile": "kernels", **kernels.CASES[name], **changes}
+    assert kernels._memory_faults(case, {"kept": {"bf16": 0.98 * kept}}) == []
+    for other in (0.97, 1.03):
+        (fault,) = kernels._memory_faults(case, {"kept": {"bf16": other * kept}})
+        assert fault.startswith(f"{case['batch']} samples keep ")
+
+
+def test_kept_bytes_are_judged_only_where_the_plan_counts_the_same() -> None:
+    cases = {name: {**PLAIN, "compile": "kernels", **case} for name, case in kernels.CASES.items()}
+    judged = {name for name, case in cases.items() if kernels._memory_faults(case, {"kept": {"bf16": 0}})}
+    assert judged == {name for name in kernels.CASES if name.startswith("sd2-")}
+    recomputing = {**cases["sd2-256-fsdp"], "activation_checkpointing": True}
+    assert kernels._memory_faults(recomputing, {"kept": {"bf16": 0}}) == []
 
 
 def test_the_shortest_time_is_that_of_bytes_or_of_operations() -> None:
