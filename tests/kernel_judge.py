@@ -94,8 +94,8 @@ if __name__ == "__main__":
     for kind in ("ddp", "fsdp"):
         step = {**PLAIN, "tiny": True, "resolution": 64, "batch": 4, "kind": kind, "compile": "partitioned"}
         graphs = report_of(step)["graphs"]
-        known = {"faults": kernels.faults_of(graphs, []), "graphs": graphs["count"]}
-        print(json.dumps({"name": f"a step with {kind}", **known}), flush=True)
+        faults = kernels.faults_of(graphs, [])
+        print(json.dumps({"name": f"a step with {kind}", "faults": faults, "graphs": graphs["count"]}), flush=True)
     source = ASTSource(hoard, {"start": "*fp32"})
     spilled, _ = kernels._resources(triton.compile(source, GPUTarget("cuda", 86, 32), {"num_warps": 1}))
     print(json.dumps({"name": "hoard", "spilled": spilled}))
