@@ -26,6 +26,8 @@ KINDS = {
     "ServiceAccount": kubernetes.client.V1ServiceAccount,
     "ConfigMap": kubernetes.client.V1ConfigMap,
     "Secret": kubernetes.client.V1Secret,
+    "Role": kubernetes.client.V1Role,
+    "RoleBinding": kubernetes.client.V1RoleBinding,
     "NetworkPolicy": kubernetes.client.V1NetworkPolicy,
     "PodDisruptionBudget": kubernetes.client.V1PodDisruptionBudget,
     "DaemonSet": kubernetes.client.V1DaemonSet,

@@ -122,6 +122,16 @@ def test_a_changed_value_or_rayjob_reaches_a_job_only_when_it_is_submitted_again
     upgrade(40)
 
 
+def test_a_rayjob_applied_right_after_an_upgrade_runs_with_the_new_configuration(
+    cluster: Kube, images: str, helm: Callable[..., str]
+) -> None:
+    output = f"{images}-upgraded"
+    helm("upgrade", "--force-conflicts", "--set", f"jobs.download.output.uri={output}")
+    jobs.run(cluster, "download")
+    assert jobs.inspect(cluster, output)["counts"]["input"] == site.IMAGES
+    helm("upgrade", "--force-conflicts")
+
+
 @pytest.fixture
 def static(cluster: Kube, helm: Callable[..., str]) -> Iterator[None]:
     """Take the autoscaler, which runs in the head's pod, away; a pod with A100s is always there instead."""

@@ -17,6 +17,7 @@ import pytest
 from sdp import supervisor
 from sdp.kube.leave import leave, supervises
 from sdp.supervisor import supervise
+from tests.kube_server import CORE, KubeServer
 from tests.waiting import until
 
 COUNTING = """
@@ -204,3 +205,60 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
     (images / "_manifest.json").write_text("{}")
     job.join(60)
     assert complete_at_start == [True]
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KubeServer, Path]]:
+    """Yield an API server with the ConfigMap `lab`, and the file of an older one in a head's pod."""
+    jobs, reader, kube = tmp_path / "jobs", tmp_path / "reader", KubeServer()
+    for folder in (jobs, reader):
+        folder.mkdir()
+    kube.put(f"{CORE}/configmaps/lab", {"data": {"download.yaml": "limit: 2\n"}})
+    kube.kubeconfig(reader / "kubeconfig")
+    (reader / "token").touch()
+    file = jobs / "download.yaml"
+    file.write_text("limit: 1\n")
+    monkeypatch.setattr(supervisor, "JOBS_FOLDER", str(jobs))
+    monkeypatch.setattr(supervisor, "READER", reader)
+    monkeypatch.setattr(supervisor, "ASK_S", 0.01)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: int(file.read_text()[-2]))
+    yield kube, file
+    kube.close()
+
+
+def test_a_job_waits_for_the_configuration_that_the_pod_does_not_have_yet(
+    mounted: tuple[KubeServer, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kube, file = mounted
+    ends: list[int] = []
+    job = threading.Thread(target=lambda: ends.append(supervisor.main(["download", "--config", str(file)])))
+    job.start()
+    until(lambda: f"download is waiting: for the new {file}" in capsys.readouterr().err, "the line that says so")
+    until(lambda: kube.asked("GET", "configmaps") > 2, "a third look")
+    assert not ends
+    file.write_text("limit: 2\n")
+    job.join(60)
+    assert ends == [2]
+
+
+def test_a_configuration_that_is_never_renewed_ends_the_job(
+    mounted: tuple[KubeServer, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "RENEWED_S", 0.0)
+    _, file = mounted
+    assert supervisor.main(["download", "--config", str(file)]) == 1
+    assert f"{file} is older than ConfigMap lab, and stays so; sdp submit sends the new one" in capsys.readouterr().err
+
+
+def test_a_job_that_may_not_ask_for_its_configuration_says_so_and_runs(
+    mounted: tuple[KubeServer, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kube, file = mounted
+    kube.denied.add(("get", "configmaps"))
+    assert supervisor.main(["download", "--config", str(file)]) == 1
+    assert (
+        f"{file} may be older than the chart's release: kubernetes: configmaps is forbidden" in capsys.readouterr().err
+    )
+    kube.requests.clear()
+    assert supervisor.main(["download", "--config", "env:SDP_JOB_CONFIG"]) == 1
+    assert not kube.requests

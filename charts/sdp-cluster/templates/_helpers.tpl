@@ -293,6 +293,9 @@ containers:
       - {name: tmp, mountPath: /tmp}
       - {name: home, mountPath: /home/ray}
       - {name: jobs, mountPath: /etc/sdp/jobs, readOnly: true}
+      {{- if and (eq .is "head") $v.serviceAccount.create }}
+      - {name: reader, mountPath: /etc/sdp/reader, readOnly: true}
+      {{- end }}
       {{- if $s.hugepages2Mi }}
       - {name: hugepages, mountPath: /dev/hugepages}
       {{- end }}
@@ -302,6 +305,9 @@ volumes:
   - {name: tmp, emptyDir: {}}
   - {name: home, emptyDir: {}}
   - {name: jobs, configMap: {name: {{ include "sdp-cluster.name" $root }}-jobs}}
+  {{- if and (eq .is "head") $v.serviceAccount.create }}
+  - {name: reader, secret: {secretName: {{ include "sdp-cluster.name" $root }}-reader, optional: true}}
+  {{- end }}
   {{- if $s.hugepages2Mi }}
   - {name: hugepages, emptyDir: {medium: HugePages}}
   {{- end }}
