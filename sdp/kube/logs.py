@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 
 from sdp.console import visible
@@ -80,6 +81,14 @@ def unnoticed_end(api: Api, state: JobState) -> tuple[str, int] | None:
     return None
 
 
+def runs_on(api: Api, state: JobState) -> str:
+    """Return what to do about a job that KubeRay has given up and Ray still runs; empty for any other."""
+    with suppress(SdpError):
+        if state.given_up and not RayHead(api, state.cluster).record(state.submission).get("end_time"):
+            return f"Ray still runs it: sdp stop {state.name} ends it"
+    return ""
+
+
 def follow(api: Api, name: str, say: Say) -> int:
     """Report a job's state and copy its log until it has ended; return its exit code.
 
@@ -90,7 +99,8 @@ def follow(api: Api, name: str, say: Say) -> int:
     out = sys.stdout.buffer
     try:
         for state in states(api, name, say):
-            line = f"{name}: {state.state}{f' ({state.message})' if state.message else ''}"
+            reason = "; ".join(filter(None, (state.message, runs_on(api, state))))
+            line = f"{name}: {state.state}{f' ({reason})' if reason else ''}"
             if line != reported:
                 reported = line
                 say(line)
@@ -149,4 +159,14 @@ def states(api: Api, name: str, say: Say, *, until_gone: bool = False) -> Iterat
             yield state
             if state.finished and not until_gone:
                 return
+        time.sleep(POLL_S)
+
+
+def seen_by_ray(api: Api, job: JobState) -> Iterator[JobState]:
+    """Yield the state of a job that KubeRay no longer watches, until it has ended."""
+    while True:
+        record = RayHead(api, job.cluster).record(job.submission)
+        yield replace(job, state=record["status"].lower(), finished=bool(record.get("end_time")))
+        if record.get("end_time"):
+            return
         time.sleep(POLL_S)

@@ -44,6 +44,8 @@ class JobState:
     message: str
     """The reason for the state in one line, if there is one."""
     finished: bool
+    given_up: bool
+    """True if KubeRay gave the job up, after a deadline or without an answer of the head, and Ray may still run it."""
     exit_code: int
     """A finished job's exit code: 0, 2 for an error that the user can fix, else 1."""
 
@@ -80,7 +82,8 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
     if deployment in ("Running", "Complete"):
         state = (ray_status or {"Running": "pending", "Complete": "succeeded"}[deployment]).lower()
     message = str(status.get("message") or "")
-    said = "" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message)
+    given_up = finished and ray_status in ("PENDING", "RUNNING") and "clusterSelector" in spec
+    said = "" if ray_status in ("RUNNING", "SUCCEEDED") and not given_up else _reason(status, message)
     created = _moment(metadata.get("creationTimestamp"))
     if not deployment and created and (datetime.now(UTC) - created).total_seconds() > NOTICED_S:
         said = SILENT
@@ -103,6 +106,7 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         attempt=attempt,
         message="; ".join(filter(None, (attempt, said))),
         finished=finished,
+        given_up=given_up,
         exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
     )
 

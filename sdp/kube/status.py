@@ -14,7 +14,7 @@ from sdp.kube import Object
 from sdp.kube.api import RAY, Api
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
-from sdp.kube.logs import unnoticed_end
+from sdp.kube.logs import runs_on, unnoticed_end
 from sdp.kube.rayjob import kind_of
 from sdp.kube.reasons import Reasons
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
@@ -116,6 +116,8 @@ def _explained(reasons: Reasons, rayjob: Object, clusters: Mapping[str, ClusterS
         reason = (unnoticed_end(reasons.api, job) or [""])[0] if cluster else "its cluster is gone"
     elif job.state == "waiting" and job.cluster:
         reason = f"there is no RayCluster {job.cluster!r}"
+    elif advice := runs_on(reasons.api, job):
+        reason = f"{job.message}; {advice}"
     return replace(job, message="; ".join(filter(None, (job.attempt, reason)))) if reason else job
 
 

@@ -7,9 +7,9 @@ from sdp.errors import SdpError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing
 from sdp.kube.head import RayHead
-from sdp.kube.logs import read_job, states
+from sdp.kube.logs import read_job, seen_by_ray, states
 from sdp.kube.rayjob import STOP_WAIT_S
-from sdp.kube.state import NOTICED_S
+from sdp.kube.state import NOTICED_S, JobState
 
 _NO_FINALIZERS = '{"metadata":{"finalizers":null}}'
 
@@ -21,7 +21,7 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
     of a job that has not started is deleted.
     """
     state = read_job(api, name)
-    if state.finished:
+    if state.finished and not state.given_up:
         say(f"{name} has already ended: {state.state}")
     elif not state.has_log:
         say(f"{name} had not started")
@@ -35,7 +35,7 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
             say(str(error))
         else:
             say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
-            _wait(api, name, say)
+            _wait(api, state, say)
     if delete:
         _delete(api, name, say)
         say(f"deleted the RayJob {name}")
@@ -54,15 +54,15 @@ def _delete(api: Api, name: str, say: Say) -> None:
                 )
 
 
-def _wait(api: Api, name: str, say: Say) -> None:
+def _wait(api: Api, job: JobState, say: Say) -> None:
     deadline = time.monotonic() + STOP_WAIT_S + NOTICED_S
     try:
-        for state in states(api, name, say):
+        for state in seen_by_ray(api, job) if job.given_up else states(api, job.name, say):
             if not state.finished and time.monotonic() > deadline:
-                raise SdpError(f"{name} is still {state.state}; sdp stop {name} --delete ends it")
+                raise SdpError(f"{job.name} is still {state.state}; sdp stop {job.name} --delete ends it")
     except Missing:
         return
     except KeyboardInterrupt as error:
-        error.add_note(f"{name} keeps stopping; sdp status {name} shows it")
+        error.add_note(f"{job.name} keeps stopping; sdp status {job.name} shows it")
         raise
-    say(f"{name}: {state.state}; sdp submit {state.job or 'JOB'} continues from storage")
+    say(f"{job.name}: {state.state}; sdp submit {state.job or 'JOB'} continues from storage")

@@ -40,7 +40,7 @@ def test_every_installation_in_an_image_checks_hashes_and_so_does_what_builds_sd
     text = dockerfile(image)
     assert f"COPY images/{image}/requirements.lock ./image.lock" in text
     installs = re.findall(r"pip install ([^&\n]+)", text)
-    assert len(installs) == 3
+    assert len(installs) >= 3
     for install in installs:
         locked = "--require-hashes" in install and re.search(r"-r (uv|image)\.lock", install)
         assert locked or install.split()[-2:] == ["--no-deps", "/wheel/*.whl"], install

@@ -790,6 +790,25 @@ def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: Capture) -> 
     assert lab.jobs() == []
 
 
+def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(lab: Lab, capfd: Capture) -> None:
+    lab.begun("x")
+    path = f"{RAY}/rayjobs/x"
+    lab.kube.update_status(path, jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long")
+    advice = "Ray still runs it: sdp stop x ends it"
+    assert main(["status", "x"]) == 0
+    assert f"DeadlineExceeded: too long; {advice}" in capfd.readouterr().out
+    threading.Timer(0.5, lab.ray.end, ["x-zz9zz"]).start()
+    assert main(["logs", "x", "--follow"]) == 1
+    assert f"x: failed (DeadlineExceeded: too long; {advice})" in capfd.readouterr().err
+    record = lab.ray.jobs["x-zz9zz"].record
+    lab.ray.on_stop = lambda _: record.update(status="STOPPED", end_time=1_700_000_000_000)
+    assert main(["stop", "x"]) == 0
+    assert lab.ray.jobs["x-zz9zz"].stopped
+    assert "x: stopped; sdp submit train continues from storage" in capfd.readouterr().err
+    assert main(["status", "x"]) == 0
+    assert advice not in capfd.readouterr().out
+
+
 def test_a_job_that_has_not_started_is_deleted(lab: Lab, capfd: Capture) -> None:
     lab.job("x")
     assert main(["stop", "x"]) == 0
