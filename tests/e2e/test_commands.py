@@ -74,6 +74,26 @@ def test_stop_ends_a_job_with_a_last_checkpoint(cluster: Kube, latents: str) -> 
     assert cluster.get("rayjob", job)["status"]["jobStatus"] == "STOPPED"
 
 
+@pytest.mark.usefixtures("latents")
+def test_a_job_that_kuberay_gives_up_runs_on_until_stop_ends_it(cluster: Kube) -> None:
+    words = [
+        word
+        for setting in (f"output.uri={jobs.OUTPUT}/run-late", "max_steps=100000", "checkpoint.every_steps=50000")
+        for word in ("--set", setting)
+    ]
+    rayjob = yaml.safe_load(jobs.sdp(cluster, "submit", "train", *words, "--dry-run").stdout)
+    rayjob["spec"]["activeDeadlineSeconds"] = 30
+    cluster.apply([rayjob])
+    job = rayjob["metadata"]["name"]
+    cluster.until(lambda: jobs.ended(cluster, job), jobs.JOB_S, "its deadline has passed")
+    advice = f"Ray still runs it: sdp stop {job} ends it"
+    assert advice in jobs.sdp(cluster, "status", job).stdout
+    stopped = jobs.sdp(cluster, "stop", job, timeout_s=150)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{job}: stopped" in stopped.stderr
+    assert advice not in jobs.sdp(cluster, "status", job).stdout
+
+
 def test_doctor_finds_no_problem_in_a_working_cluster(cluster: Kube) -> None:
     lines = jobs.sdp(cluster, "doctor", timeout_s=300).stdout.splitlines()
     checks = {line[8:].partition(":")[0]: line for line in lines}
