@@ -106,6 +106,7 @@ SLEEPS: Mapping[str, str] = {
     "sdp/kube/logs.py": "the pause before a job's state is read again",
     "sdp/kube/submit.py": "the pause before a request to create a job is repeated",
     "sdp/kube/leave.py": "the children of other processes are polled",
+    "sdp/kube/mounted.py": "a kubelet renews the file",
     "sdp/exporter/events.py": "the pause before a driver that failed is asked again",
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""

@@ -21,7 +21,8 @@ from sdp.backoff import backoff
 from sdp.console import Progress, configure, say
 from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
-from sdp.kube.rayjob import JOBS_FOLDER, LOGS_FOLDER, config_in
+from sdp.kube.mounted import wait_for_configuration
+from sdp.kube.rayjob import LOGS_FOLDER, config_in
 from sdp.ray import internals
 
 TRIES = 5
@@ -31,10 +32,6 @@ STEADY_S = 1800.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 POLL_S = 30.0
 """Interval of checks for complete input."""
-READER = Path("/etc/sdp/reader")
-"""The chart's credentials for reading the jobs' configurations; a head's pod has them."""
-RENEWED_S, ASK_S = 300.0, 3.0
-"""A kubelet renews a pod's configurations within 90 seconds; the interval of checks for that."""
 WAIT_FLAG = "--wait-for-input"
 STAY_S = 1800.0
 """Longest wait for the end of a pod that is being removed."""
@@ -95,34 +92,6 @@ def supervise(command: Sequence[str], after: Callable[[], None] = lambda: None) 
             signal.signal(number, handler)
 
 
-def wait_for_configuration(words: Sequence[str]) -> None:
-    """Wait until this pod's file with the job's configuration is the one that the API server has.
-
-    Returns at once if the configuration came with the job, or if the pod may not ask.
-    """
-    file = Path(words[words.index("--config") + 1])
-    if file.parent != Path(JOBS_FOLDER) or not (READER / "token").is_file():
-        return
-    from sdp.kube.access import connect
-
-    deadline = time.monotonic() + RENEWED_S
-    try:
-        api = connect(environ={"KUBECONFIG": str(READER / "kubeconfig")})
-        path = api.path("configmaps", api.context, "/api/v1")
-        with Progress(f"{words[0]} is waiting") as progress:
-            while api.get(path)["data"].get(file.name) != (file.read_bytes().decode() if file.is_file() else None):
-                if time.monotonic() > deadline:
-                    break
-                progress.update(f"for the new {file}, which its node renews within 90 s")
-                time.sleep(ASK_S)
-            else:
-                return
-    except SdpError as error:
-        say(f"supervisor: {file} may be older than the chart's release: {error}")
-        return
-    raise SdpError(f"{file} is older than ConfigMap {api.context}, and stays so; sdp submit sends the new one")
-
-
 def wait_for_input(words: Sequence[str]) -> None:
     """Wait until the dataset that a job reads is complete."""
     from sdp.datasets.manifest import MANIFEST
@@ -180,4 +149,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(LEAVING, signal.SIG_IGN)  # a job that still waits is submitted again on the next head
     sys.exit(main(sys.argv[1:]))

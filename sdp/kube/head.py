@@ -51,12 +51,12 @@ class RayHead:
 
     def tail(self, submission: str) -> Iterator[bytes]:
         """Yield a job's log from its beginning until the job ends; TimeoutError if it is silent for long."""
+        self._socket.settimeout(QUIET_S)
         with self._explained():
             connection: Any = websocket.create_connection(
                 f"ws://localhost{_path(submission, 'logs/tail')}",
                 socket=self._socket,
                 header=[f"{name}: {value}" for name, value in self._headers.items()],
-                timeout=QUIET_S,
             )
             with contextlib.closing(connection):
                 while text := connection.recv():

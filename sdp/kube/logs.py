@@ -164,9 +164,16 @@ def states(api: Api, name: str, say: Say, *, until_gone: bool = False) -> Iterat
 
 def seen_by_ray(api: Api, job: JobState) -> Iterator[JobState]:
     """Yield the state of a job that KubeRay no longer watches, until it has ended."""
+    state = replace(job, finished=False)
     while True:
-        record = RayHead(api, job.cluster).record(job.submission)
-        yield replace(job, state=record["status"].lower(), finished=bool(record.get("end_time")))
-        if record.get("end_time"):
+        try:
+            record = RayHead(api, job.cluster).record(job.submission)
+            state = replace(job, state=record["status"].lower(), finished=bool(record.get("end_time")))
+        except Missing:  # its head is gone, and the job with it
+            state = job
+        except Unreachable:
+            pass
+        yield state
+        if state.finished:
             return
         time.sleep(POLL_S)

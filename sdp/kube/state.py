@@ -45,7 +45,7 @@ class JobState:
     """The reason for the state in one line, if there is one."""
     finished: bool
     given_up: bool
-    """True if KubeRay gave the job up, after a deadline or without an answer of the head, and Ray may still run it."""
+    """True if KubeRay has stopped watching the job, after a deadline or a silence of the head: Ray may still run it."""
     exit_code: int
     """A finished job's exit code: 0, 2 for an error that the user can fix, else 1."""
 
@@ -82,7 +82,7 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
     if deployment in ("Running", "Complete"):
         state = (ray_status or {"Running": "pending", "Complete": "succeeded"}[deployment]).lower()
     message = str(status.get("message") or "")
-    given_up = finished and ray_status in ("PENDING", "RUNNING") and "clusterSelector" in spec
+    given_up = deployment == "Failed" and ray_status in ("", "PENDING", "RUNNING") and "jobId" in status
     said = "" if ray_status in ("RUNNING", "SUCCEEDED") and not given_up else _reason(status, message)
     created = _moment(metadata.get("creationTimestamp"))
     if not deployment and created and (datetime.now(UTC) - created).total_seconds() > NOTICED_S:

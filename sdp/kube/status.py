@@ -116,8 +116,8 @@ def _explained(reasons: Reasons, rayjob: Object, clusters: Mapping[str, ClusterS
         reason = (unnoticed_end(reasons.api, job) or [""])[0] if cluster else "its cluster is gone"
     elif job.state == "waiting" and job.cluster:
         reason = f"there is no RayCluster {job.cluster!r}"
-    elif advice := runs_on(reasons.api, job):
-        reason = f"{job.message}; {advice}"
+    elif cluster and (advice := runs_on(reasons.api, job)):
+        job, reason = replace(job, finished=False), f"{job.message}; {advice}"
     return replace(job, message="; ".join(filter(None, (job.attempt, reason)))) if reason else job
 
 

@@ -7,7 +7,7 @@ from sdp.errors import SdpError
 from sdp.kube import Say
 from sdp.kube.api import Api, Missing
 from sdp.kube.head import RayHead
-from sdp.kube.logs import read_job, seen_by_ray, states
+from sdp.kube.logs import read_job, runs_on, seen_by_ray, states
 from sdp.kube.rayjob import STOP_WAIT_S
 from sdp.kube.state import NOTICED_S, JobState
 
@@ -21,7 +21,7 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
     of a job that has not started is deleted.
     """
     state = read_job(api, name)
-    if state.finished and not state.given_up:
+    if state.finished and not runs_on(api, state):
         say(f"{name} has already ended: {state.state}")
     elif not state.has_log:
         say(f"{name} had not started")

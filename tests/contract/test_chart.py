@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sdp import supervisor
 from sdp.kube.access import connect
 from sdp.kube.clusters import jobs_map
+from sdp.kube.mounted import READER
 from tests.certificate import Certificate
 from tests.contract.sdp_cluster import (
     CHART,
@@ -194,7 +194,12 @@ def test_the_charts_own_labels_and_annotations_win(render: Render) -> None:
 
 
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
-    off = ("networkPolicy.enabled=false", "podDisruptionBudget=false", "serviceAccount.create=false")
+    off = (
+        "networkPolicy.enabled=false",
+        "podDisruptionBudget=false",
+        "serviceAccount.create=false",
+        "serviceAccount.reader=false",
+    )
     manifests = render("minimal", *off, *STATIC)
     assert sorted(manifest["kind"] for manifest in manifests) == ["ConfigMap", "RayCluster"]
     cluster = one(manifests, "RayCluster")
@@ -216,7 +221,7 @@ def test_jobs_in_the_head_read_their_configurations_and_nothing_else(render: Ren
     (tmp_path / "ca.crt").write_bytes(certificate.path.read_bytes())
     certificate.close()
     api = connect(environ={"KUBECONFIG": str(file)})
-    assert Path(mount["mountPath"]) == supervisor.READER
+    assert Path(mount["mountPath"]) == READER
     assert api.context == jobs_map(one(manifests, "RayCluster"))
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [api.context], "verbs": ["get"]}

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sdp.cli import main
+from sdp.kube import head as kube_head
 from sdp.kube import logs as kube_logs
 from sdp.kube import stop as kube_stop
 from sdp.kube import submit as kube_submit
@@ -790,23 +791,65 @@ def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: Capture) -> 
     assert lab.jobs() == []
 
 
-def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(lab: Lab, capfd: Capture) -> None:
+@pytest.fixture
+def given_up(lab: Lab) -> Lab:
+    """A job that KubeRay gave up long ago, and Ray runs."""
     lab.begun("x")
-    path = f"{RAY}/rayjobs/x"
-    lab.kube.update_status(path, jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long")
-    advice = "Ray still runs it: sdp stop x ends it"
-    assert main(["status", "x"]) == 0
-    assert f"DeadlineExceeded: too long; {advice}" in capfd.readouterr().out
+    ended = {"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded", "endTime": "2026-11-21T08:30:00Z"}
+    lab.kube.update_status(f"{RAY}/rayjobs/x", message="too long", **ended)
+    return lab
+
+
+def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(given_up: Lab, capfd: Capture) -> None:
+    lab, advice = given_up, "Ray still runs it: sdp stop x ends it"
+    assert main(["status"]) == 0
+    assert f"DeadlineExceeded: too long; {advice}" in capfd.readouterr().out, "although it ended long ago"
     threading.Timer(0.5, lab.ray.end, ["x-zz9zz"]).start()
     assert main(["logs", "x", "--follow"]) == 1
     assert f"x: failed (DeadlineExceeded: too long; {advice})" in capfd.readouterr().err
     record = lab.ray.jobs["x-zz9zz"].record
-    lab.ray.on_stop = lambda _: record.update(status="STOPPED", end_time=1_700_000_000_000)
+
+    def on_stop(_: str) -> None:
+        lab.kube.fault("POST", "portforward", 503)
+        lab.kube.fault("GET", "portforward", 503)
+        record.update(status="STOPPED", end_time=1_700_000_000_000)
+
+    lab.ray.on_stop = on_stop
     assert main(["stop", "x"]) == 0
     assert lab.ray.jobs["x-zz9zz"].stopped
     assert "x: stopped; sdp submit train continues from storage" in capfd.readouterr().err
     assert main(["status", "x"]) == 0
     assert advice not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_job_that_kuberay_has_given_up_and_ray_has_ended_needs_no_stop(
+    given_up: Lab, capfd: Capture, is_known: bool
+) -> None:
+    if is_known:
+        given_up.ray.jobs["x-zz9zz"].record.update(status="SUCCEEDED", end_time=1_700_000_000_000)
+    else:  # another head
+        given_up.ray.jobs.clear()
+    assert main(["stop", "x"]) == 0
+    assert "x has already ended: failed" in capfd.readouterr().err
+    assert main(["status"]) == 0
+    assert "1 older job" in capfd.readouterr().out
+
+
+def test_following_a_silent_log_takes_another_connection(
+    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_head, "QUIET_S", 0.3)
+    lab.begun("x", b"step 1\n")
+
+    def goes_on() -> None:
+        until(lambda: lab.ray.streams > 1, "another connection")
+        lab.ray.write("x-zz9zz", b"step 2\n")
+        lab.end("x")
+
+    threading.Thread(target=goes_on).start()
+    assert main(["logs", "x", "--follow"]) == 0
+    assert capfd.readouterr().out == "step 1\nstep 2\n"
 
 
 def test_a_job_that_has_not_started_is_deleted(lab: Lab, capfd: Capture) -> None:

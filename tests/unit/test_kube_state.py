@@ -51,6 +51,8 @@ def test_a_job_that_failed_says_why_in_one_line() -> None:
     assert state.message == "Job entrypoint command failed with exit code 137"
     late = job_state(rayjob(jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long"))
     assert late.message == "DeadlineExceeded: too long"
+    status = {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": "DeadlineExceeded", "message": "late"}
+    assert job_state(rayjob(**status, jobId="x")).message == "DeadlineExceeded: late"
 
 
 def test_a_waiting_job_reports_its_clusters_problem() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from sdp import supervisor
-from sdp.kube.leave import leave, supervises
+from sdp.kube import mounted as kube_mounted
+from sdp.kube.leave import LEAVING, leave, supervises
 from sdp.supervisor import supervise
 from tests.kube_server import CORE, KubeServer
 from tests.waiting import until
@@ -210,55 +211,96 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KubeServer, Path]]:
     """Yield an API server with the ConfigMap `lab`, and the file of an older one in a head's pod."""
-    jobs, reader, kube = tmp_path / "jobs", tmp_path / "reader", KubeServer()
-    for folder in (jobs, reader):
-        folder.mkdir()
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    folder, reader, kube = tmp_path / "jobs", tmp_path / "reader", KubeServer()
+    folder.mkdir()
+    reader.mkdir()
     kube.put(f"{CORE}/configmaps/lab", {"data": {"download.yaml": "limit: 2\n"}})
     kube.kubeconfig(reader / "kubeconfig")
     (reader / "token").touch()
-    file = jobs / "download.yaml"
+    file = folder / "download.yaml"
     file.write_text("limit: 1\n")
-    monkeypatch.setattr(supervisor, "JOBS_FOLDER", str(jobs))
-    monkeypatch.setattr(supervisor, "READER", reader)
-    monkeypatch.setattr(supervisor, "ASK_S", 0.01)
-    monkeypatch.setattr(supervisor, "supervise", lambda *_: int(file.read_text()[-2]))
+    monkeypatch.setattr(kube_mounted, "JOBS_FOLDER", str(folder))
+    monkeypatch.setattr(kube_mounted, "READER", reader)
+    monkeypatch.setattr(kube_mounted, "ASK_S", 0.01)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: int(file.read_text()[-2]) if file.exists() else 0)
     yield kube, file
     kube.close()
 
 
-def test_a_job_waits_for_the_configuration_that_the_pod_does_not_have_yet(
-    mounted: tuple[KubeServer, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    kube, file = mounted
+def begun(file: Path) -> tuple[threading.Thread, list[int]]:
+    """Start a supervisor of a file's job in a thread; return its exit code in a list, once it has one."""
     ends: list[int] = []
-    job = threading.Thread(target=lambda: ends.append(supervisor.main(["download", "--config", str(file)])))
+
+    def run() -> None:
+        ends.append(supervisor.main(["download", "--config", str(file)]))
+
+    job = threading.Thread(target=run)
     job.start()
-    until(lambda: f"download is waiting: for the new {file}" in capsys.readouterr().err, "the line that says so")
+    return job, ends
+
+
+def test_a_job_waits_for_the_configuration_that_the_pod_does_not_have_yet(mounted: tuple[KubeServer, Path]) -> None:
+    kube, file = mounted
+    job, ends = begun(file)
     until(lambda: kube.asked("GET", "configmaps") > 2, "a third look")
+    kube.fault("GET", "configmaps", 503, times=5)  # the API server is replaced meanwhile
+    until(lambda: kube.asked("GET", "configmaps") > 12, "looks after that")
     assert not ends
     file.write_text("limit: 2\n")
     job.join(60)
     assert ends == [2]
 
 
+def test_a_file_that_the_config_map_does_not_have_is_left_to_the_job(mounted: tuple[KubeServer, Path]) -> None:
+    kube, file = mounted
+    kube.put(f"{CORE}/configmaps/lab", {})
+    file.unlink()
+    job, ends = begun(file)
+    job.join(60)
+    assert ends == [0]
+
+
 def test_a_configuration_that_is_never_renewed_ends_the_job(
     mounted: tuple[KubeServer, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "RENEWED_S", 0.0)
+    monkeypatch.setattr(kube_mounted, "RENEWED_S", 0.1)
     _, file = mounted
-    assert supervisor.main(["download", "--config", str(file)]) == 1
-    assert f"{file} is older than ConfigMap lab, and stays so; sdp submit sends the new one" in capsys.readouterr().err
+    job, ends = begun(file)
+    job.join(60)
+    assert ends == [1]
+    assert f"{file} is older than its ConfigMap, and its node does not renew it" in capsys.readouterr().err
 
 
-def test_a_job_that_may_not_ask_for_its_configuration_says_so_and_runs(
-    mounted: tuple[KubeServer, Path], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("without", ["rights", "token"])
+def test_a_job_that_may_not_ask_for_its_configuration_runs(
+    mounted: tuple[KubeServer, Path], capsys: pytest.CaptureFixture[str], without: str
 ) -> None:
     kube, file = mounted
-    kube.denied.add(("get", "configmaps"))
-    assert supervisor.main(["download", "--config", str(file)]) == 1
-    assert (
-        f"{file} may be older than the chart's release: kubernetes: configmaps is forbidden" in capsys.readouterr().err
+    if without == "rights":
+        kube.denied.add(("get", "configmaps"))
+    else:
+        (kube_mounted.READER / "token").unlink()
+    job, ends = begun(file)
+    job.join(60)
+    assert ends == [1]
+    says = f"{file} may be older than the chart's release: kubernetes: configmaps is forbidden"
+    assert (says in capsys.readouterr().err) == (without == "rights")
+
+
+def test_a_head_that_leaves_does_not_end_a_waiting_job(tmp_path: Path) -> None:
+    config = tmp_path / "process.yaml"
+    config.write_text(
+        f"source: {{uri: {tmp_path / 'in'}}}\noutput: {{uri: {tmp_path / 'out'}}}\nmodel: {{source: builtin:tiny}}\n"
     )
-    kube.requests.clear()
-    assert supervisor.main(["download", "--config", "env:SDP_JOB_CONFIG"]) == 1
-    assert not kube.requests
+    words = ["-m", "sdp.supervisor", "--wait-for-input", "process", "--config", str(config)]
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE) as process:
+        try:
+            assert "process is waiting: for" in next_line(process)
+            process.send_signal(LEAVING)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+        finally:
+            process.kill()

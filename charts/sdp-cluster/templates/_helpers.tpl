@@ -293,7 +293,7 @@ containers:
       - {name: tmp, mountPath: /tmp}
       - {name: home, mountPath: /home/ray}
       - {name: jobs, mountPath: /etc/sdp/jobs, readOnly: true}
-      {{- if and (eq .is "head") $v.serviceAccount.create }}
+      {{- if and (eq .is "head") $v.serviceAccount.reader }}
       - {name: reader, mountPath: /etc/sdp/reader, readOnly: true}
       {{- end }}
       {{- if $s.hugepages2Mi }}
@@ -305,7 +305,7 @@ volumes:
   - {name: tmp, emptyDir: {}}
   - {name: home, emptyDir: {}}
   - {name: jobs, configMap: {name: {{ include "sdp-cluster.name" $root }}-jobs}}
-  {{- if and (eq .is "head") $v.serviceAccount.create }}
+  {{- if and (eq .is "head") $v.serviceAccount.reader }}
   - {name: reader, secret: {secretName: {{ include "sdp-cluster.name" $root }}-reader, optional: true}}
   {{- end }}
   {{- if $s.hugepages2Mi }}
