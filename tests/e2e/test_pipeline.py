@@ -30,6 +30,13 @@ def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluste
     assert (where["head"], where["a10g"]) == ("", "NVIDIA-A10G")
 
 
+def test_a_process_in_the_image_compiles_no_python_again(cluster: Kube) -> None:
+    imports = "python -v -c 'import ray, kubernetes, torch' 2>&1 | grep 'code object from .*site-packages'"
+    loaded = cluster.run("exec", jobs.head(cluster), "-c", "ray-head", "--", "sh", "-c", imports).splitlines()
+    assert loaded
+    assert not [line for line in loaded if "__pycache__" not in line]
+
+
 def test_a_request_without_a_token_is_refused(cluster: Kube) -> None:
     def answer(*headers: str) -> str:
         return cluster.python(jobs.head(cluster), ASK, *headers, container="ray-head").strip()
