@@ -131,9 +131,14 @@ class KubeServer(_Server):
         self.cut_forwards()
         self._certificate.close()
 
+    @property
+    def authority(self) -> str:
+        """The certificate that clients trust."""
+        return self._certificate.path.read_text()
+
     def kubeconfig(self, path: Path) -> Path:
         """A kubeconfig that leads here: context `lab`, and one, `elsewhere`, that leads nowhere."""
-        authority = base64.b64encode(self._certificate.path.read_bytes()).decode()
+        authority = base64.b64encode(self.authority.encode()).decode()
         clusters = [
             {"name": name, "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority-data": authority}}
             for name, port in (("here", self.port), ("nowhere", 1))

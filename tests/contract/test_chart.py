@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sdp.kube.access import connect
 from sdp.kube.clusters import jobs_map
 from sdp.kube.mounted import READER
-from tests.certificate import Certificate
 from tests.contract.sdp_cluster import (
     CHART,
     MANIFESTS,
@@ -207,25 +205,19 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
     assert not any("projected" in volume for volume in pods(cluster)["head"]["spec"]["volumes"])
 
 
-def test_jobs_in_the_head_read_their_configurations_and_nothing_else(render: Render, tmp_path: Path) -> None:
+def test_jobs_in_the_head_read_their_configurations_and_nothing_else(render: Render) -> None:
     manifests = render("full")
-    secret, role = one(manifests, "Secret"), one(manifests, "Role")
-    (mount,) = [
-        each
-        for each in pods(one(manifests, "RayCluster"))["head"]["spec"]["containers"][0]["volumeMounts"]
-        if each["name"] == "reader"
-    ]
-    file, certificate = tmp_path / "kubeconfig", Certificate(["kubernetes.default.svc"])
-    file.write_text(secret["stringData"]["kubeconfig"].replace(mount["mountPath"], str(tmp_path)))
-    (tmp_path / "token").write_text("a token")  # as Kubernetes fills the secret
-    (tmp_path / "ca.crt").write_bytes(certificate.path.read_bytes())
-    certificate.close()
-    api = connect(environ={"KUBECONFIG": str(file)})
-    assert Path(mount["mountPath"]) == READER
-    assert api.context == jobs_map(one(manifests, "RayCluster"))
-    assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [api.context], "verbs": ["get"]}
-    ]
+    secret, role, cluster = (one(manifests, kind) for kind in ("Secret", "Role", "RayCluster"))
+    name = jobs_map(cluster)
+    assert secret["stringData"] == {"jobs": name}
+    assert secret["type"] == "kubernetes.io/service-account-token"
+    assert secret["metadata"]["annotations"] == {"kubernetes.io/service-account.name": role["metadata"]["name"]}
+    own = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"]}
+    assert role["rules"] == [own]
+    for group, template in pods(cluster).items():
+        container = template["spec"]["containers"][0]
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "reader"]
+        assert mounts == ([str(READER)] if group == "head" else [])
 
 
 def test_the_autoscaler_alone_has_an_account_s_token(render: Render) -> None:

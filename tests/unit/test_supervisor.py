@@ -18,7 +18,7 @@ from sdp import supervisor
 from sdp.kube import mounted as kube_mounted
 from sdp.kube.leave import LEAVING, leave, supervises
 from sdp.supervisor import supervise
-from tests.kube_server import CORE, KubeServer
+from tests.kube_server import CORE, NAMESPACE, KubeServer
 from tests.waiting import until
 
 COUNTING = """
@@ -211,15 +211,15 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KubeServer, Path]]:
     """Yield an API server with the ConfigMap `lab`, and the file of an older one in a head's pod."""
-    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # which is not for the API server
     folder, reader, kube = tmp_path / "jobs", tmp_path / "reader", KubeServer()
     folder.mkdir()
     reader.mkdir()
     kube.put(f"{CORE}/configmaps/lab", {"data": {"download.yaml": "limit: 2\n"}})
-    kube.kubeconfig(reader / "kubeconfig")
-    (reader / "token").touch()
+    files = {"jobs": "lab", "token": kube.token, "namespace": NAMESPACE, "ca.crt": kube.authority}
+    for name, text in files.items():
+        (reader / name).write_text(text)
+    monkeypatch.setattr(kube_mounted, "SERVER", f"https://127.0.0.1:{kube.port}")
     file = folder / "download.yaml"
     file.write_text("limit: 1\n")
     monkeypatch.setattr(kube_mounted, "JOBS_FOLDER", str(folder))
@@ -286,7 +286,7 @@ def test_a_job_that_may_not_ask_for_its_configuration_runs(
     job, ends = begun(file)
     job.join(60)
     assert ends == [1]
-    says = f"{file} may be older than the chart's release: kubernetes: configmaps is forbidden"
+    says = f"{file} may be older than the chart's release (the API server: HTTP Error 403"
     assert (says in capsys.readouterr().err) == (without == "rights")
 
 
