@@ -154,7 +154,7 @@ def _end_late() -> None:
     _unwinding.wait()
     threading.main_thread().join(_UNWIND_S)
     number = signal.Signals[signals[-1]]
-    last = threading.Timer(3 * _UNWIND_S, os._exit, [128 + number])  # whatever a cleanup waits for
+    last = threading.Timer(3 * _UNWIND_S, _give_up, [number])
     last.daemon = True
     last.start()
     if not _unwound.is_set():
@@ -167,6 +167,13 @@ def _end_at_once(number: int) -> None:
     """Print which signal ended the command, and end the process without unwinding its stack."""
     clean_up()
     _leave([_stopped(signal.Signals(number).name, sys.argv[1:], [])])
+
+
+def _give_up(number: signal.Signals) -> None:
+    """End a command whose cleanup does not end."""
+    if not _unwound.is_set():
+        _stopped(number.name, sys.argv[1:], [])
+    os._exit(128 + number)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

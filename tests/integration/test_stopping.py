@@ -109,7 +109,8 @@ sys.argv = ["sdp", "look"]
 sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    assert ended([sys.executable, "-c", code], env=environment, timeout=30).returncode == 143
+    done = ended([sys.executable, "-c", code], env=environment, timeout=30)
+    assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
 
 
 COMMAND = """
