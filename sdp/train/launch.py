@@ -184,8 +184,15 @@ def _with_count(placement: Placement, trainers: Place, lease: Lease) -> Placemen
     return replace(placement, least=count, most=count)
 
 
-def _check_start(stall: Stall, now: float) -> None:
-    """Say each half minute that no trainer runs yet; end the job if Ray has lost what starts them."""
+def _check_start(stall: Stall, now: float, announced: int | None) -> None:
+    """Say each half minute that no trainer runs, or that those that run have no figures yet.
+
+    `announced` counts the messages of trainers that run. End the job if Ray has lost what starts them.
+    """
+    if announced is not None:
+        stall.wait_s = math.inf  # the trainers' watchdogs limit it
+        stall.check(announced, now, "trainers load, compile or do their first steps", busy=lambda: False)
+        return
     missing = _places_are_missing()  # another job may have taken them meanwhile
     stall.wait_s = math.inf if missing else _BEGIN_S
     reason = "their places are in use" if missing else "all have places"
@@ -207,10 +214,10 @@ def _places_are_missing() -> bool:
 def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
     start = Stall("train", [])
-    ready, changed, request, stopping = 0, time.monotonic(), None, False
+    announced, ready, changed, request, stopping = 0, 0, time.monotonic(), None, False
 
     def follow() -> None:
-        nonlocal ready, changed, request, stopping
+        nonlocal announced, ready, changed, request, stopping
         try:
             lease.check()
         except LeaseLost as error:
@@ -220,9 +227,9 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
         now = time.monotonic()
         for message in messages:
             say(f"train: {message}")
-        if not begun:
-            _check_start(start, now)
+        announced += len(messages)
         if line is None:
+            _check_start(start, now, announced if begun else None)
             return
         progress.update(progress_line(line, plan.last_step))
         if request is None:  # the present trainers have their places

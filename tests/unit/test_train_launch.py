@@ -39,14 +39,30 @@ def test_trainers_that_have_places_but_never_run_end_the_job(
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "PENDING"})
     start, lines = stall
     for now in range(1000):
-        launch._check_start(start, now)
+        launch._check_start(start, now, None)
     assert lines[0] == "train: no progress for 1:00 (no trainer runs yet; their places are in use)"
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
     for now in range(1000, 1330):
-        launch._check_start(start, now)
+        launch._check_start(start, now, None)
     assert lines[-1].endswith("(no trainer runs yet; all have places)")
     with pytest.raises(SystemExit, match=r"^train: no trainer ran within 5:00; run the same command again"):
-        launch._check_start(start, 1330)
+        launch._check_start(start, 1330, None)
+
+
+def test_trainers_that_run_and_have_no_figures_yet_are_reported_and_not_ended(
+    stall: tuple[Stall, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
+    start, lines = stall
+    launch._check_start(start, 0, None)
+    for now in range(10, 1800):
+        launch._check_start(start, now, 0)
+    assert lines[0] == "train: no progress for 1:00 (trainers load, compile or do their first steps)"
+    assert len(lines) == 58
+    lines.clear()
+    for now in range(1800, 1850):
+        launch._check_start(start, now, 1)  # a graph was compiled
+    assert not lines
 
 
 def test_collectives_time_out_after_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
