@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _HOLD_OUT_FROM = 20
 """With fewer pictures, init holds out none: a tenth of them might be none at all."""
+_PROMPT = 300
+"""Characters of a caption that becomes a prompt."""
 _RECIPES = {"article": "seed-table-4", "fast": "fast"}
 """The plan's preset with the samples of each recipe, at 256 px and then at 512 px."""
 
@@ -156,7 +158,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
             import pyarrow.parquet as pq
 
             first = next(pq.ParquetFile(target).iter_batches(3, columns=[caption])).column(0).to_pylist()
-            own["generate"] = {"prompts": prompts} if (prompts := [text for text in first if text]) else {}
+            own["generate"] = _drawn(filter(None, first))
     by_class = args.caption and "{class}" in args.caption
     if args.pictures and "://" not in args.pictures and not args.store:
         from sdp.sources.captions import gather
@@ -167,7 +169,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
             own["train"] = {"data.batch_size": max(1, min(16, seen.pictures // 2))}
             if seen.pictures < _HOLD_OUT_FROM:
                 own["train"] |= {"data.holdout": 0.0, "evaluate.every_steps": None}
-            own["generate"] = {"prompts": list(seen.examples)} if seen.examples else {}
+            own["generate"] = _drawn(seen.examples)
             jobs, also = _by_folder(args, folder, seen)
             own |= jobs
             own["train"] |= {"source.also": also} if also else {}
@@ -195,6 +197,12 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
     }
     return places, own
+
+
+def _drawn(captions: Iterable[str]) -> dict[str, Any]:
+    """Return the key of generate for some captions, cut to what a text encoder reads of them."""
+    prompts = [caption[:_PROMPT] for caption in captions]
+    return {"prompts": prompts} if prompts else {}
 
 
 def _by_folder(args: Arguments, folder: Path, seen: "PictureFolder") -> tuple[dict[str, dict[str, Any]], list[Any]]:

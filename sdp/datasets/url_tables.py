@@ -41,7 +41,7 @@ def as_parquet(uri: str, target: Path) -> tuple[int, str, str | None]:
             for batch in reader:
                 writer.write_batch(batch)
                 rows += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
         target.unlink(missing_ok=True)
         raise UserError(f"{uri}: not readable after row {rows:,} ({one_line(error, 200)}); correct it") from error
     return rows, url, caption

@@ -1,6 +1,7 @@
 """Captions of a folder of pictures, in the forms that other tools write, for a table that `sdp process` joins."""
 
 import csv
+import io
 import json
 import posixpath
 import re
@@ -149,7 +150,11 @@ def _entries(root: str, table: str, pictures: Collection[str]) -> Iterable[tuple
         return _objects(path)
     if suffix not in _DELIMITERS:
         return None
-    rows = list(csv.reader(_read(path).splitlines(keepends=True), delimiter=_DELIMITERS[suffix]))
+    reader = csv.reader(io.StringIO(_read(path)), delimiter=_DELIMITERS[suffix])
+    try:
+        rows = list(reader)
+    except csv.Error as error:  # such as a cell of 128 kB, after a quote that nothing closes
+        raise UserError(f"{path}:{reader.line_num}: not a table ({error}); correct it") from None
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     columns = usual_column(header, _FILES), usual_column(header, _CAPTIONS)
     if None not in columns:
@@ -173,7 +178,12 @@ def _objects(path: Path) -> Iterator[tuple[str, str]]:
         names = list(entry) if isinstance(entry, dict) else []
         if (file := usual_column(names, _FILES)) is not None:
             text = entry.get(usual_column(names, _CAPTIONS))
-            yield str(entry[file]), text.strip() if isinstance(text, str) else ""
+            yield _utf8(str(entry[file])), _utf8(text).strip() if isinstance(text, str) else ""
+
+
+def _utf8(text: str) -> str:
+    """Return the text without halves of surrogate pairs, which JSON's escapes may write."""
+    return text.encode(errors="replace").decode()
 
 
 def _read(path: Path) -> str:

@@ -173,6 +173,9 @@ def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
     (tmp_path / "urls.csv").write_text("")
     assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
     assert "or link; it is empty" in capsys.readouterr().err
+    (tmp_path / "urls.csv").write_text('"' + "x" * 140_000)
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
+    assert "urls.csv: not readable after row 0 (field larger" in capsys.readouterr().err
     (tmp_path / "a.jpg").touch()
     assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path)]) == 2
     assert f"is a folder of pictures; use --pictures {tmp_path}" in capsys.readouterr().err

@@ -82,6 +82,17 @@ def test_captions_may_name_the_folder_of_a_class(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_caption_keeps_what_a_table_s_line_does_not_end_at_and_is_valid_text(tmp_path: Path) -> None:
+    write(tmp_path, {f"{name}.jpg": "" for name in "abc"})
+    write(tmp_path, {"t.csv": "file,text\r\na,a dog\u2028on a beach\r\nb,two\x85words\x0b\x1cmore\r\n"})
+    write(tmp_path, {"t.jsonl": '{"file": "c.jpg", "text": "cut \\ud83d"}'})
+    pictures = gather(str(tmp_path))
+    assert pictures is not None
+    assert pictures.captions == {
+        "a.jpg": "a dog\u2028on a beach", "b.jpg": "two\x85words\x0b\x1cmore", "c.jpg": "cut ?",
+    }  # fmt: skip
+
+
 def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
     write(tmp_path, {"a.tar": "", "b.parquet": ""})
     assert gather(str(tmp_path)) is None
@@ -92,6 +103,7 @@ def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
     [
         ("metadata.jsonl", b"{}\n{", r"metadata.jsonl:2: not JSON .*; correct it"),
         ("metadata.jsonl", b"{}\n" + b"[" * 100_000, r"metadata.jsonl:2: not JSON .*; correct it"),
+        ("metadata.csv", b'file,text\na,"' + b"x" * 140_000, r"metadata.csv:2: not a table .*; correct it"),
         ("metadata.csv", b"\xff", r"metadata.csv: not UTF-8 text .*; save it as UTF-8"),
         ("a\nb.jpg", b"", r"the name of 'a\\nb.jpg' has a line break; rename it"),
     ],
