@@ -130,13 +130,13 @@ class Dataset:
             failed[unit] = failed.get(unit, 0) + count - retried
         return {unit: count for unit, count in failed.items() if count}
 
-    def require_rows(self) -> None:
-        """Raise an error if none of its rows was written."""
+    def require_rows(self, retry: str = "run it with --only-failed") -> None:
+        """Raise an error if none of its rows was written, and how to `retry` failed ones."""
         counts, uri = self.manifest.counts, self.storage.uri
         if counts.written or not counts.input:
             return
         most = ", ".join(f"{reason} {count:,}" for reason, count in Counter(counts.reasons).most_common(3))
-        remedy = "fix the cause, then run it with --only-failed" if counts.failed else "choose other filters"
+        remedy = f"fix the cause, then {retry}" if counts.failed else "choose other filters"
         if "private_address" in counts.reasons:
             remedy += " (--set 'fetch.allow_networks=[127.0.0.0/8]' allows a server on this machine)"
         raise DatasetError(

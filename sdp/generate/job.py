@@ -63,6 +63,8 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
     if newer := newer_than(model.uri, config.storage.options()):
         uri = f"{config.output.uri.rstrip('/')}-{{step}}"
         say(f"generate: {newer} is newer than {model.uri}; draw with it by --set 'output.uri={uri}'")
+    if dataset.manifest.counts.failed:
+        dataset.require_rows("choose another output.uri")
     return dataset
 
 

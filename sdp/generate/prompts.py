@@ -18,7 +18,8 @@ from pyroaring import BitMap64
 from sdp.config.generate import GenerateConfig
 from sdp.datasets import index as index_files
 from sdp.datasets import tombstones
-from sdp.datasets.columns import kind_of
+from sdp.datasets.columns import iter_tables, kind_of, open_parquet, readable
+from sdp.datasets.footers import read_new_footer
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.units import Extent
@@ -112,13 +113,14 @@ def _read_file(
     file: SourceFile, config: GenerateConfig, taken_down: Callable[[str], BitMap64]
 ) -> Iterator[tuple[Prompt, bool]]:
     """Yield a file's prompts, and whether the image that each describes has been taken down."""
-    data = open_source(file.uri, config.storage.options())
+    options = config.storage.options()
+    data = open_source(file.uri, options)
     is_parquet = data.read(len(_MAGIC)) == _MAGIC
     data.seek(0)
     if not is_parquet:
         return ((prompt, False) for prompt in _text(file.uri, data.read()))
     gone = taken_down(_PART.sub("", file.uri)) if _PART.search(file.uri) else BitMap64()
-    return _parquet(file.uri, data, config.source.caption_column, gone)
+    return _parquet(file.uri, options, config.source.caption_column, gone)
 
 
 def _text(uri: str, data: bytes) -> Iterator[Prompt]:
@@ -133,18 +135,20 @@ def _text(uri: str, data: bytes) -> Iterator[Prompt]:
     return (line.strip() for line in lines if line.strip())
 
 
-def _parquet(uri: str, data: pa.NativeFile, column: str, taken_down: BitMap64) -> Iterator[tuple[Prompt, bool]]:
+def _parquet(uri: str, options: StorageOptions, column: str, taken_down: BitMap64) -> Iterator[tuple[Prompt, bool]]:
     try:
-        file = pq.ParquetFile(data, pre_buffer=True)
-        names = file.schema_arrow.names
+        footer = read_new_footer(uri, options)
+        schema = footer.schema.to_arrow_schema()
+        names = schema.names
         if column not in names:
             raise UserError(f"source.caption_column: {uri}: no column {column}; it has {', '.join(names)}")
-        kind = file.schema_arrow.field(column).type
+        kind = schema.field(column).type
         if kind_of(kind) != "text":
             raise UserError(f"source.caption_column: {uri}: expected text in {column}, got {kind}; name another column")
-        for batch in file.iter_batches(columns=[column, *["row"] * bool(taken_down)]):
-            is_gone = [row in taken_down for row in batch["row"].to_pylist()] if taken_down else [False] * len(batch)
-            yield from zip(map(_clean, batch[column].to_pylist()), is_gone, strict=True)
+        columns = [column, *["row"] * bool(taken_down)]
+        for table in iter_tables(open_parquet(uri, options, columns, footer), columns):
+            is_gone = [row in taken_down for row in table["row"].to_pylist()] if taken_down else [False] * len(table)
+            yield from zip(map(_clean, readable(table[column]).to_pylist()), is_gone, strict=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         cause = one_line(error, 120)
         raise UserError(f"source.uri: {uri}: not readable as Parquet ({cause}); fix or remove it") from error

@@ -19,7 +19,7 @@ from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import write_part
-from sdp.errors import SdpError
+from sdp.errors import DatasetError, SdpError
 from sdp.generate import job
 from sdp.generate.painter import Painter, Picture
 from sdp.generate.sample import image_seed
@@ -131,6 +131,8 @@ def test_a_picture_at_which_its_generator_fails_is_isolated(
     assert outcomes(dataset) == {0: (WRITTEN, None), 1: (FAILED, "crashed"), 2: (WRITTEN, None)}
     assert account_of(dataset).to_pylist()[1]["detail"] == "ValueError: no such luck"
     assert sorted(path.stem for path in (tmp_path / "out/images").iterdir()) == ["000000000", "000000002"]
+    with pytest.raises(DatasetError, match=r"no row was written, 1 failed .*crashed 1.*choose another output\.uri$"):
+        draw(tmp_path / "none", checkpoint, ["b"])
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Reading prompts, and the addresses that they keep."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from sdp.config import parse
 from sdp.config.generate import GenerateConfig
 from sdp.datasets import tombstones
+from sdp.datasets.columns import LARGEST_CELL
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.parts import Layout, write_part
@@ -17,6 +19,7 @@ from sdp.datasets.tombstones import Takedown
 from sdp.errors import SdpError, UserError
 from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts
 from sdp.storage import open_storage
+from tests.growth.forged import repeat_text
 from tests.kit import begin_images, line_of
 
 
@@ -44,6 +47,17 @@ def test_a_parquet_file_has_a_prompt_a_row_and_a_missing_caption_keeps_its_place
     assert read_prompts(of_file(tmp_path / "p.parquet", "TEXT")).texts == ["a", None, None, "d"]
 
 
+def test_prompts_of_a_stranger_s_parquet_are_cut_and_its_lies_refused(tmp_path: Path) -> None:
+    file = repeat_text(tmp_path / "p.parquet", ["a", "é" * 50_000], caption=[0, 1, 1, None])
+    short = "é" * (LARGEST_CELL // 2) + "\ufffd"
+    assert read_prompts(of_file(file)).texts == ["a", short, short, None]
+    repeat_text(file, ["x" * 20_000_000], caption=[0] * 20)
+    tracemalloc.start()
+    assert len(read_prompts(of_file(file)).texts) == 20
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000, "not each row's text whole"
+    tracemalloc.stop()
+
+
 def test_files_of_a_folder_follow_one_another_by_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"caption": ["c", "d"]}), tmp_path / "2.parquet")
     (tmp_path / "1.txt").write_text("a\nb")
@@ -67,7 +81,7 @@ def test_files_without_a_prompt_are_refused_in_a_line(tmp_path: Path) -> None:
     assert refusal(of_file(table)) == f"source.caption_column: {table}: no column caption; it has url, number"
     assert "expected text in number, got int64" in refusal(of_file(table, "number"))
     table.write_bytes(table.read_bytes()[:-20])
-    assert "not readable as Parquet" in refusal(of_file(table, "url"))
+    assert f"{table}: not a readable Parquet file" in refusal(of_file(table, "url"))
     assert "no such file" in refusal(of_file(tmp_path / "none.txt"))
 
 
