@@ -23,7 +23,8 @@ _CACHE_BYTES, _SITE_BYTES, _RULE_BYTES = 32_000_000, 1_000, 60
 _MOST_PIECES = 3_000
 """Pieces between the wildcards of a robots.txt: each is searched for in each URL, and MAX_BYTES can hold 500,000."""
 _ABSENT = ("empty", "redirects", "http_status 4")
-"""Beginnings of the failures that mean a site without rules."""
+_BUSY = "http_status 429"
+"""Beginnings of the failures that mean a site without rules, and of the one among them that does not."""
 _FIELDS = {
     **dict.fromkeys(("user-agent", "useragent", "user agent"), "agent"),
     **dict.fromkeys(("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"), "disallow"),
@@ -62,7 +63,8 @@ class Robots:
         """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
         rules: _Rules | Failure
         size = _SITE_BYTES
-        if failure is None or f"{failure.reason} {failure.detail}".startswith(_ABSENT):
+        fault = "" if failure is None else f"{failure.reason} {failure.detail}"
+        if failure is None or (fault.startswith(_ABSENT) and not fault.startswith(_BUSY)):
             rules = _Rules(_patterns(text.decode("utf-8-sig", "replace"), self._agent))
             size += rules.size
             if rules.pieces > _MOST_PIECES:

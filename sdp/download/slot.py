@@ -266,6 +266,9 @@ class Slot:
         name = name.lower()
         if name in _READ:
             self.headers[name] = value.strip()
+        elif name == b"content-encoding" and self.request.robots_of and self.status == 200:
+            if value.strip().lower() not in (b"", b"identity"):
+                self.stopped = Failure("broken_transfer", "compressed, although not asked for")
         elif name == b"x-robots-tag" and self.status == 200 and not self.request.robots_of:
             # On a redirect, an error page or a robots.txt it does not concern the image.
             directive = opt_out(value.decode("latin-1"), self.options.agent)

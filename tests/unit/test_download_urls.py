@@ -13,6 +13,7 @@ from sdp.download import blocklists
 from sdp.download.plan import normalised
 from sdp.download.robots import opt_out
 from sdp.download.slot import Networks
+from sdp.errors import UserError
 from sdp.urls import BadUrl, key64, parents, parse, redirected
 
 
@@ -83,6 +84,22 @@ def test_a_listed_domain_is_refused_in_every_spelling(tmp_path: Path) -> None:
         assert lists.has_host(parse(f"https://{spelling}/").host), spelling
         assert lists.has_host(redirected(parse("http://1.example/"), f"//{spelling}").host), spelling
     assert not lists.has_host(parse("http://fass.example/").host)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["http://ads.com/", "ads.com\ttracker", "10.0.0.0/8", "ads.com/path", "ads.com:80", "0.0.0.0 ads.com", "a@b"],
+)
+def test_a_line_that_is_not_only_a_domain_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list").write_text(f"[::1]\n*.example.com\n{line}")
+    with pytest.raises(UserError, match=r"list:3: expected a domain, got .*; correct the line"):
+        blocklists.load(BlocklistsConfig(domains=(str(tmp_path / "list"),)))
+
+
+def test_a_url_with_a_tab_in_a_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("https://a.example/b\treason")
+    with pytest.raises(UserError, match=r"list:1: expected a URL, got .*; correct the line"):
+        blocklists.load(BlocklistsConfig(urls=(str(tmp_path / "list"),)))
 
 
 @pytest.mark.parametrize(

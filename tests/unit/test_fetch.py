@@ -1,5 +1,6 @@
 """Fetching, against an image server and everything that it can do wrong."""
 
+import gzip
 import os
 import select
 import socket
@@ -323,10 +324,11 @@ def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> N
         (b"<html>none here</html>", 404, "", None),
         (b"", 200, "", None),
         (SOME, 503, "", "not_asked"),
+        (SOME, 429, "", "not_asked"),
         (b"", 302, "http://10.0.0.1/robots.txt", "not_asked"),
         (b"User-agent: *\nDisallow: /\n" + b"# more\n" * 200_000, 200, "", "opt_out"),
     ],
-    ids=["none", "empty", "unreadable", "led into a private network", "endless"],
+    ids=["none", "empty", "unreadable", "too many requests", "led into a private network", "endless"],
 )
 def test_a_robots_txt_that_is_missing_allows_all_and_one_that_cannot_be_read_nothing(
     robots: bytes, status: int, location: str, reason: str | None
@@ -334,6 +336,18 @@ def test_a_robots_txt_that_is_missing_allows_all_and_one_that_cannot_be_read_not
     with site(robots, status, location) as (url, _):
         (fetched,) = fetch([f"{url}/image"], HONOUR)
     assert (fetched.failure and fetched.failure.reason) == reason
+
+
+def test_a_robots_txt_that_comes_compressed_is_one_that_cannot_be_read() -> None:
+    def answer(request: Asked) -> Answer:
+        packed = gzip.compress(b"User-agent: *\nDisallow: /")
+        return Answer(200, packed if request.path == "/robots.txt" else b"an image", {"Content-Encoding": "gzip"})
+
+    with serving(answer) as running:
+        (fetched,) = fetch([f"{running.address}/image"], HONOUR)
+    assert fetched.failure
+    assert fetched.failure.reason == "not_asked"
+    assert "compressed, although not asked for" in fetched.failure.detail
 
 
 def test_robots_txt_is_not_asked_for_by_default() -> None:
