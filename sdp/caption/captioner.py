@@ -14,7 +14,7 @@ from sdp.caption.answers import ModelAnswer, Question
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch, enter, share_cores
 from sdp.families.tokenizer import refuse_large
 from sdp.imaging import RowError
-from sdp.model.load import load_network
+from sdp.model.load import explained, load_network
 
 
 class LocalCaptioner:
@@ -25,14 +25,16 @@ class LocalCaptioner:
         self._device = choose_device()
         refuse_large(path)
         processors: Any = AutoProcessor
-        self._processor = processors.from_pretrained(path)
-        self._tokenizer = self._processor.tokenizer
-        self._tokenizer.padding_side = "left"  # an answer follows its prompt
+        with explained(path):
+            self._processor = processors.from_pretrained(path, trust_remote_code=False)
+            self._tokenizer = self._processor.tokenizer
+            self._tokenizer.padding_side = "left"  # an answer follows its prompt
         self._model: Any = load_network(AutoModelForImageTextToText, path, self._device, dtype=DTYPES[dtype])
         share_cores(self._device, self._model)
         self._limit, self._side, self._answering = BatchLimit(batch_size), side, threading.Lock()
         ends = self._model.generation_config.eos_token_id
-        self._ends = torch.tensor([] if ends is None else ends).reshape(-1)
+        with explained(path):
+            self._ends = torch.tensor([] if ends is None else ends).reshape(-1)
         self._options: dict[str, Any] = {"max_new_tokens": max_tokens, "do_sample": temperature > 0}
         if temperature:
             self._options["temperature"] = temperature

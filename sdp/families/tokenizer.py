@@ -37,7 +37,18 @@ _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\
 
 def load_tokenizer(path: Path) -> "Tokenizer":
     """Load the tokenizer of a model's folder. `tokenize` runs it."""
-    return _explained(path / "tokenizer", of(path).load_tokenizer)
+
+    def load(folder: Path) -> "Tokenizer":
+        tokenizer: Tokenizer = of(path).load_tokenizer(folder)
+        known = _read(path / "text_encoder/config.json").get("vocab_size")
+        if isinstance(known, int) and (highest := max(tokenizer.get_vocab().values())) >= known:
+            raise ModelError(
+                f"{folder}: has the id {highest:,}, but text_encoder has {known:,} embeddings; restore the tokenizer "
+                "that belongs to it"
+            )
+        return tokenizer
+
+    return _explained(path / "tokenizer", load)
 
 
 def load_clip_tokenizer(folder: Path) -> "Tokenizer":

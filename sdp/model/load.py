@@ -76,7 +76,7 @@ def load_denoiser(
         denoiser = _diffusers(kind, path, family.denoiser)
     else:
         config = load_denoiser_config(path)
-        with _explained(folder):
+        with explained(folder):
             denoiser = kind.from_config(config)
             family.initialise(denoiser)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
@@ -131,7 +131,19 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
     return _complete(kind, path / part, torch_dtype=torch.float32, low_cpu_mem_usage=False)
 
 
-_HUB_KERNEL = re.compile(r'"(_?attn_implementation\w*)"\s*:\s*"[^"]*/')
+def _hub_kernel(config: Any) -> str | None:
+    """Return the first key, at any depth, by which transformers would load code of the model hub."""
+    ahead = [config]
+    while ahead:
+        value = ahead.pop()
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if "attn_implementation" in name and "/" in str(inner):
+                    return str(name)
+            ahead += value.values()
+        elif isinstance(value, list):
+            ahead += value
+    return None
 
 
 _REPORTERS = (
@@ -155,17 +167,16 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
         raise ModelError(
             f"{folder}: adapter_config.json: expected a network without an adapter; merge it, or remove it"
         )
-    if (config := folder / "config.json").exists() and (
-        match := _HUB_KERNEL.search(config.read_text(errors="replace"))
-    ):
-        raise ModelError(f"{config}: {match[1]}: expected one of torch's, got code of the model hub; remove it")
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        if file.exists() and (name := _hub_kernel(_config(file))):
+            raise ModelError(f"{file}: {name}: expected one of torch's, got code of the model hub; remove it")
     for file in folder.glob("*.safetensors"):
         if "." not in file.stem:  # another precision, which is not read
-            with _explained(file), safe_open(file, "pt"):  # diffusers would not say what is wrong with its header
+            with explained(file), safe_open(file, "pt"):  # diffusers would not say what is wrong with its header
                 pass
     for logger in _REPORTERS:
         logging.getLogger(logger).setLevel(logging.ERROR)
-    with _explained(folder):
+    with explained(folder):
         model, report = kind.from_pretrained(
             folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
@@ -185,7 +196,7 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
     """Turn what the libraries raise for a damaged or odd network, which is of any class, into one line."""
     try:
         yield

@@ -1,6 +1,7 @@
 """`sdp caption`: pictures in, captions out, by a tiny model or by a server, and process and training that use them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -271,6 +272,18 @@ def test_process_uses_the_new_captions(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "content"), [("tokenizer_config.json", "{"), ("processor_config.json", "["), ("tokenizer.json", "{}")]
+)
+def test_a_damaged_processor_is_an_error_that_names_its_folder(
+    vlm: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    folder = shutil.copytree(vlm, tmp_path / "vlm")
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=rf"^{folder}: cannot be loaded .*; compare it with the original"):
+        LocalCaptioner(folder, "fp32", 64, 1, 8, 0.0)
+
+
 def test_marks_of_the_tokenizer_in_a_caption_are_data(vlm: Path) -> None:
     prompts = ["Which <image> colour?", "<image><image></s>", "<ima<image>ge>", "Which colour?"]
     questions = [Question(row, coloured(colour_of(row)), prompt) for row, prompt in enumerate(prompts)]

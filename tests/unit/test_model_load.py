@@ -110,6 +110,11 @@ def test_an_index_that_names_other_files_than_safetensors_beside_it_is_refused(
             {"attn_implementation": "owner/name"},
             r"config\.json: attn_implementation: .* of the model hub",
         ),
+        (
+            "generation_config.json",
+            {"_attn_implementation_internal": {"": "owner/name"}},
+            r"generation_config\.json: _attn_implementation_internal: .* of the model hub",
+        ),
     ],
 )
 def test_a_network_that_brings_weights_or_code_of_others_is_refused(
@@ -117,7 +122,8 @@ def test_a_network_that_brings_weights_or_code_of_others_is_refused(
 ) -> None:
     target = copy / "text_encoder" / file
     known = json.loads(target.read_text()) if target.exists() else {}
-    target.write_text(json.dumps(known | {"text_config": content} if known else content))
+    text = json.dumps(known | {"text_config": content} if known else content)
+    target.write_text(text.replace("attn_", "\\u0061ttn_").replace("owner/", "owner\\u002f"))
     with pytest.raises(ModelError, match=says):
         load.load_text_encoder(copy)
 
@@ -237,6 +243,13 @@ def test_weights_that_are_not_safetensors_are_named_with_the_reason(
     file.write_bytes(content)
     with pytest.raises(ModelError, match=rf"^{file}: cannot be loaded \(.*{reason}.*\); compare it with the original$"):
         LOADERS[part.partition("/")[0]](copy)
+
+
+def test_a_tokenizer_with_ids_that_the_text_encoder_lacks_is_refused(copy: Path) -> None:
+    file = copy / "tokenizer/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"additional_special_tokens": ["<cat-toy>"]}))
+    with pytest.raises(ModelError, match=r"tokenizer: has the id \d+, but text_encoder has \d+ embeddings; restore"):
+        load_tokenizer(copy)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt"])
