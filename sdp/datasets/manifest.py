@@ -131,7 +131,7 @@ class Dataset:
         return {unit: count for unit, count in failed.items() if count}
 
     def require_rows(self, retry: str = "run it with --only-failed") -> None:
-        """Raise an error if none of its rows was written, and how to `retry` failed ones."""
+        """Raise an error if none of its rows was written. It says how to `retry` those that failed."""
         counts, uri = self.manifest.counts, self.storage.uri
         if counts.written or not counts.input:
             return

@@ -57,7 +57,7 @@ def write_model_card(exported: Exported) -> None:
         "metrics": run.metrics(), "evaluations": evaluations, "takedowns": _takedowns(folder, facts["datasets"]),
         "data": _rows(facts["datasets"]), "json": json.dumps, "spent": spent,
     }  # fmt: skip
-    target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode())
+    target.publish(CARD, render(Path(__file__).with_name("model_card.md"), values).encode(errors="replace"))
 
 
 def _takedowns(folder: Storage, datasets: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
@@ -83,7 +83,7 @@ def write_dataset_card(storage: Storage, out: str) -> None:
         "taken_down": len(tombstones.load(storage).rows), "data": _rows([dataset.lineage]),
     }  # fmt: skip
     for file, template in ((CARD, "dataset_card.md"), (_CROISSANT, _CROISSANT)):
-        target.publish(file, render(Path(__file__).with_name(template), values).encode())
+        target.publish(file, render(Path(__file__).with_name(template), values).encode(errors="replace"))
 
 
 def check_card(uri: str) -> Iterator[tuple[str, str]]:

@@ -130,7 +130,7 @@ def page_of(title: str, sections: Sequence[PageSection]) -> bytes:
     written = f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by sdp {sdp.__version__}"
     values = {"title": title, "sections": sections, "written": written, "data_uri": _data_uri}
     values |= {"plain": _plain, "digest": _DIGEST}
-    return render(Path(__file__).with_suffix(".html"), values).encode()
+    return render(Path(__file__).with_suffix(".html"), values).encode(errors="replace")
 
 
 def text_of(section: PageSection) -> str:

@@ -194,6 +194,10 @@ def _spans(key: str, uri: str, footer: pq.FileMetaData, by: str) -> list[tuple[i
             if statistics is None or not statistics.has_min_max:
                 raise DatasetError(f"{key}.uri: {uri}: no statistics of column row; write it with statistics")
             first, last = statistics.min, statistics.max
+            if not 0 <= first <= last < 1 << 63:
+                raise DatasetError(
+                    f"{key}.uri: {uri}: row {first} to {last}: expected addresses; join by another column"
+                )
         spans.append((first, last, RowGroup(uri, number, rows, None)))
     return spans
 
@@ -205,6 +209,8 @@ def _check_keys(key: str, joined: Joined, options: StorageOptions) -> None:
             "since every worker holds it; join it by row"
         )
     keys = _sorted(joined.groups, (joined.by,), options)[joined.by]
+    if keys.null_count == len(keys):
+        raise DatasetError(f"{key}.by: {joined.uri} has no value in column {joined.by}; join it by another")
     if (distinct := pc.count_distinct(keys).as_py()) < len(keys):
         raise DatasetError(
             f"{key}.by: {len(keys) - distinct:,} of {joined.uri}'s rows repeat another's {joined.by}; keep one of each"

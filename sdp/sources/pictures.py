@@ -225,6 +225,7 @@ def _check_columns(
     checks += [(f"{key}.caption_column", name, "text") for name in texts]
     checks += [(f"{key}.tables", name, "text") for name in columns.keys]
     checks += [(f"filters.{name}", name, "numbers") for name in others]
+    checks += [(f"{key}.uri", "key", "text")] * (schema.names.count("key") > 1)  # read where there is one
     for path, name, content in checks:
         check_column(path, name, content, schema, uri)
     return texts, (*columns.keys, *others)

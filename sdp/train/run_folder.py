@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ LogLine = dict[str, Any]
 
 _NUMBERS = ("step", "samples", "epoch", "workers", "epoch_done", "samples_per_s", "seconds")
 """Numbers that each line of metrics has."""
+_GROUPS = ("time", "validation")
+"""Numbers by name in a line of metrics."""
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
 _PICTURE = re.compile(r"\d{3,9}\.png", re.ASCII)
 
@@ -285,9 +288,12 @@ def _parsed(text: bytes) -> Any:
 
 
 def _is_metric(line: LogLine) -> bool:
-    return all(_is_number(line.get(name)) for name in _NUMBERS) and all(
-        value is None or isinstance(value, dict) or _is_number(value) for value in line.values()
-    )
+    groups = [line.get(name) or {} for name in _GROUPS]
+    needed = [*_NUMBERS, *["validation_step"] * bool(line.get("validation"))]
+    if not all(isinstance(group, dict) for group in groups) or not all(_is_number(line.get(name)) for name in needed):
+        return False
+    values = [value for name, value in line.items() if name not in _GROUPS]
+    return all(value is None or _is_number(value) for value in chain(values, *(group.values() for group in groups)))
 
 
 def _is_event(line: LogLine) -> bool:

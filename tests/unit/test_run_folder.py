@@ -131,7 +131,9 @@ def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
 
 def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     good = [json.dumps(line(step)).encode() for step in (10, 30)]
-    torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", good[1], b'{"step": 4'])
+    odd = [{"validation": {"all": 1.0}}, {"validation": 5}, {"time": {"data": "x"}}, {"mfu": {"a": 1}}]
+    wrong = [json.dumps(line(20) | value).encode() for value in odd]
+    torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", *wrong, good[1], b'{"step": 4'])
     run.storage.publish("metrics/000001-000000000.jsonl", torn)
     run.storage.publish("bad_rows/step-000000001.jsonl", b'{"row": 3, "reason": "undecodable"}\n{"row": "x"}\n{"ro')
     problems: list[str] = []
@@ -139,7 +141,7 @@ def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.L
     assert run.bad_rows(problems) == [{"row": 3, "reason": "undecodable"}]
     what = "lines are damaged and left out, the first at line"
     assert problems == [
-        f"{run.storage.uri}/metrics/000001-000000000.jsonl: 4 {what} 2",
+        f"{run.storage.uri}/metrics/000001-000000000.jsonl: 8 {what} 2",
         f"{run.storage.uri}/bad_rows/step-000000001.jsonl: 2 {what} 2",
     ]
     run.storage.publish("events.jsonl", b'{"event": 3}\n')

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -194,6 +195,12 @@ def test_columns_that_are_missing_or_of_another_type_are_refused(images: Path, t
         ({"url": ["u"], "nice": [1]}, {"by": "url"}, r"source\.tables: no column url in .*; it has row, key"),
         ({"row": [1], "caption": ["c"]}, {}, r"filters\.nice: no column nice in"),
         ({"key": ["a", "a"], "nice": [1, 2]}, {"by": "key"}, "1 of .* rows repeat another's key"),
+        ({"key": [None], "nice": [1]}, {"by": "key"}, r"tables\.0\.by: .* has no value in column key"),
+        (
+            {"row": np.array([0, 1 << 63], np.uint64), "nice": [1, 2]},
+            {},
+            r"row 0 to 9223372036854775808: expected addr",
+        ),
     ]
     for number, (columns, settings, message) in enumerate(cases):
         table = write_table(tmp_path / f"{number}.parquet", columns)

@@ -304,6 +304,10 @@ def test_an_invalid_source_of_pictures_is_refused_in_one_line(tmp_path: Path) ->
     (folder / "b.tar.gz").write_bytes(b"")
     with pytest.raises(UserError, match=r"^source.uri: .*b.tar.gz: tars are read uncompressed"):
         rows_of(folder / "b.tar.gz", tmp_path / "out")
+    columns = [pa.array([picture(0)]), pa.array(["a"]), pa.array(["k"]), pa.array([1])]
+    pq.write_table(pa.table(columns, ["image", "caption", "key", "key"]), folder / "b.parquet")
+    with pytest.raises(DatasetError, match=r"^source.uri: .*b.parquet has 2 columns key"):
+        rows_of(folder / "b.parquet", tmp_path / "out")
     write_tar(folder / "b.tar", {"a.txt": b"no picture"})
     with pytest.raises(DatasetError, match=r"1 file without any row"):
         rows_of(folder / "b.tar", tmp_path / "out")
