@@ -166,7 +166,9 @@ def _without_dots(path: str) -> str:
             del kept[-1:]
         elif dots != ".":
             kept.append(segment)
-    return "/" + "/".join([*kept, *[""] * (dots in (".", ".."))])
+    if dots in (".", ".."):  # the last segment: the path ends in a slash
+        kept.append("")
+    return "/" + "/".join(kept)
 
 
 def _escaped(text: str) -> str:

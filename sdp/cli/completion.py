@@ -44,9 +44,11 @@ def _settings(command: str, parsed_args: Arguments, **_: Any) -> Iterator[str]:
 
     job = str(getattr(parsed_args, "job", command)).partition("-")[0]
     for key in keys(JOBS[job]) if job in JOBS else ():
-        words = []
+        words = list[str]()
         annotation = unwrap(key.field.annotation)[0]
         for member in union_members(annotation) or [annotation]:
-            words += list(get_args(member)) if get_origin(member) is Literal else []
-            words += ["true", "false"] if member is bool else []
+            if get_origin(member) is Literal:
+                words += get_args(member)
+            elif member is bool:
+                words += ["true", "false"]
         yield from [f"{key.path}={word}" for word in words] or [f"{key.path}="]

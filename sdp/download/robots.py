@@ -130,7 +130,7 @@ def _patterns(text: str, agent: str) -> dict[str, bool]:
         elif field is not None:
             in_rules = True
             allows = field == "allow"
-            patterns = [value] * bool(value)
+            patterns = [value] if value else []
             if allows and value.endswith(_INDEX):  # its folder, too
                 patterns.append(f"{value.removesuffix(_INDEX)}/$")
             for name in names:

@@ -136,6 +136,7 @@ def _text(uri: str, data: bytes) -> Iterator[Prompt]:
 
 
 def _parquet(uri: str, options: StorageOptions, column: str, taken_down: BitMap64) -> Iterator[tuple[Prompt, bool]]:
+    """Yield the prompts in a column, and whether the image that each describes has been taken down."""
     try:
         footer = read_new_footer(uri, options)
         schema = footer.schema.to_arrow_schema()
@@ -145,7 +146,7 @@ def _parquet(uri: str, options: StorageOptions, column: str, taken_down: BitMap6
         kind = schema.field(column).type
         if kind_of(kind) != "text":
             raise UserError(f"source.caption_column: {uri}: expected text in {column}, got {kind}; name another column")
-        columns = [column, *["row"] * bool(taken_down)]
+        columns = [column, "row"] if taken_down else [column]
         for table in iter_tables(open_parquet(uri, options, columns, footer), columns):
             is_gone = [row in taken_down for row in table["row"].to_pylist()] if taken_down else [False] * len(table)
             yield from zip(map(_clean, readable(table[column]).to_pylist()), is_gone, strict=True)

@@ -56,7 +56,8 @@ def with_own_cluster(rayjob: Object, release: Object, config: JobConfig) -> Obje
 def workers_of(config: JobConfig) -> list[WorkersConfig]:
     """Return the sections that say which workers a job has; only an online training has encoders of its own."""
     alone = isinstance(config, TrainConfig) and config.data.mode != "online"
-    return [getattr(config, name) for name in ("scaling", *["encode"] * (not alone)) if hasattr(config, name)]
+    names = ("scaling",) if alone else ("scaling", "encode")
+    return [getattr(config, name) for name in names if hasattr(config, name)]
 
 
 def _pods(config: JobConfig, groups: list[Object]) -> Counter[str]:

@@ -185,7 +185,8 @@ def as_text(memory: Memory) -> str:
     )
     verdict = "fits" if memory.fits else "does not fit"
     ways = [f"data.batch_size: {memory.largest_batch}" if memory.largest_batch else "lora.rank: 16"]
-    ways += ["strategy.activation_checkpointing: true"] * ("checkpointed" not in memory.name)
+    if "checkpointed" not in memory.name:
+        ways.append("strategy.activation_checkpointing: true")
     hint = "" if memory.fits else f"; set {' or '.join(ways)}"
     parts = {**memory.parts, "activations": memory.per_sample * memory.batch, "all": memory.total}
     return "\n".join(

@@ -99,7 +99,9 @@ def check_card(uri: str) -> Iterator[tuple[str, str]]:
                 row, problems = _evaluation(dataset), list[str]()
             else:
                 row, problems = _row(dataset, digest)[0], describe(open_storage(dataset)).problems
-            yield dataset, "; ".join([f"the card says {line}, its record {row}"] * (row != line) + problems)
+            if row != line:
+                problems = [f"the card says {line}, its record {row}", *problems]
+            yield dataset, "; ".join(problems)
         except SdpError as error:
             yield dataset, str(error)
 

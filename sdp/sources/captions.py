@@ -68,9 +68,8 @@ class PictureFolder:
         if without:
             parts.append(f"without caption {without:,}, left out by process unless --caption-with describes them")
         ends = [f"left out: {_listed(self.left_out)}"] if self.left_out else []
-        ends += [f"{counted(self.several, 'caption')} of several lines, of which each picture takes one"] * (
-            self.several > 0
-        )
+        if self.several:
+            ends.append(f"{counted(self.several, 'caption')} of several lines, of which each picture takes one")
         if self.repeats:
             numbers = ", ".join(sorted(self.repeats))
             meaning = "are weights in training" if len(self.weighted) > 1 else "change nothing, since sdp counts steps"
@@ -118,7 +117,8 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
                 captions[picture] = (lines or [""])[0]
         captioned |= own.keys()
     if errors:
-        raise UserError("\n".join([*errors[:_SHOWN], *[f"and {len(errors) - _SHOWN:,} more"] * (len(errors) > _SHOWN)]))
+        more = [f"and {len(errors) - _SHOWN:,} more"] if len(errors) > _SHOWN else []
+        raise UserError("\n".join([*errors[:_SHOWN], *more]))
     for table in sorted(others - used):
         if (entries := _entries(root, table, pictures)) is None:
             continue

@@ -49,8 +49,9 @@ class Changes:
         )
         parts = []
         for uris, what, how in kinds:
-            names = ", ".join(uri.rpartition("/")[2] for uri in uris[:_NAMED]) + ", …" * (len(uris) > _NAMED)
-            parts += [f"{counted(len(uris), what)} {how} ({names})"] if uris else []
+            if uris:
+                names = ", ".join(uri.rpartition("/")[2] for uri in uris[:_NAMED]) + ", …" * (len(uris) > _NAMED)
+                parts.append(f"{counted(len(uris), what)} {how} ({names})")
         return ", ".join(parts)
 
 
