@@ -256,7 +256,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def cast(table: pa.Table, types: pa.Schema, where: str) -> pa.Table:
-    """Return the same values with some columns in these types; refuse a file, `where`, whose values would change."""
+    """Return the table with some columns cast to `types`; refuse the file `where` if a value would change."""
     for field in types:
         at = table.schema.get_field_index(field.name)
         fault = f"column {field.name} is {table[at].type}, which this dataset keeps as {field.type}"

@@ -88,8 +88,9 @@ class Index:
     units: Units = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        spans = (pc.field("attempt") == 0) & (pc.field("rows") > 0)
-        tables = [v.files.filter(spans) for v in self.versions if v.attempt == 0]
+        # A file's attempt is the one upstream, a version's is our own.
+        adds_addresses = (pc.field("attempt") == 0) & (pc.field("rows") > 0)
+        tables = [v.files.filter(adds_addresses) for v in self.versions if v.attempt == 0]
         files = pa.concat_tables([FILES_SCHEMA.empty_table(), *tables]).combine_chunks()
         extents = [v.extent for v in self.versions if v.extent is not None]
         object.__setattr__(self, "files", files)
@@ -207,9 +208,10 @@ def load(storage: Storage, unit_rows: int) -> Index:
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
     with _reading(storage, FOLDER):
         index = Index(versions, unit_rows)
-        index = index.moved(index.root)
-        for number in (number for version in versions for number in version.units):
-            index.units[number]  # raises for a unit that does not exist
+        index = index.moved(index.root)  # older versions may name the folder where the source was before
+        for version in versions:
+            for number in version.units:
+                index.units[number]  # raises for a unit that does not exist
     return index
 
 

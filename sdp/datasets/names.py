@@ -70,22 +70,22 @@ def finder(storage: Storage) -> Callable[[str], list[int]]:
     """
 
     @cache
-    def paths() -> dict[str, dict[str, list[int]]]:
-        """Return the addresses of each path, by the name at its end."""
+    def paths_by_name() -> dict[str, dict[str, list[int]]]:
+        """Return the paths that end in each file name, with the addresses of each path."""
         root, known = _root(storage), dict[str, dict[str, list[int]]]()
         columns = (root.index.files[column].to_pylist() for column in ("path", "first_row"))
         for path, row in zip(*columns, strict=True):
             if path.endswith((*_PARQUET, ".tar")):
-                by = "--url" if root.head.kind == "images" else "--row"
+                option = "--url" if root.head.kind == "images" else "--row"
                 raise UserError(
-                    f"{storage.uri}: its rows are of tables, not of image files; use {by} in place of a name"
+                    f"{storage.uri}: its rows are of tables, not of image files; use {option} in place of a name"
                 )
             known.setdefault(path.rpartition("/")[2], {}).setdefault(path, []).append(row)
         return known
 
     def rows_of(name: str) -> list[int]:
         wanted = f"/{name.removeprefix('./').lstrip('/')}"
-        same = paths().get(wanted.rpartition("/")[2], {})
+        same = paths_by_name().get(wanted.rpartition("/")[2], {})
         matches = [rows for path, rows in same.items() if f"/{path}".endswith(wanted)]
         if len(matches) != 1:
             several = f"{len(matches)} pictures are named {name}; give more of the path"

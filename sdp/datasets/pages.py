@@ -157,10 +157,10 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
             return value, at
     raise ValueError

@@ -291,10 +291,10 @@ def _widened(file: SourceFile, footer: pq.FileMetaData, types: pa.Schema, fixed:
         common = common_type(column.type, own)
         if common is None or (column.name in fixed and common != column.type):
             held = "no value" if pa.types.is_null(column.type) else column.type
-            way_out = ", or choose a new output.uri" if column.name in fixed else " or leave the column out"
+            alternative = ", or choose a new output.uri" if column.name in fixed else " or leave the column out"
             raise DatasetError(
                 f"{file.uri}: column {column.name} holds {own}, but {held} in this dataset's other files; "
-                f"convert this file{way_out}"
+                f"convert this file{alternative}"
             )
         types = types.set(at, pa.field(column.name, common))
     return types

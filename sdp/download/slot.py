@@ -56,9 +56,10 @@ class Buffer:
         """A function that the releasing thread calls."""
 
     def reserve(self, size: int, *, spare: int = 0, beyond_limit: bool = False) -> bool:
-        """Reserve bytes if they are free and `spare` (at most half the limit) stay free; `beyond_limit` always does."""
+        """Reserve bytes if `spare` (at most half the limit) stay free, or if `beyond_limit`; return whether it did."""
+        limit = self._limit - min(spare, self._limit // 2)
         with self._lock:
-            if self._used + size > self._limit - min(spare, self._limit // 2) and not beyond_limit:
+            if self._used + size > limit and not beyond_limit:
                 return False
             self._used += size
             return True

@@ -22,7 +22,7 @@ from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import RowShape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.errors import AlreadyExists
-from sdp.families.classes import know_compiler
+from sdp.families.classes import import_compiler
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.imaging import Pixels, decode
 from sdp.model import load, sources
@@ -128,11 +128,11 @@ class EncodeSpec(RowsSpec):
         return encoder
 
     def load_encoder(self, device: str | None = None) -> "Encoder":
-        """Load the encoder, with the model of the pinned digest."""
+        """Load the encoder from the model with the pinned digest."""
         from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
 
         if self.settings.compile:
-            know_compiler()
+            import_compiler()
         model = sources.resolve(self.model, storage=self.storage)
         text = load.load_text_encoder(model.path) if self.shape.text.width is not None else None
         vae, family = load.load_vae(model.path), model.family

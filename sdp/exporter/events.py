@@ -28,15 +28,15 @@ class XidWatch:
         self._gpus: frozenset[tuple[str, int]] = frozenset()
         """UUID and index of the GPUs that answer."""
         self._due = False
-        """True if one of them is new, or has come back."""
+        """True if one of them is new or has come back, so that all must be registered again."""
         self._thread: threading.Thread | None = None
         self._seen: dict[str, dict[int, float]] = {}
 
     def watch(self, gpus: Mapping[str, int]) -> None:
-        """Listen to the GPUs that answer now (UUID -> index); cheap if they are known."""
+        """Listen to these GPUs (UUID -> index), which answer now; cheap if all of them did before."""
         with self._lock:
             before, self._gpus = self._gpus, frozenset(gpus.items())
-            self._due |= not self._gpus <= before
+            self._due |= bool(self._gpus - before)
             if self._due and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
                 self._thread.start()

@@ -319,18 +319,17 @@ def text_width(model: Path) -> int:
 
 def latent_space(vae: Mapping[str, Any]) -> LatentSpace:
     """Return the latent space of a VAE by its configuration."""
-    default, blocks, drawn = LatentSpace(), vae.get("block_out_channels"), True
-    if vae.get("_class_name") == "AutoencoderDC":
-        blocks, drawn = vae["encoder_block_out_channels"], False
-    patch = _packed(vae)
-    scale = default.scale if patch == 1 else 1.0  # such a VAE's weights have a mean and a deviation of each channel
+    default, patch = LatentSpace(), _packed(vae)
+    is_drawn = vae.get("_class_name") != "AutoencoderDC"
+    blocks = vae.get("block_out_channels") if is_drawn else vae["encoder_block_out_channels"]
+    scale = default.scale if patch == 1 else 1.0  # with patches, the weights hold each channel's mean and deviation
     return LatentSpace(
-        int(vae.get("latent_channels", default.channels)) * patch**2,
-        (2 ** (len(blocks) - 1) if blocks else default.reduction) * patch,
-        float(vae.get("scaling_factor", scale)),
-        float(vae.get("shift_factor") or 0.0),
-        drawn,
-        patch,
+        channels=int(vae.get("latent_channels", default.channels)) * patch**2,
+        reduction=(2 ** (len(blocks) - 1) if blocks else default.reduction) * patch,
+        scale=float(vae.get("scaling_factor", scale)),
+        shift=float(vae.get("shift_factor") or 0.0),
+        drawn=is_drawn,
+        patch=patch,
     )
 
 

@@ -39,7 +39,7 @@ _COMPILER = "torch._dynamo"
 def network_class(name: str) -> Any:
     """Return a class of diffusers' networks by its name.
 
-    A process that compiles networks calls `know_compiler` before. If diffusers has been imported already, or has
+    A process that compiles networks calls `import_compiler` before. If diffusers has been imported already, or has
     changed, its import is the usual one. Afterwards diffusers takes transformers and peft for absent: a process that
     also uses its pipelines imports diffusers first.
     """
@@ -55,7 +55,7 @@ def network_class(name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def know_compiler() -> None:
+def import_compiler() -> None:
     """Import torch's compiler, so that diffusers can tell it how to treat the networks."""
     import_module(_COMPILER)
 

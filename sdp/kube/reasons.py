@@ -31,7 +31,7 @@ class Reasons:
     def of(self, raycluster: Object, state: ClusterState, pods: Sequence[Object] | None = None) -> str:
         """Return why a cluster is not ready or lacks workers, in one line; empty if it lacks nothing.
 
-        Its `pods` are listed here unless they are known.
+        Without the cluster's `pods`, this lists them.
         """
         lacks = state.state != "ready" or state.workers < state.wanted
         with suppress(SdpError):
@@ -39,8 +39,8 @@ class Reasons:
                 return self.queued(raycluster) or state.message
             if lacks and not state.refused:
                 pods = pods_of(self.api, state.name) if pods is None else pods
-                for finding in sorted(stuck_pods(pods), key=lambda finding: finding.state):
-                    return finding.says
+                if stuck := list(stuck_pods(pods)):
+                    return min(stuck, key=lambda finding: finding.state).says  # "failed" before "warning"
                 if len(pods) <= state.wanted:  # the head is one of them
                     return _last_warning(self.api, raycluster) or state.message
         return state.message

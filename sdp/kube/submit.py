@@ -71,17 +71,19 @@ def _user(api: Api) -> str:
 
 
 def rayjob_of(
-    submission: Submission, release: Callable[[], ReadRelease] | None, say: Say, *, send: bool = False
+    submission: Submission, read_release: Callable[[], ReadRelease] | None, say: Say, *, send: bool = False
 ) -> Object:
-    """Return a submission's RayJob for a release; without one, as in a dry run, only --config or --set is checked.
+    """Return the RayJob of a submission.
 
-    With `send`, the job takes along the cluster's configuration: pods have an older one for a minute after a change.
+    Without `read_release`, as in a dry run, this checks --config or --set alone. With `send`, the RayJob carries the
+    cluster's configuration, since the pods' own copy is out of date for a minute after a change.
     """
     text, config = _checked_file(submission, say)
     kind, sets = kind_of(submission.job), list(submission.overrides)
     if submission.own_cluster and kind == "train":
         sets.append("scaling.can_grow=false")
-    cluster, texts = release() if release else ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
+    unread: ReadRelease = ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
+    cluster, texts = read_release() if read_release else unread
     if config is None and texts is not None:
         config = _checked_against(texts, submission, say)
         if send and len(texts[submission.job].encode()) <= LARGEST_CONFIG:
@@ -90,7 +92,7 @@ def rayjob_of(
     rayjob = make_rayjob(submission.job, text, cluster=name, name=submission.name, overrides=sets)
     if not submission.own_cluster:
         return rayjob
-    if release is None or config is None:
+    if read_release is None or config is None:
         raise UserError("--own-cluster: expected --manifest FILE with --dry-run, which asks no cluster, got none")
     return with_own_cluster(rayjob, cluster, config)
 

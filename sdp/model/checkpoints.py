@@ -284,7 +284,7 @@ def read_state(folder: Storage) -> TrainState:
     try:
         return state_in(read_marker(folder))
     except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(error.what, way_out(folder)) from error
+        raise DamagedCheckpoint(error.what, remedy(folder)) from error
 
 
 def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
@@ -307,13 +307,13 @@ def read_ledger(folder: Storage) -> Ledger:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
-def way_out(folder: Storage) -> str:
+def remedy(folder: Storage) -> str:
     """Return the remedy if this checkpoint, the newest of its run, is damaged."""
-    uri, _, name = folder.uri.rpartition(f"/{FOLDER}")
+    run, _, name = folder.uri.rpartition(f"/{FOLDER}")
     match = _STEP.match(f"{FOLDER}{name}/")
-    if not uri or match is None:
+    if not run or match is None:
         return "use another checkpoint"
-    steps = steps_in(open_storage(uri, folder.options)).complete
+    steps = steps_in(open_storage(run, folder.options)).complete
     earlier = [step for step in steps if step < int(match[1])]
     return f"delete {folder.uri} to " + (f"go on from step {earlier[-1]:,}" if earlier else "begin anew")
 

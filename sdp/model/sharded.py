@@ -305,7 +305,7 @@ def _read_checksums(storage: Storage, name: str) -> dict[tuple[str, int], int]:
 
 
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
-    """Return the stretches in runs that lie one after another in a file; each run is read by one request."""
+    """Return the stretches in groups, each of which is contiguous in a file and small enough for one request."""
     runs: list[list[_Stretch]] = []
     for stretch in sorted(stretches, key=lambda stretch: stretch[:2]):
         run = runs[-1] if runs else []

@@ -111,13 +111,13 @@ def check(
 def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None) -> LocalModel:
     """Return the source as a local folder, downloaded if needed and once for all processes of a machine.
 
-    The digest is that of the content, which must match a pinned `sha256`.
+    Raise ModelError if it has no files, or if the digest of their content is not the pinned `sha256`.
     """
     source = _model(source)
     path = fetch(source, storage)
     names = layout.present(path)
     if not names:
-        _require_files(source, lambda _: False, PARTS, families.of(path))
+        _require_files(source, lambda name: name in names, PARTS, families.of(path))  # raises
     digest = cache.digest(path, names)
     if source.sha256 is not None and digest != source.sha256:
         raise ModelError(

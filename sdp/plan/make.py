@@ -235,24 +235,23 @@ def plan_of_data(
     rows: int | None = None,
     rate: float | None = None,
 ) -> Plan:
-    """Return the plan of a download, of captions at `rate` a second of a GPU, or of processing."""
+    """Return the plan of a download, process or caption job; the last needs `rate`, the captions a second of a GPU."""
     rows = rows or config.limit or count_images(str(getattr(config.source, "uri", "")))
     if rows is None:
         raise UserError("plan: expected the number of images, got none; give --rows or set limit")
-    if isinstance(config, ProcessConfig | CaptionConfig):
-        encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
-        gpus = count * encode_on.gpus if count else config.encode.most
-        if isinstance(config, CaptionConfig):
-            if rate is None:
-                raise UserError(
-                    "plan: expected --rate, the captions a second of one GPU; sdp caption --set limit=200 shows it"
-                )
-            group = _encoder_group(encode_on, gpus, prices)
-            return _alone(Stage("caption", rows * len(config.captions.prompts), rate * gpus, (group,), source="--rate"))
+    if not isinstance(config, ProcessConfig | CaptionConfig):
+        published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
+        images_per_s = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
+        group, source = _priced(instance, _HOSTS, 0, prices), f"published, {published['source']}"
+        return _alone(Stage("download", rows, images_per_s, (group,), source=source))
+    encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
+    gpus = count * encode_on.gpus if count else config.encode.most
+    if isinstance(config, ProcessConfig):
         return _alone(_process(rows, config.resolutions, encode_on, gpus, prices))
-    published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
-    rate, source = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS, f"published, {published['source']}"
-    return _alone(Stage("download", rows, rate, (_priced(instance, _HOSTS, 0, prices),), source=source))
+    if rate is None:
+        raise UserError("plan: expected --rate, the captions a second of one GPU; sdp caption --set limit=200 shows it")
+    group, captions = _encoder_group(encode_on, gpus, prices), rows * len(config.captions.prompts)
+    return _alone(Stage("caption", captions, rate * gpus, (group,), source="--rate"))
 
 
 def _alone(stage: Stage) -> Plan:

@@ -85,7 +85,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         if not place.family.text_encoder:
             raise UserError(f"plan: the memory of {place.family.name} with a trained text encoder is not known")
         networks.append("text_encoder")
-    count = sum(place.family.parameters[name] for name in networks)
+    parameters = sum(place.family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
     per_sample, fixed = _activations(config, known)
@@ -93,25 +93,25 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
         text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
-    per_rank = known["lora_per_rank"]  # LoRA's targets outside attention count like those in attention
-    rank = config.lora.rank
-    trained = count if rank is None else rank * sum(per_rank[name] for name in networks)
-    # Beside a LoRA, the denoiser is held in the precision, to which autocast need not copy it.
-    unet = place.family.parameters["unet"]
-    frozen = 0 if rank is None else itemsize * unet + _FP32 * (count - unet)
+    trained, frozen, rank = parameters, 0, config.lora.rank
+    if rank is not None:
+        unet, per_rank = place.family.parameters["unet"], known["lora_per_rank"]
+        trained = rank * sum(per_rank[name] for name in networks)  # of the default targets: lora.targets is ignored
+        frozen = itemsize * unet + _FP32 * (parameters - unet)
+        fixed = 0.0  # a frozen denoiser is in the precision already, so autocast makes no copies
     shares = place.workers if sharded else 1
     trained_bytes = _FP32 * trained / shares
     micro_batches, micro_batch = _micro_batches(config, place.workers)
-    # Until the last micro-batch, fsdp adds up whole gradients.
-    gradients = trained_bytes + _FP32 * trained * (sharded and micro_batches > 1)
-    weights, states = frozen / shares + trained_bytes, _states(config, known) * trained_bytes
-    parts = {"weights": weights, "gradients": gradients, "optimizer": states}
+    parts = {"weights": frozen / shares + trained_bytes, "gradients": trained_bytes}
+    if sharded and micro_batches > 1:  # until the last micro-batch, fsdp adds up whole gradients
+        parts["gradients"] += _FP32 * trained
+    parts["optimizer"] = _states(config, known) * trained_bytes
     if config.ema.decay is not None:
         parts["average"] = trained_bytes
     if sharded:
-        gathered = known["two_largest_blocks"] if strategy.shard == "full_shard" else count
+        gathered = known["two_largest_blocks"] if strategy.shard == "full_shard" else parameters
         parts["all-gathers"] = float(itemsize * gathered)
-    parts["copies for autocast"] = fixed if rank is None else 0.0
+    parts["copies for autocast"] = fixed
     if not (place.embedded or config.model.train_text_encoder):
         parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"

@@ -59,7 +59,7 @@ def preset_text(name: str) -> str:
     rows = []
     for row, figure, kind, printed, computed in figures(name):
         values = (printed, computed, measured.get(row, {}).get(figure))
-        # An input agrees with what is computed from it, which confirms nothing.
+        # Inputs are not compared: the plan takes them from the article.
         difference = f"{computed / printed - 1:+.2%}" if computed and printed and kind == "derived" else ""
         rows.append((row, figure, kind, *("-" if value is None else f"{value:,.1f}" for value in values), difference))
     header = ("", "figure", "kind", "article", "sdp plan", "ours", "difference")

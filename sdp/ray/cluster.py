@@ -241,7 +241,7 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
 @contextlib.contextmanager
 def data_settings(**settings: Any) -> Iterator[None]:
     """Apply settings of Ray Data to the datasets built inside the block, and to no others in this process."""
-    # Ray Data also raises its errors, which sdp reports in one line.
+    # Ray Data logs the errors that it raises, too; sdp reports those in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     settings = {
         "enable_progress_bars": False,

@@ -96,11 +96,11 @@ class _Watch:
         raylet_end, refused = select.poll(), 0
         with contextlib.ExitStack() as stack:
             if raylet is not None:
-                with contextlib.suppress(OSError):  # it has ended already: the driver's next call fails
+                with contextlib.suppress(OSError):  # it has ended already, so the driver's next call fails
                     process = stack.enter_context(os.fdopen(os.pidfd_open(raylet)))
                     raylet_end.register(process, select.POLLIN)
             while not self._over.is_set():
-                if raylet_end.poll(1000 * _LOOK_S):
+                if raylet_end.poll(1000 * _LOOK_S):  # waits that long even if no raylet is registered
                     self._give_up("Ray's raylet on this node was lost")
                 try:
                     socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()

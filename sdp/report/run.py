@@ -205,7 +205,8 @@ def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
     if last.get("event") == "end":
         return f"ended: {last['reason']}"
     if last.get("event") == "gave_up":
-        return f"given up: {'; '.join(map(str, last.get('failures', [])[-1:])) or 'unknown reason'}"
+        failures = last.get("failures") or [""]
+        return f"given up: {str(failures[-1]) or 'unknown reason'}"
     return f"not ended; {lease.describe(run)}"
 
 

@@ -167,14 +167,15 @@ def _images(column: pa.ChunkedArray) -> Iterator[memoryview | None]:
         column = pc.struct_field(column, "bytes")
     for chunk in column.chunks:
         if isinstance(chunk, pa.DictionaryArray):
-            places, chunk = chunk.indices, chunk.dictionary
+            positions, values = chunk.indices, chunk.dictionary
         else:
-            places = pc.if_else(chunk.is_valid(), pa.array(range(len(chunk)), pa.int64()), None)
-        chunk = chunk.cast(pa.binary())
-        _, edges, data = chunk.buffers()
-        edges, view = memoryview(edges or b"").cast("i")[chunk.offset :], memoryview(data or b"")
-        for place in places.to_pylist():
-            yield None if place is None else view[edges[place] : edges[place + 1]]
+            positions = pc.if_else(chunk.is_valid(), pa.array(range(len(chunk)), pa.int64()), None)
+            values = chunk
+        values = values.cast(pa.binary())
+        _, offsets, data = values.buffers()
+        starts, view = memoryview(offsets or b"").cast("i")[values.offset :], memoryview(data or b"")
+        for position in positions.to_pylist():  # None for a null
+            yield None if position is None else view[starts[position] : starts[position + 1]]
 
 
 def _text(value: pa.Scalar | None) -> str | None:

@@ -15,7 +15,7 @@ from sdp.device import DTYPES, configure_torch, enter, out_of_memory, share_core
 from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import OutOfMemory, UserError, one_line
 from sdp.families import ALL_TOKENS, TextSpace, patch_of
-from sdp.families.classes import know_compiler
+from sdp.families.classes import import_compiler
 from sdp.families.tokenizer import load_tokenizer, token_ids
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -152,7 +152,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
     What is trained is in fp32. Beside a LoRA the denoiser's matrices are in the dtype to which each step rounds them.
     """
     if config.strategy.compile:
-        know_compiler()
+        import_compiler()
     torch.manual_seed(config.seed)
     make = partial(
         load_networks,

@@ -26,7 +26,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import thread_pool
 from sdp.errors import UserError
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, TrainState, read_ledger, read_marker, state_in, way_out
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, TrainState, read_ledger, read_marker, remedy, state_in
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
@@ -217,7 +217,7 @@ class CheckpointManager:
             self.last_step = step
             return state_in(marker)
         except DamagedCheckpoint as error:
-            raise DamagedCheckpoint(error.what, way_out(folder)) from error
+            raise DamagedCheckpoint(error.what, remedy(folder)) from error
 
     def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
         """Refuse to continue a run with another text encoder or VAE; a copy at another URI is accepted."""

@@ -21,12 +21,12 @@ from sdp.train.world import World
 
 
 def train_here(
-    config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease, begun: Callable[[], None]
+    config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease: Lease, on_progress: Callable[[], None]
 ) -> TrainSummary:
-    """Train in this process; call `begun` before each line of progress."""
+    """Train in this process; call `on_progress` before each line of progress."""
 
     def show(line: str) -> None:
-        begun()
+        on_progress()
         progress.update(line)
 
     world, stop = World(device=choose_device()), StopRequest()

@@ -48,16 +48,16 @@ class World:
         return self.gather(value)[0]
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, or raise a worker's error on all workers, which would wait for it."""
+        """Return the result of this worker's `work`; if any worker's raises, raise on all, so that none waits."""
         try:
             result = work()
         except Exception as error:
-            known = isinstance(error, SdpError)  # not every other can be pickled
-            self.gather(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+            is_picklable = isinstance(error, SdpError)  # others may not be
+            self.gather(error if is_picklable else RuntimeError(f"{type(error).__name__}: {error}"))
             raise
-        errors: list[Exception | None] = self.gather(None)
-        for another in filter(None, errors):
-            raise another
+        replies: list[Exception | None] = self.gather(None)
+        if errors := [reply for reply in replies if reply is not None]:
+            raise errors[0]
         return result
 
     def any_of(self, flag: bool) -> bool:

@@ -67,7 +67,7 @@ class RecordMetrics(Callback):
         trainer.state.bill(report.seconds, trainers=world.size, gpu=world.device.type == "cuda")
         self._steps.append(report)
         if report.step % self.every_steps == 0:
-            self._line(trainer, report, self._log)
+            self._add_line(trainer, report, self._log)
         if trainer.save_wanted or time.monotonic() - self._written_at > self._write_s:
             self._log.publish()  # with the checkpoint, so that a job that resumes from it has all earlier lines
             self._written_at = time.monotonic()
@@ -85,7 +85,8 @@ class RecordMetrics(Callback):
         if self._log is not None:
             self._log.close()
 
-    def _line(self, trainer: Trainer, report: StepReport, log: MetricsLog) -> None:
+    def _add_line(self, trainer: Trainer, report: StepReport, log: MetricsLog) -> None:
+        """Add a line about the steps since the last one to the log, and pass it to the callbacks."""
         steps, self._steps = self._steps, []
         state, world = trainer.state, trainer.world
         good = [step for step in steps if step.verdict == "good"]

@@ -106,9 +106,9 @@ def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[s
 def refuse_another_encoder(
     config: TrainConfig, dataset: Dataset | None, latents: LatentsDataset, model: LocalModel
 ) -> None:
-    """Refuse latents and captions that another model made: to this one they are noise and other words.
+    """Refuse latents and captions that another model made, which mean nothing to this one.
 
-    Plain files have no manifest, so no `dataset`, and only the width of embeddings is known.
+    Plain files have no manifest, so `dataset` is None and only the width of embeddings is checked.
     """
     width = model.family.text(model.path, embedded=True).width
     if latents.text.name == TEXT and latents.text.shape[-1] != width:
