@@ -114,8 +114,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def give_up(message: str) -> NoReturn:
     """End this process, whose main thread may hang inside Ray, with an error line and exit code 1."""
+    console.say(f"sdp: {message}", level="error")  # first, since Ray's core may end the process meanwhile
     clean_up()
-    console.say(f"sdp: {message}", level="error")
     kill()
     os._exit(1)
 

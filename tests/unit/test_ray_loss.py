@@ -60,6 +60,8 @@ WAIT = "threading.Event().wait(30)"
         ("os._exit(1)", 1, "sdp: process: the driver was killed, or Ray ended it"),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "sdp: process: the driver was killed"),
         (f"raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on this node was lost"),
+        # While the lease is released, Ray's core ends the process.
+        (f"lost.cleanups.insert(0, lambda: os._exit(1)); raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on"),
         (f"gcs.close(); {WAIT}", 1, "sdp: process: Ray's head (GCS) was lost"),
     ],
 )
