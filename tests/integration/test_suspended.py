@@ -1,6 +1,7 @@
 """Jobs that are suspended at any storage operation, and go on after another job has taken over, change nothing."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import MANIFEST, Dataset, finish, open_dataset
 from sdp.datasets.parts import iter_rows
 from sdp.datasets.tombstones import Takedown
+from sdp.errors import AlreadyExists
 from sdp.lease import Lease
 from sdp.model.checkpoints import TrainState
 from sdp.model.sharded import read_tensors
@@ -92,8 +94,11 @@ def test_a_suspended_audit_leaves_the_parts_that_another_one_has_rewritten(
         assert [set(image) == {0} for image in rows["image"].to_pylist()] == [False, True, True, False], suspended.at
 
 
-def save(root: Path, lease: Lease, last: int, written: float) -> None:
-    """Do what a run does with its folder: continue from the newest checkpoint, and save one at each step."""
+def save(root: Path, lease: Lease, last: int, written: float, before_last: Callable[[], None] = lambda: None) -> None:
+    """Do what a run does with its folder: continue from the newest checkpoint, and save one at each step.
+
+    `before_last` is called when the last one lacks its marker alone.
+    """
     run = RunFolder(open_storage(str(root / "run")), lease.confirm)
     run.claim({"datasets": [], "identity": {}})
     run.record("start", by=written)
@@ -109,6 +114,8 @@ def save(root: Path, lease: Lease, last: int, written: float) -> None:
             tensor.fill_(written + step)
         saving = saver.stage(tensors, TrainState(step), Ledger())
         saving.written.result()
+        if step == last:
+            before_last()
         saver.commit(saving)
     saver.close()
     metrics.close()
@@ -118,6 +125,31 @@ def state_of(run: RunFolder, step: int) -> tuple[dict[str, str | None], list[dic
     """Return the etags of a checkpoint's files, and the metrics of the second job."""
     etags = {file.path: file.etag for file in run.checkpoint(step).list()}
     return etags, [line for line in run.metrics() if line["samples"] == 200]
+
+
+@pytest.mark.slow
+def test_a_suspended_trainer_does_not_complete_the_checkpoint_of_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh(number: int) -> Path:
+        root = tmp_path / str(number)
+        root.mkdir()
+        return root
+
+    def run(root: Path) -> None:
+        with Lease.acquire(open_storage(str(root / "run"))) as lease:
+            save(root, lease, 1, 100.0)
+
+    ended = []
+    for root, suspended in suspensions(monkeypatch, fresh, run):
+        with take_over(open_storage(str(root / "run"))) as lease:
+            try:
+                save(root, lease, 1, 200.0, suspended.go_on)
+            except AlreadyExists:  # of the first job's one file that was on its way; to be run again
+                ended.append(suspended.at)
+        suspended.go_on()
+    files = ("ledger.roaring", "config.json", "complete.json")
+    assert ended == [f"create /run/checkpoints/step-000000001/{name}" for name in files]
 
 
 @pytest.mark.parametrize(("left_over", "last"), [(False, 2), (False, 3), (True, 2)])
