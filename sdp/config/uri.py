@@ -1,6 +1,7 @@
 """Checks of URIs in a configuration. Nothing is opened."""
 
 import os.path
+import re
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic_core import PydanticCustomError
@@ -12,9 +13,10 @@ from sdp.errors import Problem
 READABLE = ("file", "s3", "gs", "https", "http", "hf")
 WRITABLE = ("file", "s3", "gs")
 
-# Query parameters that carry a credential; a configuration is saved with every output.
-_SECRET_PARAMETERS = frozenset(
-    {"access_token", "sig", "signature", "token", "x-amz-security-token", "x-amz-signature", "x-goog-signature"}
+# Parameters that carry a credential; a configuration is saved with every output.
+_SECRET = re.compile(
+    r".*(token|secret|passw).*|api_?key|key|auth(orization)?|sig(nature)?|awsaccesskeyid|x-(amz|goog)-(credential|signature)",
+    re.IGNORECASE,
 )
 _ELSEWHERE = "set them in the environment, since configurations are saved with every output"
 
@@ -54,7 +56,8 @@ def _check(value: str, schemes: tuple[str, ...]) -> str:
     except ValueError as error:
         raise problem("a URI", repr(value), str(error)) from None
     # The value is not repeated, since messages are logged.
-    if "@" in parts.netloc or _SECRET_PARAMETERS & {name.lower() for name, _ in parse_qsl(parts.query)}:
+    parameters = (name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}"))
+    if "@" in parts.netloc or any(map(_SECRET.fullmatch, parameters)):
         raise problem("a URI without credentials", f"one with them ({scheme}://…)", _ELSEWHERE)
     if scheme != "file" and not parts.netloc:
         raise problem("a URI", repr(value), f"name the bucket or host after {scheme}://")

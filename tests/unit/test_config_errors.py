@@ -182,7 +182,10 @@ def test_problems_of_several_kinds_are_reported_together() -> None:
         ("http://[broken", "a URI, got 'http://[broken'"),
         ("https://me:hunter2@host/x", "a URI without credentials, got one with them (https://…)"),
         ("s3://key:hunter2@bucket/x", "a URI without credentials, got one with them (s3://…)"),
-        ("https://host/x?a=1&sig=hunter2", "a URI without credentials, got one with them (https://…)"),
+        *(
+            (f"https://host/x?a=1{name}=hunter2", "a URI without credentials, got one with them (https://…)")
+            for name in ("&sig", "&private_token", "&X-Amz-Credential", "&apiKey", "&key", "#access_token")
+        ),
     ],
 )
 def test_a_source_that_is_no_uri_or_holds_a_credential_is_refused(uri: str, message: str) -> None:
