@@ -164,6 +164,12 @@ def test_urls_in_any_usual_table_become_parquet_that_download_reads(name: str, c
     assert load("generate", str(tmp_path / "my/generate.yaml")).prompts == ("12", "a, cat")
 
 
+def test_odd_captions_become_prompts_that_generate_reads(tmp_path: Path) -> None:
+    (tmp_path / "urls.csv").write_text(f"url,caption\nhttps://a.example/1,a\0b\nhttps://a.example/2,{'x' * 140_000}\n")
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 0
+    assert load("generate", str(tmp_path / "my/generate.yaml")).prompts == ("a b", "x" * 300)
+
+
 def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,23 @@ def test_a_column_that_is_not_what_it_should_be_is_told(tmp_path: Path, columns:
         batches(tmp_path, **columns)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (">f2", "[4, 8, 8]"), ("O", "[4, 8, 8]"), ("int16", "[4, 8, 8]"), ("float64", "[1, 8, 8]"), ("float16", "4"),
+        ("float16", "[-4, -8, 8]"), ("float16", "[4.0, 8, 8]"), ("float16", '["4", 8, 8]'), ("float16", "[[4, 8, 8]]"),
+        ("float16", "[" * 100_000),
+    ],
+)  # fmt: skip
+def test_metadata_that_describes_no_latents_is_refused_with_the_file(tmp_path: Path, dtype: str, shape: str) -> None:
+    field = pa.field("latents_64", pa.binary(512), metadata={"dtype": dtype, "shape": shape})
+    schema = pa.schema([field, pa.field("caption_ids", pa.list_(pa.int64()))])
+    (tmp_path / "latents").mkdir()
+    pq.write_table(pa.table([[bytes(512)], [[0] * 77]], schema=schema), tmp_path / "latents/a.parquet")
+    with pytest.raises(DatasetError, match=r"a\.parquet: column latents_64 has no shape and dtype in its metadata \("):
+        batches(tmp_path, latents="latents_{resolution}")
+
+
 def test_rows_of_another_length_are_told_with_their_file(tmp_path: Path) -> None:
     write(tmp_path)
     table = pq.read_table(tmp_path / "latents/a.parquet")

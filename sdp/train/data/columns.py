@@ -1,6 +1,7 @@
 """The columns of a latents dataset: which ones a file has, in which form, and their bytes as arrays."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sdp.config.train import ColumnsConfig
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.families import LatentSpace, TextSpace
 
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
@@ -56,6 +57,8 @@ class Column:
         return [items[chunk.offset : chunk.offset + len(chunk)] for chunk, items in values]
 
 
+_NUMBERS, _IDS = ("float16", "float32"), ("uint16", "uint32", "int32", "int64")
+"""The dtypes of latents and embeddings, and of token ids."""
 RowColumns = tuple[Column, Column]
 """The columns of latents and of text."""
 
@@ -81,7 +84,7 @@ def _find_latents(file: pq.ParquetFile, uri: str, resolution: int, columns: Colu
         name = columns.latents.replace("{resolution}", str(resolution))
     field = _field(schema, name, uri, "source.columns.latents")
     if pa.types.is_fixed_size_binary(field.type) or (pa.types.is_binary(field.type) and BUCKET in schema.names):
-        return _describe_field(field, uri)
+        return _describe_field(field, uri, _NUMBERS)
     shape = LatentSpace().shape(resolution)
     column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16), name, columns.factor or 1.0)
     count, of_kind = _numbers_a_row(file, field, uri)
@@ -120,7 +123,7 @@ def _find_text(file: pq.ParquetFile, name: str, uri: str) -> Column:
     tokens = TextSpace().tokens
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
-        column = _describe_field(field, uri)
+        column = _describe_field(field, uri, _NUMBERS + _IDS)
         ids = column.dtype.kind in "ui"
         if len(column.shape) == (1 if ids else 2):
             return replace(column, name=TOKEN_IDS if ids else TEXT)
@@ -143,17 +146,23 @@ def _field(schema: pa.Schema, name: str, uri: str, key: str) -> pa.Field:
     return schema.field(name)
 
 
-def _describe_field(field: pa.Field, uri: str) -> Column:
+def _describe_field(field: pa.Field, uri: str, dtypes: Sequence[str]) -> Column:
     """Return a column of bytes whose metadata has its dtype and its shape, or several shapes if it is of buckets."""
-    metadata = field.metadata or {}
+    metadata, of_buckets = field.metadata or {}, pa.types.is_binary(field.type)
     try:
         dtype = np.dtype(metadata[b"dtype"].decode())
-        if pa.types.is_binary(field.type):
-            shapes = tuple(tuple(map(int, shape)) for shape in json.loads(metadata[b"shapes"]))
-            return Column(field.name, max(shapes, key=np.prod), dtype, field.name, shapes=shapes)
-        column = Column(field.name, tuple(json.loads(metadata[b"shape"])), dtype, field.name)
-    except (KeyError, ValueError, TypeError) as error:
-        raise DatasetError(f"{uri}: column {field.name} has no shape and dtype in its metadata ({error})") from error
+        listed = json.loads(metadata[b"shapes"]) if of_buckets else [json.loads(metadata[b"shape"])]
+        shapes = tuple(map(tuple, listed))
+        if not shapes or any(type(side) is not int or side < 1 for shape in shapes for side in shape):
+            raise ValueError(f"shape {listed}")
+        if dtype.name not in dtypes or not dtype.isnative:
+            raise ValueError(f"dtype {dtype}, not {' or '.join(dtypes)}")
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        cause = one_line(error, 200)
+        raise DatasetError(f"{uri}: column {field.name} has no shape and dtype in its metadata ({cause})") from error
+    if of_buckets:
+        return Column(field.name, max(shapes, key=np.prod), dtype, field.name, shapes=shapes)
+    column = Column(field.name, shapes[0], dtype, field.name)
     if field.type.byte_width != column.width:
         raise DatasetError(f"{uri}: column {field.name} is {field.type}, expected {column.width} bytes per row")
     return column
