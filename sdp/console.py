@@ -168,8 +168,12 @@ def clock(unix_s: float) -> str:
 
 def spent(seconds: float, gpu_hours: float, cost: float = 0.0) -> str:
     """Return what was spent: `3:05:00, 24.7 GPU-hours, cost 45.20`, without GPU-hours or cost if they are 0."""
-    parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
-    return ", ".join(part for part in parts if part)
+    parts = [duration(seconds)]
+    if gpu_hours:
+        parts.append(f"{gpu_hours:,.2f} GPU-hours")
+    if cost:
+        parts.append(f"cost {cost:,.2f}")
+    return ", ".join(parts)
 
 
 def size(count: float) -> str:

@@ -47,7 +47,7 @@ def configure_torch(*, fixed_shapes: bool = False) -> None:
 
 
 def configure_compiler() -> None:
-    """Set torch's compiler up for code of fixed shapes (`dynamic=False`), of which one process compiles many.
+    """Prepare torch's compiler for many fixed shapes in one process (`dynamic=False`).
 
     Inductor gives up channels-last convolutions for dynamic shapes, and by a rule of thumb also in graphs with a
     convolution to half its channels or fewer.
@@ -164,8 +164,8 @@ class BatchLimit:
 
     size: int
 
-    def run(self, work: Callable[[slice], Result], count: int, single: str) -> Iterator[Result]:
-        """Yield the results of `work` for slices of `count` items; `single` is the error if one item does not fit."""
+    def run(self, work: Callable[[slice], Result], count: int, too_large: str) -> Iterator[Result]:
+        """Yield the results of `work` for slices of `count` items; `too_large` is the error if not even one fits."""
         at = 0
         while at < count:
             size = min(self.size, count - at)
@@ -177,8 +177,8 @@ class BatchLimit:
                 if not out_of_memory(error):
                     raise
                 if size == 1:
-                    raise OutOfMemory(single) from error
-            # Not in the handler, which would keep the failed attempt's tensors alive.
+                    raise OutOfMemory(too_large) from error
+            # The handler has ended, since it would keep the failed attempt's tensors alive.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self.size = min(self.size, -(-size // 2))

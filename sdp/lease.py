@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,7 +103,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation of a lease, for those of its job's processes that have no heartbeat."""
+    """A generation of a lease, for a job's other processes, which keep no heartbeat."""
 
     storage: Storage
     number: int
@@ -149,7 +148,7 @@ class Lease:
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = monotonic,
     ) -> "Lease":
-        """Acquire the lease of an output, after watching its holder for at most that one's time to live.
+        """Acquire the lease of an output; if it has a holder, watch that for at most its time to live.
 
         Raise LeaseHeld, with the holder's name, where the holder is alive.
         """
@@ -256,15 +255,17 @@ def describe(storage: Storage) -> str:
 
 
 def _require_conditions(storage: Storage, record: Record) -> None:
-    """Refuse a store that ignores a condition: two jobs could have this generation, or a late one undo the other."""
+    """Refuse a store that ignores conditions: two jobs could own this generation, or one overwrite another's."""
     other = replace(record, token=token_hex(16))  # with the same content, a repeated attempt would count as ours
     for condition, etag in (("If-None-Match", None), ("If-Match", f'"{"0" * 32}"')):
-        with suppress(Conflict):
+        try:
             storage.swap(_path(record.generation), dump(other), etag)
-            raise UserError(
-                f"{storage.uri}: the store ignores {condition}, so two jobs could write this output at once; choose a "
-                "store with conditional writes"
-            )
+        except Conflict:
+            continue
+        raise UserError(
+            f"{storage.uri}: the store ignores {condition}, so two jobs could write this output at once; choose a "
+            "store with conditional writes"
+        )
 
 
 def _newest(storage: Storage) -> int:

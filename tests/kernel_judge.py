@@ -66,7 +66,7 @@ def judge(
     with fakes(graphs), compiled.watched():
         module = network().to(torch.device("cuda", 0), torch.bfloat16, memory_format=layout)
         images = torch.zeros(2, 16, 10, 10, device="cuda:0", dtype=torch.bfloat16).to(memory_format=layout)
-        masks = [torch.zeros(64, 64, device="cuda:0", dtype=torch.bfloat16)] * mask
+        masks = [torch.zeros(64, 64, device="cuda:0", dtype=torch.bfloat16)] if mask else []
         torch.compile(module, **{"dynamic": False, **compiler})(images, *masks).sum().backward()
         faults = [*compiled.faults(), *kernels.faults_of(graphs.report(), ["flash"])]
         for digest, (kernel, *_) in compiled.seen.items():

@@ -123,7 +123,8 @@ class Machine:
         lacking = [name for name in row.packages if name in self.missing]
         if self.gpus < row.gpus and (not SMALL or row.gpus > 1):
             lacking.append(f"{row.gpus} GPUs that torch sees" if row.gpus > 1 else "a GPU that torch sees")
-        lacking += ["a compiler"] * (row.compiler and not self.compiles and not SMALL)
+        if row.compiler and not self.compiles and not SMALL:
+            lacking.append("a compiler")
         for kind, needed, present in (("memory", row.memory_gb, self.memory_gb), ("disk", row.disk_gb, self.disk_gb)):
             if present < needed and not SMALL:
                 lacking.append(f"{needed} GB of {kind}")
@@ -219,7 +220,7 @@ def _look_at_gpus(machine: Machine) -> None:
     verdict = f"torch {version}, built for CUDA {cuda}, sees {machine.gpus} GPUs"
     if needed is not None:
         old = machine.driver[:1].isdigit() and int(machine.driver.partition(".")[0]) < needed
-        verdict += f", needs driver {needed} or later" + ", so this one is too old" * old
+        verdict += f", needs driver {needed} or later{', so this one is too old' if old else ''}"
     machine.lines.append(f"driver: {machine.driver}; {verdict}")
 
 
@@ -356,7 +357,7 @@ def _limit(figures: dict[str, Any]) -> str:
         updated = known_model(model).parameters["unet"] * (1 / workers - 1 / WORKERS)
         most /= 1 + updated * UPDATE_BYTES / gpu.bytes_per_s * most / (workers * figures["batch"])
     times = most / figures["per_s"]
-    return f"{most:,.1f}" + f", {times:.1f} times slower" * (times > SLOW)
+    return f"{most:,.1f}, {times:.1f} times slower" if times > SLOW else f"{most:,.1f}"
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:

@@ -63,13 +63,18 @@ def main(arguments: Sequence[str]) -> int:
     rows, measured = [], False
     for case in cases(options, workers):
         resolution, kind, without = case["resolution"], case["kind"], case["without"]
-        name = (
-            f"{options.model}, " * (options.model != "sd2")
-            + f"{resolution} px, {kind}"
-            + ", compiled" * case["compile"]
-        )
-        name += f", LoRA of rank {options.lora}" * bool(options.lora) + f", without {without}" * bool(without)
-        name += f", {options.micro_batches} micro-batches" * (options.micro_batches > 1)
+        parts = [f"{resolution} px", kind]
+        if options.model != "sd2":
+            parts.insert(0, options.model)
+        if case["compile"]:
+            parts.append("compiled")
+        if options.lora:
+            parts.append(f"LoRA of rank {options.lora}")
+        if without:
+            parts.append(f"without {without}")
+        if options.micro_batches > 1:
+            parts.append(f"{options.micro_batches} micro-batches")
+        name = ", ".join(parts)
         try:
             figures = _measure(case, options.batch, options.largest, gpus)
             hand_over(name, **figures)

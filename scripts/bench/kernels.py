@@ -163,7 +163,8 @@ def judged(case: dict[str, Any]) -> dict[str, Any]:
 def faults_of(graphs: dict[str, Any], attention: Sequence[str]) -> list[str]:
     """Return what is wrong with graphs, which are to use only these attention kernels."""
     faults = [f"graph break: {one_line(reason, 200)}" for reason in graphs["breaks"]]
-    faults += [f"{graphs['dynamic']} of {graphs['count']} graphs are dynamic"] * bool(graphs["dynamic"])
+    if graphs["dynamic"]:
+        faults.append(f"{graphs['dynamic']} of {graphs['count']} graphs are dynamic")
     faults += [f"a convolution that is not channels-last: {line}" for line in graphs["planar"]]
     others = sorted(set(graphs["attention"]) - set(attention))
     return faults + [

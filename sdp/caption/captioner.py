@@ -47,23 +47,23 @@ class LocalCaptioner:
     def __call__(self, questions: Sequence[Question]) -> Iterator[ModelAnswer]:
         """Yield the answers."""
         enter(self._device)  # a thread of the runner
-        single = "captions.side: the model has no memory for one picture; lower it, or use a larger GPU"
-        return chain.from_iterable(self._limit.run(lambda part: self._answer(questions[part]), len(questions), single))
+        too_large = "captions.side: the model has no memory for one picture; lower it, or use a larger GPU"
+        return chain.from_iterable(self._limit.run(lambda at: self._answer(questions[at]), len(questions), too_large))
 
     def _answer(self, questions: Sequence[Question]) -> list[ModelAnswer]:
-        """Answer a batch."""
+        """Return the answers to a batch; one that reaches the limit of tokens without an end is an error."""
         inputs = self._inputs(questions).to(self._device, self._model.dtype)
         with self._answering, torch.inference_mode():
             torch.manual_seed(questions[0].row)  # drawn tokens depend on the batch alone
-            made = self._model.generate(**inputs, **self._options).cpu()
+            tokens = self._model.generate(**inputs, **self._options).cpu()
         if not self._model.config.is_encoder_decoder:
-            made = made[:, inputs["input_ids"].shape[1] :]
-        cut = made.shape[1] >= self._options["max_new_tokens"]
-        ended = torch.isin(made, self._ends).any(dim=1)
-        texts = self._tokenizer.batch_decode(made, skip_special_tokens=True)
+            tokens = tokens[:, inputs["input_ids"].shape[1] :]
+        full = tokens.shape[1] >= self._options["max_new_tokens"]
+        have_end = torch.isin(tokens, self._ends).any(dim=1).tolist()
+        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [
-            RowError("cut_off", text[-80:]) if cut and not whole else text
-            for text, whole in zip(texts, ended.tolist(), strict=True)
+            RowError("cut_off", text[-80:]) if full and not has_end else text
+            for text, has_end in zip(texts, have_end, strict=True)
         ]
 
     def _inputs(self, questions: Sequence[Question]) -> Any:

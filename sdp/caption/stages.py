@@ -98,5 +98,5 @@ class CaptionSpec(RowsSpec):
 
 
 def _look(spec: CaptionSpec, data: bytes | memoryview, _: int) -> Crops:
-    """Return a picture of which no side is longer than the model's."""
+    """Return a picture, reduced so that no side is longer than the model's."""
     return 0, {spec.side: fit(spec.pixels(data, spec.side), spec.side)}

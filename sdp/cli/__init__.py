@@ -48,13 +48,13 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
     if argv is not None:
         return _run(argv, commands)
     prepare_process()
-    ended: list[int] = []
-    atexit.register(_leave, ended)  # registered first, it is called last
+    exit_codes: list[int] = []
+    atexit.register(_leave, exit_codes)  # registered first, it is called last
     if "_ARGCOMPLETE" in os.environ:
         from sdp.cli.completion import complete
 
         complete(COMMANDS)
-    ended.append(_run(sys.argv[1:], commands))
+    exit_codes.append(_run(sys.argv[1:], commands))
     _unwound.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -62,12 +62,12 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         from sdp.ray import cluster
 
         cluster.abandon()
-    return ended[0]
+    return exit_codes[0]
 
 
-def _leave(ended: Sequence[int]) -> None:
-    """End this process at once: Ray's shutdown and unloading torch's modules would take seconds."""
-    if ended:
+def _leave(exit_codes: Sequence[int]) -> None:
+    """Exit at once if `main` has a code: Ray's shutdown and unloading torch's modules would take seconds."""
+    if exit_codes:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
@@ -75,7 +75,7 @@ def _leave(ended: Sequence[int]) -> None:
             from sdp.ray import cluster
 
             cluster.kill()
-        os._exit(ended[0])
+        os._exit(exit_codes[0])
 
 
 def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:

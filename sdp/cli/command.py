@@ -148,7 +148,7 @@ def all_of(*arguments: Argument) -> Argument:
 
 
 def one_of(*arguments: Argument, required: bool = False) -> Argument:
-    """Return arguments of which a line has at most one, or exactly one if that is `required`."""
+    """Return arguments that exclude one another; if `required`, one must be given."""
     return Argument(lambda parser: all_of(*arguments).add(parser.add_mutually_exclusive_group(required=required)))
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,10 @@ def init(args: Arguments) -> None:
 
         gpu = one_gpu.find(args.gpu)
     folder, text = Path(args.folder), Path(config.__file__).with_name("start.yaml").read_text(encoding="utf-8")
-    place = "cluster" if args.store else "gpu" if args.gpu else "laptop"
+    if args.store:
+        place = "cluster"
+    else:
+        place = "gpu" if args.gpu else "laptop"
     document = parse_document(text, "start.yaml")
     start: dict[str, Any] = document[place]
     if args.pictures:
@@ -94,12 +98,13 @@ def init(args: Arguments) -> None:
         if args.recipe:
             own["train"] |= _phases(_RECIPES[args.recipe])
         several = [job for job in own if job.startswith("process")]
-        for name in [name for job in start for name in (several if job == "process" else [job])]:
+        for name in chain.from_iterable(several if job == "process" else [job] for job in start):
             job, file = name.partition("-")[0], folder / f"{name}.yaml"
             values = {k: value.format(**places) if isinstance(value, str) else value for k, value in start[job].items()}
             values |= own.get(name, {})
             text = dump_yaml(draft_of(job, values).config, only=values)
-            text += _further(document["further"], values, args.family) * (job == "train")
+            if job == "train":
+                text += _further(document["further"], values, args.family)
             file.write_text(text, encoding="utf-8")
             command = f"sdp {'submit ' if args.store else ''}{job} --config {shlex.quote(str(file))}"
             say(f"wrote {file}; edit it, then: {command}")
@@ -189,9 +194,13 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
         "prx": ("tiny-prx", "prx"),
         "klein": ("tiny-klein", "FLUX.2-klein-base-4B"),
     }[args.family]
+    if args.store:
+        model = f"{store}/{base}"
+    else:
+        model = PINNED if args.gpu else f"builtin:{tiny}"
     places = {
         "store": store,
-        "model": f"{store}/{base}" if args.store else PINNED if args.gpu else f"builtin:{tiny}",
+        "model": model,
         "captioner": args.caption_with or "",
         "source": source or f"{store}/urls.parquet",
         "pictures": _beside(args.pictures, folder) if args.pictures else f"{store}/images",
@@ -239,7 +248,7 @@ def _has_pictures(folder: Path, *, tables: bool = True) -> bool:
     from sdp.sources.pieces import TAR
     from sdp.sources.tars import PICTURES
 
-    wanted = (*PICTURES, *(TAR, ".parquet") * tables)
+    wanted = (*PICTURES, TAR, ".parquet") if tables else PICTURES
     return any(file.suffix.lower() in wanted for file in folder.rglob("*"))
 
 

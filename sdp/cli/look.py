@@ -52,8 +52,9 @@ def inspect(args: Arguments) -> int:
 
     kind, storage = identify(open_storage(args.uri))
     problems: list[str] = []
-    if (option := "account" if args.account else "card" if args.card else "verify" * args.verify) and kind != "dataset":
-        raise UsageError(f"inspect: --{option}: expected a dataset, got the {kind} {storage.uri}; leave it out")
+    for option in ("account", "card", "verify"):
+        if getattr(args, option) and kind != "dataset":
+            raise UsageError(f"inspect: --{option}: expected a dataset, got the {kind} {storage.uri}; leave it out")
     if args.account:
         rows, problems = write_account(storage, Path(args.account))
         say(f"wrote the account of {counted(rows, 'row')} to {args.account}")

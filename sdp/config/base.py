@@ -35,11 +35,11 @@ class Section(BaseModel):
     )
 
     def replaced(self, **values: Any) -> Self:
-        """Return a copy with those of the values that are not None."""
+        """Return a copy with these values; None keeps a key's present one."""
         return self.model_copy(update={name: value for name, value in values.items() if value is not None})
 
     def with_defaults(self, **values: Any) -> Self:
-        """Return a copy with those of the values that are not None, for keys that are not set."""
+        """Return a copy with these values for keys that are not set; None keeps the default."""
         return self.replaced(**{name: value for name, value in values.items() if name not in self.model_fields_set})
 
     def settled(self) -> Self:
@@ -51,7 +51,7 @@ class Section(BaseModel):
         return ()
 
     def problem(self, path: str, expected: str, hint: str = "", got: str = "") -> Problem:
-        """Return what is wrong with a key of this section; `got` is said in place of its value."""
+        """Return the problem with a key of this section; `got` is printed instead of its value."""
         return Problem(path, expected, got or phrases.got(reduce(getattr, path.split("."), self)), hint)
 
     @model_validator(mode="after")

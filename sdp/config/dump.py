@@ -50,7 +50,7 @@ def _dumper() -> Any:
         pass
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        # In quotes, characters that the output's encoding cannot hold may be escapes.
+        # Quotes allow escapes for characters that the output's encoding cannot hold.
         simple = value.isascii() and value.isprintable() and value.lower() not in ("y", "n")
         plain = simple and isinstance(parse_scalar(value), str)
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
@@ -61,15 +61,16 @@ def _dumper() -> Any:
 
 
 def _blocks(config: Section, path: str, missing: frozenset[str], only: Collection[str] | None) -> Iterator[str]:
-    indent, gap = "  " * path.count("."), "" if path else "\n"
+    """Yield a section's YAML key by key; `path` is the section's own, with a dot at its end."""
+    indent = "  " * path.count(".")
+    gap = "" if path else "\n"
     values = config.model_dump(mode="json")
     for name, field in fields(type(config)):
-        inner = getattr(config, name)
-        if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
+        if only is not None and not any(f"{key}.".startswith(f"{path}{name}.") for key in only):
             continue
         if section_of(field):
             yield f"{gap}{_comment(purpose(field), indent)}{indent}{name}:\n"
-            yield from _blocks(inner, f"{path}{name}.", missing, only)
+            yield from _blocks(getattr(config, name), f"{path}{name}.", missing, only)
             continue
         key = Key(path + name, field, type(config))
         yield gap + _comment(comment(key), indent)

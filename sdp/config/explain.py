@@ -27,8 +27,11 @@ def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any
     for detail in errors[:_MOST]:
         for problem in _problems(detail, model, data):
             by_path.setdefault(problem.path, problem)
-    more = [Problem("configuration", f"at most {_MOST} problems", f"{len(errors):,}", "the others are not listed")]
-    return [*by_path.values(), *more * (len(errors) > _MOST)]
+    problems = [*by_path.values()]
+    if len(errors) > _MOST:
+        limit = f"at most {_MOST} problems"
+        problems.append(Problem("configuration", limit, f"{len(errors):,}", "the others are not listed"))
+    return problems
 
 
 def value_at(data: Any, location: KeyLocation) -> Any:
@@ -57,7 +60,9 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
         yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, siblings))
     elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
-        hint = "set it in the file" + f" or with --set {path}=…" * issubclass(model, JobConfig)
+        hint = "set it in the file"
+        if issubclass(model, JobConfig):
+            hint += f" or with --set {path}=…"
         yield Problem(path, expectation, nothing, hint, is_missing=kind == "missing")
     else:
         yield Problem(path, expectation, got(value), _mend(value, expectation))

@@ -460,7 +460,7 @@ class TrainConfig(JobConfig):
             "max_steps": second.max_steps,
             "max_epochs": None,
         }
-        # Not `replaced`, which passes over None.
+        # `replaced` would ignore the None.
         return self.replaced(phase_2=SecondPhaseConfig(), output=one), self.model_copy(update=changes)
 
     @property

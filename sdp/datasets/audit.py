@@ -76,11 +76,11 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def summary(trace: Trace) -> str:
     """Return a trace as text."""
-    lines = [f"row {trace.row}{', taken down' * trace.taken_down}"]
+    lines = [f"row {trace.row}{', taken down' if trace.taken_down else ''}"]
     for outcome in trace.datasets:
         why = " ".join(str(outcome[name]) for name in ("reason", "detail") if outcome[name])
-        why = f" ({why})" * bool(why)
-        lines.append(f"  {outcome['kind']} {outcome['uri']}: {outcome['outcome']}{why}, {outcome['part']}")
+        words = f"{outcome['outcome']} ({why})" if why else outcome["outcome"]
+        lines.append(f"  {outcome['kind']} {outcome['uri']}: {words}, {outcome['part']}")
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for use in trace.checkpoints:
@@ -148,13 +148,10 @@ class _Audit:
                         checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **mixed})
             if addresses and not any(use["run"] == run.uri for use in checkpoints):
                 share = _head_of(run).identity.get("data.holdout") or 0.0
-                unused[run.uri] = (
-                    "never used: held out by data.holdout"
-                    if held_out(np.array([row]), share)[0]
-                    else "never used: taken down"
-                    if taken_down
-                    else "not used so far"
-                )
+                if held_out(np.array([row]), share)[0]:
+                    unused[run.uri] = "never used: held out by data.holdout"
+                else:
+                    unused[run.uri] = "never used: taken down" if taken_down else "not used so far"
         return Trace(row, outcomes, taken_down, checkpoints, unused, searched, self._notes)
 
     def _addresses_in(self, run: Storage, row: int, uris: set[str]) -> list[tuple[int, dict[str, str]]]:

@@ -155,7 +155,7 @@ def open_parquet(
     chosen = [at for at, (path, _) in enumerate(leaves) if path in columns or path.partition(".")[0] in columns]
     groups = range(footer.num_row_groups) if groups is None else groups
     texts = [at for at in chosen if leaves[at][1] == "BYTE_ARRAY"]
-    differing = {at for at in texts if any(_differs(footer, number, at) for number in groups)}
+    differing = {at for at in texts if any(_stores_differences(footer, number, at) for number in groups)}
     if lists := [leaves[at][0] for at in differing if footer.schema.column(at).max_repetition_level]:
         raise DatasetError(f"{uri}: column {lists[0]} has lists of text in a delta encoding; write the file in another")
     repeating = [leaves[at][0] for at in texts if at not in differing]
@@ -165,13 +165,13 @@ def open_parquet(
     return pq.ParquetFile(checked, metadata=footer, read_dictionary=repeating, **how)
 
 
-def _differs(footer: pq.FileMetaData, group: int, column: int) -> bool:
-    """Return whether a column of text stores lengths, or what each value has beyond the one before, in a row group."""
+def _stores_differences(footer: pq.FileMetaData, group: int, column: int) -> bool:
+    """Return whether a row group stores a column of text as differences: of lengths, or from the value before."""
     return any(name.startswith("DELTA_") for name in footer.row_group(group).column(column).encodings)
 
 
 def _without_arrow_types(footer: pq.FileMetaData) -> pq.FileMetaData:
-    """Return the footer without Arrow's own schema, by which its library would make dictionaries of text."""
+    """Return the footer without Arrow's own schema, which would make pyarrow return text as dictionaries."""
     sink = BytesIO()
     footer.write_metadata_file(sink)
     end = sink.getvalue().replace(b"ARROW:schema", b"arrow:schema")  # a key that nobody reads
@@ -296,7 +296,7 @@ def kind_of(column: pa.DataType) -> str:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the one type for all representations of the same values."""
+    """Return the type that stands for all representations of the same values."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind):

@@ -88,7 +88,8 @@ def _serve(pipe: Connection) -> None:
     pipe.send_bytes(b"ready")
     while True:
         signal.alarm(_MOST_S)
-        (size, statistics), end = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
+        size, statistics = json.loads(pipe.recv_bytes())
+        end = pipe.recv_bytes()
         with suppress(Exception):  # the parent raises it too
             footer = parse_footer("", end, size)
             footer.schema.to_arrow_schema()

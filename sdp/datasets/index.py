@@ -55,7 +55,7 @@ class Version:
     root: str = ""
     """The source's folder at the time of this version; empty if the source is a dataset."""
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    """In the first version, the types in all parts of the columns that are copied from the source."""
+    """The types, in all parts, of the columns copied from the source; only the first version has them."""
 
     def moved(self, root: str) -> "Version":
         """Return the same version with its files below another root."""
@@ -200,7 +200,7 @@ def version_name(number: int) -> str:
 
 
 def load(storage: Storage, unit_rows: int) -> Index:
-    """Load the index beside an output; that of a new output is empty. Files of other names are ignored."""
+    """Load the index of an output, empty if it is new; files with other names are ignored."""
     names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):

@@ -176,7 +176,10 @@ def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
 
 
 def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[Tombstones | None, list[str]]:
-    """Return the takedowns that apply, None if some cannot be read, and the URIs of the ancestors."""
+    """Return the takedowns that apply (None if some cannot be read) and the URIs of the ancestors.
+
+    An unreadable file of this dataset is a problem; one of an ancestor, which may be away, is only a note.
+    """
     hasty = storage.with_options(timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     try:
         chain = list(tombstones.lineage(hasty))

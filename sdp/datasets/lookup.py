@@ -51,8 +51,8 @@ def _in_part(storage: Storage, path: str, wanted: Mapping[str, Set[str]]) -> lis
     table = read_rows(storage, path, ["row", *(column for column, values in wanted.items() if values)])
     rows, hits = table["row"].to_numpy(), list[Hit]()
     for column in table.column_names[1:]:  # a part may lack the others
-        matches = (positions if column == "url" else _equal)(table[column], wanted[column])
-        hits += [(column, value, int(rows[at])) for at, value in matches]
+        find = positions if column == "url" else _equal
+        hits += [(column, value, int(rows[at])) for at, value in find(table[column], wanted[column])]
     return hits
 
 

@@ -300,7 +300,7 @@ def finish(
     find_repeated: repeated.Find | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Dataset:
-    """Write the manifest of an output that has all its parts, after checking their counts and, by `check`, the lease.
+    """Write the manifest of an output with all its parts, once their counts and (by `check`) the lease are checked.
 
     A dataset that its newest manifest still describes keeps that manifest.
     """

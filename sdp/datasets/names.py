@@ -45,19 +45,23 @@ def names_of(storage: Storage) -> Namer:
             within = places[groups == number] - (stops[number - 1] if number else 0)
             yield from map(str, urls(path, number).take(pa.array(within)).to_pylist())
 
+    def in_file(path: str, places: NDArray[np.int64]) -> list[str]:
+        """Return the names at some places of a file; nothing if it has none or cannot be read."""
+        if path.endswith(".tar"):
+            return []
+        if not path.endswith(_PARQUET):
+            return [path] * len(places)
+        try:
+            return list(in_parquet(path, places))
+        except (SdpError, pa.ArrowException, OSError):
+            return []
+
     def names(rows: NDArray[np.int64]) -> list[str]:
         named: list[str] = []
         for piece in root.index.slices(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
             inside = rows[(rows >= piece.first_row) & (rows < piece.first_row + piece.length)]
-            places, of_file = inside - piece.first_row + piece.offset, list[str]()
-            if piece.path.endswith(_PARQUET):
-                try:
-                    of_file = list(in_parquet(piece.path, places))
-                except (SdpError, pa.ArrowException, OSError):
-                    of_file = []
-            elif not piece.path.endswith(".tar"):
-                of_file = [piece.path] * len(places)
-            named += of_file or [""] * len(places)
+            places = inside - piece.first_row + piece.offset
+            named += in_file(piece.path, places) or [""] * len(places)
         return named
 
     return names
@@ -96,7 +100,7 @@ def finder(storage: Storage) -> Callable[[str], list[int]]:
 
 
 def _root(storage: Storage) -> Output:
-    """Return the dataset of a lineage whose source are plain files."""
+    """Return the oldest dataset of a lineage, which was made from plain files; refuse a lineage that has lost it."""
     *_, oldest = tombstones.lineage(storage)
     output = read_output(oldest)
     if output.head.derived:

@@ -75,7 +75,7 @@ def _may_grow(chunk: Any) -> bool:
 
 
 class _Checked(io.RawIOBase):
-    """A Parquet file, of which column chunks are read only if their pages keep to the footer."""
+    """A Parquet file; reading a column chunk fails if its pages contradict the footer."""
 
     def __init__(self, uri: str, file: pa.NativeFile, chunks: Sequence[_Chunk]) -> None:
         self._uri, self._file = uri, file

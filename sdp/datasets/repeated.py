@@ -149,7 +149,7 @@ def divided(partition: NDArray[Any], partitions: int, *columns: NDArray[Any]) ->
 
 
 def repeated(*shares: tuple[Keys, Addresses]) -> Addresses:
-    """Return the addresses of a partition whose key a lower address has too, in order."""
+    """Return the sorted addresses of a partition that repeat the key of a lower address."""
     all_keys = np.concatenate([*(keys for keys, _ in shares), np.zeros(0, np.uint64)])
     all_rows = np.concatenate([*(rows for _, rows in shares), np.zeros(0, np.int64)])
     order = np.lexsort((all_rows, all_keys))

@@ -126,7 +126,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     known = known_files(index)
     for path, now in _versions_of(table).items():
         before = known.get(path, now)
-        if not _is(now, before) and not any(_is(was, before) for was in _replaced(upstream, path)):
+        if not _same_file(now, before) and not any(_same_file(was, before) for was in _replaced(upstream, path)):
             raise _changed_file_error(f"{upstream.storage.uri}/{path}", before, now)
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
@@ -137,14 +137,14 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     extent = _next_extent(output.index, upstream.rows, limit)
     if extent is None:
         return output
-    base = fresh.filter((pc.field("attempt") == 0) & (pc.field("first_row") < extent.stop))
+    first_attempts = fresh.filter((pc.field("attempt") == 0) & (pc.field("first_row") < extent.stop))
     stops = pc.add(table["first_row"], table["rows"])
     touches = pc.and_(pc.less(table["first_row"], extent.stop), pc.greater(stops, extent.start))
     retries = table.filter(pc.and_(touches, pc.greater(table["attempt"], 0)))
-    return _append(output, Version(0, pa.concat_tables([base, retries]), extent))
+    return _append(output, Version(0, pa.concat_tables([first_attempts, retries]), extent))
 
 
-def _is(file: tuple[int, str | None], other: tuple[int, str | None]) -> bool:
+def _same_file(file: tuple[int, str | None], other: tuple[int, str | None]) -> bool:
     """Return whether sizes and etags are of one file, as far as both are known."""
     return file[0] == other[0] and (file[1] == other[1] or None in (file[1], other[1]))
 
@@ -216,7 +216,7 @@ def _next_extent(index: Index, available: int, limit: int | None) -> Extent | No
 def _new_files(
     index: Index, files: Sequence[SourceFile], options: StorageOptions | None, renewed: Collection[str] | None = None
 ) -> list[SourceFile]:
-    """Return the files that the index does not list yet, and those `renewed`, by URI; without, refuse a changed one."""
+    """Return the files that are not in the index or are `renewed`, by URI; if that is None, refuse changed files."""
     known = known_files(index)
     for file in files if renewed is None else ():
         if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):

@@ -164,7 +164,7 @@ class SharedBudgets:
     def __init__(self, limits: HostsConfig) -> None:
         self._budgets = HostBudgets(limits)
         self._workers: dict[str, tuple[float, dict[str, int]]] = {}
-        """By worker: the time of its last message, and what it holds; the longest silent first."""
+        """The time of each worker's last message, and its permits by host; the longest silent first."""
 
     def exchange(self, ask: Ask, now: float) -> Answer:
         """Record what a worker holds, and grant what the budgets allow."""

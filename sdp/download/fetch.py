@@ -73,7 +73,7 @@ class Request(Generic[Token]):
     failure: Failure | None = None
     """The failure of the last attempt."""
     body: Sequence[bytearray] | None = None
-    """In pieces; None for a failure."""
+    """The pieces of the body; None for a failure."""
     size: int = 0
     """Bytes of the body, which its last user releases to the buffer."""
     robots_of: str = ""

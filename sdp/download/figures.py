@@ -33,7 +33,7 @@ class DownloadFigures:
         return sum(count for (name, _), count in self.outcomes.items() if name == outcome)
 
     def count_parts(self, counts: Iterable[Counts]) -> None:
-        """Take the outcomes from the written parts, since those of the workers include units lost with a worker."""
+        """Replace the outcomes by those of the written parts: the workers' include units lost with a worker."""
         total = sum(counts, Counts())
         self.outcomes = Counter({(WRITTEN, ""): total.written})
         for reason, count in total.reasons.items():

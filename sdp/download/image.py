@@ -1,4 +1,4 @@
-"""From fetched bytes to the stored image: decoded whole, checked against the rules, resized and encoded."""
+"""Turns fetched bytes into the stored image: decodes all, checks it against the rules, resizes and encodes it."""
 
 import hashlib
 import math

@@ -27,7 +27,7 @@ _READ_ROWS = 16_384
 
 
 def find_urls(config: DownloadConfig, output: Output, rules: Rules, check: Callable[[], None]) -> Repeated:
-    """Find and store the rows whose URL a lower row to fetch has, unless they are known."""
+    """Return the rows that repeat the URL of a lower row to fetch; search and store them unless that is done."""
     index, storage = output.index, output.storage
     name = f"urls-{index.rows:011d}"
     if repeated.known(storage, name) is None:

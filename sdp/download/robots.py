@@ -78,7 +78,7 @@ class Robots:
 
 
 class _Rules:
-    """The patterns that apply to one agent. The longest that fits decides; of two, the one that allows."""
+    """The patterns that apply to one agent. The longest match decides; if two are equally long, the one that allows."""
 
     def __init__(self, patterns: Mapping[str, bool]) -> None:
         self._prefixes: dict[str, bool] = {}
@@ -140,7 +140,7 @@ def _patterns(text: str, agent: str) -> dict[str, bool]:
 
 
 def _plain(text: str) -> str:
-    """Return a path or pattern without escapes, except those of slashes: an escaped one separates nothing."""
+    """Decode a path's or pattern's escapes, except %2F, which is no separator."""
     return "%2F".join(map(unquote, _SLASH.split(text)))
 
 

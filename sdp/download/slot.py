@@ -162,9 +162,8 @@ class Slot:
         curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         curl.setopt(pycurl.MAXFILESIZE_LARGE, options.max_bytes)
         curl.setopt(pycurl.FOLLOWLOCATION, 0)
-        if not options.use_proxy:
+        if not options.use_proxy:  # a proxy decides itself which addresses are allowed
             curl.setopt(pycurl.PROXY, "")
-            # With a proxy we connect to the proxy alone; it decides which addresses are allowed.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
         curl.setopt(pycurl.CAINFO, os.fsencode(os.environ.get("SSL_CERT_FILE") or certifi.where()))
         curl.setopt(pycurl.URL, self.request.url.text)
@@ -271,7 +270,7 @@ class Slot:
             if value.strip().lower() not in (b"", b"identity"):
                 self.stopped = Failure("broken_transfer", "compressed, although not asked for")
         elif name == b"x-robots-tag" and self.status == 200 and not self.request.robots_of:
-            # On a redirect, an error page or a robots.txt it does not concern the image.
+            # The header of a redirect, an error page or a robots.txt does not concern the image.
             directive = opt_out(value.decode("latin-1"), self.options.agent)
             if directive is not None and self.options.respect_opt_out:
                 self.stopped = self.stopped or Failure("opt_out", f"X-Robots-Tag: {directive}", FILTERED)
@@ -293,8 +292,10 @@ class Slot:
             return 0
         if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
             self.paused_at = time.monotonic()
-            # Transfers that have begun go first: a complete body soon frees its memory.
-            (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
+            if self.reserved:  # it goes first: a complete body soon frees its memory
+                self.waiting.appendleft(self)
+            else:
+                self.waiting.append(self)
             return int(pycurl.WRITEFUNC_PAUSE)
         self.size = size
         if self.pieces and len(self.pieces[-1]) + len(piece) <= _PIECE_BYTES:

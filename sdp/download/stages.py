@@ -43,7 +43,7 @@ class DownloadStages:
 
 
 class Hub:
-    """An actor with the budgets of hosts that workers share; of several, each has those of its share of the hosts."""
+    """An actor with the hosts' budgets, which workers share. If there are several, each has some of the hosts."""
 
     def __init__(self, limits: HostsConfig) -> None:
         self._budgets = SharedBudgets(limits)

@@ -132,7 +132,10 @@ class Turnstile(Generic[Job]):
         if jobs is None:
             jobs = self._queues[host] = deque()
             self._runnable[host] = None
-        jobs.appendleft(job) if first else jobs.append(job)
+        if first:
+            jobs.appendleft(job)
+        else:
+            jobs.append(job)
 
     def take(self, now: float) -> tuple[str, Job] | None:
         """Return the next job that may begin; call `done` for its host when it ends."""

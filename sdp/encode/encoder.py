@@ -61,7 +61,7 @@ class BatchEncoder:
 
     @contextmanager
     def _launched(self) -> Iterator[None]:
-        """Queue the block's work on the device, behind that of a concurrent call without a gap; wait for its end."""
+        """Queue the block's work on the device, right behind a concurrent call's, and wait until it is done."""
         enter(self.device)  # Ray calls from threads of its own
         with self._launching, torch.inference_mode():
             yield
@@ -116,11 +116,11 @@ class BatchEncoder:
             return values[:count], good[:count]
 
         name = "a caption" if limit == TEXT else f"an image of {limit} px"
-        single = (
+        too_large = (
             f"encode.accelerator: {self.device} has no memory for {name} in {self._settings.dtype}; choose a larger "
             "one, or another encode.dtype"
         )
-        return self._limits[limit].run(encode_part, len(batch), single)
+        return self._limits[limit].run(encode_part, len(batch), too_large)
 
 
 class Encoder(BatchEncoder):
@@ -219,9 +219,9 @@ class _Feeder:
     ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Yield the batches on the device, in order; copy the next one meanwhile."""
         sent: Iterator[Any] = ((*self._send(batch), numbers) for batch, numbers in batches)
-        for (batch, copied, numbers), _ in pairwise(chain(sent, [None])):
-            yield self._received(batch, copied), numbers
-            del batch, copied  # before another one is sent
+        for (batch, copy_end, numbers), _ in pairwise(chain(sent, [None])):
+            yield self._received(batch, copy_end), numbers
+            del batch, copy_end  # before another one is sent
 
     def to_device(self, values: Tensor) -> Tensor:
         """Copy a small tensor to the device, for work queued later."""
@@ -245,10 +245,11 @@ class _Feeder:
             batch_on_device = host.to(self._device, non_blocking=True)
         return batch_on_device, record(self._copies)
 
-    def _received(self, batch: Tensor, copied: Any) -> Tensor:
-        if copied is not None:
+    def _received(self, batch: Tensor, copy_end: Any) -> Tensor:
+        """Make the current stream wait for the end of a batch's copy; return the batch."""
+        if copy_end is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(copied)
+            stream.wait_event(copy_end)
             batch.record_stream(stream)
         return batch
 

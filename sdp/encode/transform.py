@@ -186,7 +186,7 @@ class Transform:
         if self._captioned and not caption.strip():
             raise RowError("no_caption", "")
         bucket, crop = self._crop(source.image, source.row)
-        # Not the image's bytes: they would keep their whole row group in memory.
+        # The item leaves out the image's bytes, which would keep their whole row group in memory.
         return _Item(source.row, source.key, caption, bucket, crop)
 
 

@@ -109,7 +109,7 @@ class Transformers:
 
     @torch.no_grad()
     def scores(self, rows: FeatureRows, captions: Sequence[str]) -> NDArray[np.float32]:
-        """Return, for each picture, 100 times the cosine between its embedding and its caption's, cut if too long."""
+        """Return 100 times the cosine of each picture's embedding with its caption's; long captions are cut."""
         if not captions:
             return np.zeros(0, np.float32)
         tokens = token_ids(self._tokenizer, captions).to(self._device)

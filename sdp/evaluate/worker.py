@@ -77,9 +77,9 @@ class Evaluator:
         """Return the features of pictures of a set."""
         spec, unusable, parts = self._specs[name], list[Counts](), list[Features]()
         pictures = self._prepared(spec, piece, unusable)
-        single = "evaluate: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
+        too_large = "evaluate: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
         while batch := list(islice(pictures, self._limit.size)):
-            parts += self._limit.run(lambda at: self._embed(spec, batch[at]), len(batch), single)
+            parts += self._limit.run(lambda at: self._embed(spec, batch[at]), len(batch), too_large)
             self._done += len(batch)
         done = Features.join(parts)
         return Features(done.features, done.scores, sum(unusable, done.counts))

@@ -194,7 +194,7 @@ class DriverReader:
                 cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
             )
         except Gone:
-            # Not closed, since another thread may be in a call; a second init of an open library is harmless.
+            # Another thread may be in a call, so NVML stays open; a second init is harmless.
             self._open = False
             return None
 

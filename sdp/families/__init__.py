@@ -228,7 +228,7 @@ class Family(ABC):
         scheduler.set_timesteps(steps, device=image.device)
 
     def authors_layer(self, layer: str) -> str:
-        """Return the name that the model's authors gave a layer, or the one of which it is the next equal part."""
+        """Return the authors' name of a layer; if it is one of several equal parts of theirs, that of the whole."""
         return layer
 
     @abstractmethod
@@ -283,7 +283,7 @@ def by_index(index: bytes, model: str) -> Family:
 
 
 def parse_index(index: bytes) -> Mapping[str, Any]:
-    """Return what a model_index.json says; nothing of one that is damaged, of whose model the parts will tell."""
+    """Return the content of a model_index.json; empty if it is damaged, since the parts then show what is wrong."""
     try:
         content = json.loads(index)
     except (ValueError, RecursionError):

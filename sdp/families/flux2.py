@@ -76,7 +76,8 @@ class Flux2Klein(Family):
         return (KLEIN_4B,)
 
     def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
-        if configs.get(self.denoiser, {}).get("guidance_embeds", self.denoiser in configs):
+        denoiser = configs.get(self.denoiser)
+        if denoiser is not None and denoiser.get("guidance_embeds", True):  # as in diffusers
             return f"{self.denoiser}/config.json: guidance_embeds: expected false, as in klein, got true"
         layers = configs.get("text_encoder", {}).get("num_hidden_layers", self.text_layers[-1] + 1)
         if not isinstance(layers, int) or layers <= self.text_layers[-1]:
@@ -100,7 +101,7 @@ class Flux2Klein(Family):
         return cast("Tokenizer", _Chat(tokenizer))  # all that is asked of one
 
     def prepare_text_encoder(self, text_encoder: Any, model: Path) -> None:
-        """Drop the layers whose states are not used, a quarter of the network, and the norm of the last one's."""
+        """Drop the layers after the last one that is used, a quarter of the network, and the final norm."""
         from torch import nn
 
         from sdp.families.tokenizer import load_tokenizer

@@ -50,11 +50,11 @@ class Painter:
     @torch.no_grad()
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
         """Return a picture for each prompt, by its seed; None where the networks returned NaN or infinity."""
-        single = (
+        too_large = (
             f"resolution: no memory for a single picture of {self.resolution} pixels; lower it, or choose a "
             "larger GPU (scaling.accelerator)"
         )
-        batches = self.limit.run(lambda at: self._paint(prompts[at], seeds[at]), len(prompts), single)
+        batches = self.limit.run(lambda at: self._paint(prompts[at], seeds[at]), len(prompts), too_large)
         return [picture for pictures in batches for picture in pictures]
 
     def _paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:

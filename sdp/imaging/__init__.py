@@ -175,7 +175,7 @@ def _filter(pixels: Pixels, edges: tuple[float, float, float, float], width: int
 
 
 def _of_jpeg(decode: Callable[..., Any], data: bytes | memoryview, *arguments: Any, **options: Any) -> Any:
-    """Return what a function of simplejpeg returns for a JPEG; bytes between its segments are left out."""
+    """Call a function of simplejpeg; if stray bytes between segments make it fail, try again without them."""
     try:
         try:
             return decode(data, *arguments, **options)
@@ -262,7 +262,7 @@ def has_room(width: int, height: int) -> bool:
 
 
 def _header_of(picture: Any, data: bytes | memoryview) -> Header:
-    # Not picture.getexif(), which would decode all of a PNG, and hide damage. Pillow itself rotates a TIFF.
+    # picture.getexif() would decode all of a PNG, and hide damage. Pillow itself rotates a TIFF.
     exif = png_exif(data) if picture.format == "PNG" else picture.info.get("exif", b"")
     orientation = 1 if picture.format == "TIFF" else exif_orientation(exif)
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)

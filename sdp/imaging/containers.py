@@ -127,7 +127,7 @@ def without_stray_bytes(data: bytes | memoryview) -> bytes:
 
 
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker of each segment of a JPEG, its start and its end; then the same, with 0, of a scan's pixels."""
+    """Yield (marker, start, end) of each segment of a JPEG, and (0, start, end) of the pixels after a scan's header."""
     at = 2
     while (match := _MARKER.search(data, at)) is not None:
         marker, at = match[1][0], match.end()

@@ -26,4 +26,5 @@ class Finding:
     """The remedy; empty if none is needed."""
 
     def __str__(self) -> str:
-        return f"{self.state:8}{self.check}: {self.says}{'; ' * bool(self.do)}{self.do}"
+        remedy = f"; {self.do}" if self.do else ""
+        return f"{self.state:8}{self.check}: {self.says}{remedy}"

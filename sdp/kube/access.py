@@ -16,7 +16,7 @@ DEFAULT_FILE = "~/.kube/config"
 
 
 def connect(context: str | None = None, namespace: str | None = None, environ: Mapping[str, str] = os.environ) -> Api:
-    """Return the cluster of a context in KUBECONFIG or ~/.kube/config; without either file, that of this pod."""
+    """Return a client of the cluster in KUBECONFIG or ~/.kube/config; in a pod without either, of the pod's cluster."""
     settings = kubernetes.client.Configuration()
     variable = environ.get("KUBECONFIG") or DEFAULT_FILE
     files = [Path(part).expanduser() for part in variable.split(os.pathsep) if part]

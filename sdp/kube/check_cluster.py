@@ -86,7 +86,8 @@ def judge_state(state: ClusterState, pods: "list[Finding]") -> Finding:
         words += f": {state.workers} of {counted(state.wanted, 'worker')}"
         if not state.message:
             return Finding("cluster", "ok", words)
-    words += f": {state.message}" * bool(state.message)
+    if state.message:
+        words += f": {state.message}"
     hopeless = state.state not in ("starting", "ready") or state.refused or any(pod.state == "failed" for pod in pods)
     return Finding("cluster", "failed" if hopeless else "warning", words, f"kubectl describe raycluster {state.name}")
 

@@ -131,7 +131,7 @@ def _readable(uri: str, options: Any) -> str:
         files = list_source(uri, options)
         with open_source(files[0].uri, options) as file:
             file.read(4)
-        return f"can be read: {len(files)} file{'s' * (len(files) != 1)}"
+        return f"can be read: {len(files)} file{'s' if len(files) != 1 else ''}"
     names = open_storage(uri, options).names()
     if not names:
         raise NotFound(f"{uri}: empty or missing")

@@ -20,7 +20,7 @@ from sdp.kube.api import Api, Missing, Unreachable
 from sdp.kube.clusters import config_of
 from sdp.kube.head import RayHead
 from sdp.kube.rayjob import LOGS_FOLDER
-from sdp.kube.state import NOTICED_S, SILENT, JobState, job_state
+from sdp.kube.state import NOTICED_S, SILENT, JobState, exit_code, job_state
 from sdp.storage import open_storage
 
 POLL_S = 2.0
@@ -76,7 +76,7 @@ def unnoticed_end(api: Api, state: JobState) -> tuple[str, int] | None:
     with suppress(SdpError):
         record = RayHead(api, state.cluster).record(state.submission)
         if time.time() - (record.get("end_time") or math.inf) / 1000 > NOTICED_S:
-            code = 0 if record["status"] == "SUCCEEDED" else 2 if record.get("driver_exit_code") == 2 else 1
+            code = exit_code(record["status"], failed_for_good=record.get("driver_exit_code") == 2)
             return f"{record['status'].lower()}, which KubeRay does not report: {SILENT}", code
     return None
 

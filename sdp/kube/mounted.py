@@ -20,7 +20,7 @@ ANSWER_S, RENEWED_S, ASK_S = 10.0, 300.0, 3.0
 
 
 def wait_for_configuration(words: Sequence[str]) -> None:
-    """Wait until a job's configuration file is the one that the API server has.
+    """Wait until a job's mounted configuration file is as new as the API server's.
 
     Returns at once if the configuration came with the job, or if the pod may not ask.
     """

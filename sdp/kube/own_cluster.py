@@ -26,7 +26,7 @@ _OF_AUTOSCALER = ("token", "autoscaler-tmp", "autoscaler-home")
 
 
 def with_own_cluster(rayjob: Object, release: Object, config: JobConfig) -> Object:
-    """Return a job's RayJob with a cluster made of a release's RayCluster, in place of the selector of that one."""
+    """Return a job's RayJob with a cluster of its own, copied from a release's, instead of a selector."""
     name, about = rayjob["metadata"]["name"], release["metadata"]
     settings = json.loads(about.get("annotations", {}).get(SETTINGS, "{}"))
     further = settings.pop("labels", None) or {}

@@ -107,8 +107,15 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
         message="; ".join(filter(None, (attempt, said))),
         finished=finished,
         given_up=given_up,
-        exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
+        exit_code=exit_code(ray_status, failed_for_good=_EXIT_CODE.findall(message)[:1] == ["2"]),
     )
+
+
+def exit_code(ray_status: str, *, failed_for_good: bool) -> int:
+    """Return the exit code of a job: 0, 1 (trying again may help) or 2 (it will not)."""
+    if ray_status == "SUCCEEDED":
+        return 0
+    return 2 if failed_for_good else 1
 
 
 def _reason(status: Mapping[str, Any], message: str) -> str:

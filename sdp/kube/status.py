@@ -154,7 +154,7 @@ def _writers(view: Namespace) -> dict[str, JobState]:
 
 
 def _ended_writer(line: str, writers: Callable[[], Mapping[str, JobState]]) -> str:
-    """Return the job that should have written what a line waits for, if it has ended without it."""
+    """Return a remark if the job that writes what a line waits for has ended; empty otherwise."""
     awaited = re.search(r" is waiting: for (\S+) to be complete", line)
     state = writers().get(awaited[1].rstrip("/")) if awaited else None
     return f"; {state.name}, which writes it, has ended: {state.state}" if state and state.finished else ""

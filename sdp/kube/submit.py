@@ -85,7 +85,7 @@ def rayjob_of(
     unread: ReadRelease = ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
     cluster, texts = read_release() if read_release else unread
     if config is None and texts is not None:
-        config = _checked_against(texts, submission, say)
+        config = _checked_from_cluster(texts, submission, say)
         if send and len(texts[submission.job].encode()) <= LARGEST_CONFIG:
             text = texts[submission.job]
     name: str = cluster["metadata"]["name"]
@@ -158,8 +158,8 @@ def _checked_file(submission: Submission, say: Say) -> tuple[str | None, JobConf
     return text, config
 
 
-def _checked_against(texts: Mapping[str, str], submission: Submission, say: Say) -> JobConfig:
-    """Return the cluster's configuration with the overrides."""
+def _checked_from_cluster(texts: Mapping[str, str], submission: Submission, say: Say) -> JobConfig:
+    """Return the job's configuration among the cluster's `texts`, with the overrides, once checked."""
     job = submission.job
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"

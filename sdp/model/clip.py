@@ -43,7 +43,7 @@ class View:
         shorter = min(width, height)
         wide, tall = int(self.shortest * width / shorter), int(self.shortest * height / shorter)
         left, top = (wide - self.side) // 2, (tall - self.side) // 2
-        # Only what is cut: a picture of 1 × 1,000,000 pixels would take gigabytes at this height.
+        # `box` resizes only the cut: all of a picture of 1 × 1,000,000 pixels would take gigabytes.
         across, down = width / wide, height / tall
         box = (left * across, top * down, (left + self.side) * across, (top + self.side) * down)
         resized = Image.fromarray(pixels).resize((self.side, self.side), Image.Resampling(self.filter), box=box)

@@ -200,7 +200,7 @@ class _Item(NamedTuple):
 
 
 def _layout(tensors: Mapping[str, Tensor], *, alone: bool) -> _Layout:
-    """Agree with the other workers on who writes what. Of those that hold a chunk, the one with the least writes it."""
+    """Agree with the other workers on who writes which chunk: of its holders, the one with the fewest bytes so far."""
     placed = ((name, *_share(tensor)) for name, tensor in tensors.items())
     own = [_Item(name, offsets, tuple(shard.shape), shard.nbytes) for name, offsets, shard in placed]
     shares, rank = [own], 0
@@ -305,7 +305,7 @@ def _read_checksums(storage: Storage, name: str) -> dict[tuple[str, int], int]:
 
 
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
-    """Return the stretches in groups, each of which is contiguous in a file and small enough for one request."""
+    """Group stretches that follow one another in a file, so that one request of at most RUN_BYTES reads a group."""
     runs: list[list[_Stretch]] = []
     for stretch in sorted(stretches, key=lambda stretch: stretch[:2]):
         run = runs[-1] if runs else []
@@ -323,7 +323,7 @@ def _device_of(tensors: Iterable[Tensor]) -> torch.device:
 
 
 def _share(tensor: Any) -> tuple[tuple[int, ...], Tensor]:
-    """Return a tensor, or this worker's shard of it, without copying, after the place where it begins."""
+    """Return (offsets, values) of this worker's shard of a tensor, or of the whole tensor; nothing is copied."""
     if not hasattr(tensor, "to_local"):
         return (0,) * tensor.dim(), tensor.detach()
     (chunk,) = tensor.__create_chunk_list__()
@@ -342,7 +342,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _checksum_file(file: str) -> str:
-    """Return the name of the file with the checksums of a worker's files, of which `file` is one."""
+    """Return the name of the file with the checksums of `file`, and of the same worker's others."""
     return f"{file.partition('.')[0]}.json"
 
 

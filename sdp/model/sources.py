@@ -46,7 +46,7 @@ class LocalModel:
 
     @property
     def encoder_digest(self) -> str:
-        """The digest of the model whose VAE and text encoder these are: that which an export names, or its own."""
+        """The digest of the model that VAE and text encoder came from: named by an export; else its own."""
         index = self.path / INDEX
         return (families.parse_index(index.read_bytes()).get(ENCODER) if index.is_file() else None) or self.digest
 
@@ -78,7 +78,7 @@ def parse(text: str) -> ModelSource:
 
 
 def _model(source: ModelSource | str) -> ModelSource:
-    """Return the source of a diffusion model; refuse one whose name on the hub is that of a kind that sdp lacks."""
+    """Return the source of a diffusion model; refuse a hub's repository whose name shows an unsupported kind."""
     if not isinstance(source, str):
         return source
     if (match := _HUB_ID.fullmatch(source)) and not Path(source).is_dir():
@@ -203,7 +203,7 @@ def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists,
 
     def read(name: str) -> bytes:
         if (file := folder.find(name)) is not None and file.size > _LARGEST:
-            raise ModelError(f"model source {source}: {name} has {file.size:,} bytes, too many to be one; restore it")
+            raise ModelError(f"model source {source}: {name} is too large ({file.size:,} bytes); restore it")
         return folder.read(name)
 
     return folder.exists, read

@@ -170,7 +170,7 @@ def training(
         if model
         else TextSpace(width=SD2.text_encoder["hidden_size"] if embedded else None),
         trains_text=config.model.train_text_encoder,
-        speeds=Speeds(config.strategy.kind + "+compile" * config.strategy.compile),
+        speeds=Speeds(f"{config.strategy.kind}+compile" if config.strategy.compile else config.strategy.kind),
         trainers=train_on,
         trainer_count=instances(gpus, train_on),
         trainer_gpus=gpus,
@@ -284,7 +284,8 @@ def _process(rows: int, sides: Iterable[int], encoders: Instance, gpus: int | No
 
 def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
     gpu, speeds = str(work.trainers.gpu), work.speeds
-    figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
+    speed_of = speeds.collocated if work.mode == "collocated" else speeds.train
+    figure = speed_of(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
     groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, prices)]
     if work.mode == "online":

@@ -59,9 +59,10 @@ def _activations(config: TrainConfig, known: Mapping[str, Any]) -> tuple[float, 
     are a linear function of the number of pixels.
     """
     kind = "fp32" if config.precision == "fp32" else config.strategy.kind
-    recorded = known[kind + "+checkpointed" * config.strategy.activation_checkpointing]
-    # Not counted for LoRA, for which eager code's figures are an upper bound.
-    if config.strategy.compile and not config.strategy.activation_checkpointing and config.lora.rank is None:
+    checkpointed = config.strategy.activation_checkpointing
+    recorded = known[f"{kind}+checkpointed" if checkpointed else kind]
+    # With LoRA, the figures of eager code are an upper bound.
+    if config.strategy.compile and not checkpointed and config.lora.rank is None:
         recorded = known.get(f"{kind}+compiled", recorded)
     slope = (recorded["512"] - recorded["256"]) / (512**2 - 256**2)
     return recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"]
@@ -90,7 +91,9 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     itemsize = _FP32 if config.precision == "fp32" else 2
     per_sample, fixed = _activations(config, known)
     if len(networks) > 1:
-        kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if itemsize == _FP32 else strategy.kind
+        kind = "fp32" if itemsize == _FP32 else strategy.kind
+        if strategy.activation_checkpointing:
+            kind = "checkpointed"
         text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained, frozen, rank = parameters, 0, config.lora.rank
@@ -115,8 +118,10 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     if not (place.embedded or config.model.train_text_encoder):
         parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
-    name += f", LoRA of rank {rank}" * (rank is not None)
-    name += ", checkpointed activations" * strategy.activation_checkpointing
+    if rank is not None:
+        name += f", LoRA of rank {rank}"
+    if strategy.activation_checkpointing:
+        name += ", checkpointed activations"
     parts = {use: amount for use, amount in parts.items() if amount}
     return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
 
@@ -153,15 +158,16 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
     place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)
-    own = lower_bound = estimate(config, place)
+    own = least = estimate(config, place)
     if strategy.compile or config.lora.rank is not None:
-        lower_bound = estimate(config.replaced(strategy=strategy.replaced(activation_checkpointing=True)), place)
+        least = estimate(config.replaced(strategy=strategy.replaced(activation_checkpointing=True)), place)
+    lower_bound = least
+    if place.workers == 1:  # gradients appear as activations are freed
+        lower_bound = replace(least, parts={**least.parts, "gradients": 0.0})
     hardware = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
-    needed = f"which needs {lower_bound.total / GIB:.0f} GiB"
-    if place.workers == 1:  # gradients appear as activations are freed
-        lower_bound = replace(lower_bound, parts={**lower_bound.parts, "gradients": 0.0})
     if lower_bound.total > gpu.memory_bytes:
+        needed = f"which needs {least.total / GIB:.0f} GiB"
         if most := lower_bound.largest(1.0):
             got = f"{config.data.batch_size}, {needed}"
             raise ConfigError([Problem("data.batch_size", f"at most {most} on an {hardware}", got, hint)])

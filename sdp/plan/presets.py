@@ -29,7 +29,7 @@ def figures(name: str) -> Iterator[Published]:
 
 
 def _planned(row: dict[str, Any], prices: dict[str, float]) -> Iterator[Published]:
-    """Yield the figures of a row; its hours and its price of an hour are those of training alone."""
+    """Yield the figures of a row; `hours` and `per_hour` cover training only."""
     stages = []
     for stage in row["stages"]:
         groups = tuple(

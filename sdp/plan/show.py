@@ -11,7 +11,7 @@ HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
 
 def as_text(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices) -> str:
     """Return plans, of which the first is the configured one, as text for people; `work` is a training's."""
-    lines = [row for number, plan in enumerate(plans) for row in _rows(plan, " *" * (number == 0))]
+    lines = [row for number, plan in enumerate(plans) for row in _rows(plan, "" if number else " *")]
     return "\n".join(
         [
             table(lines, (*HEADER, prices.currency)),

@@ -164,7 +164,7 @@ def summary(
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}"),
         ]
-        # Otherwise most of it is loading, warming up and writing.
+        # A short run, or one that hardly used encoders, mostly loads, warms up and writes.
         if _STEADY_S <= figures.elapsed_s <= 2 * (figures.busy_s + figures.idle_s):
             lines.append(("bottleneck", suggestion(figures)))
         for side, count in sorted(figures.fitting.items()):
@@ -177,7 +177,7 @@ def summary(
         lines.append(("this run", "nothing to write: all parts existed"))
     if counts.failed:
         only_captions = counts.reasons.get("no_caption") == counts.failed
-        first = "add captions to their source, or nothing will change; then " * only_captions
+        first = "add captions to their source, or nothing will change; then " if only_captions else ""
         lines.append(("next", f"{first}{rerun(figures.job, '--only-failed')} retries the failed rows"))
     return lines
 
@@ -197,17 +197,14 @@ def forecast(
     rows = sum(len(work.unit) for work in pending)
     config = prepared.config
     node = config.encode.accelerator or "any node"
-    columns = prepared.pictures.columns
+    before = " before filters" if prepared.pictures.columns.leave_out else ""
+    condition = " if there are GPUs" if config.encode.gpu_each is None else ""
     return [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
-        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{' before filters' * columns.leave_out}"),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}{before}"),
         *to_write(prepared.images_of(rows)),
-        (
-            "encoders",
-            f"{config.encode.num_workers} on {node}, 1 GPU each"
-            f"{' if there are GPUs' * (config.encode.gpu_each is None)}",
-        ),
+        ("encoders", f"{config.encode.num_workers} on {node}, 1 GPU each{condition}"),
     ]
 
 

@@ -131,7 +131,7 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, changed: bool 
     if changed and changes.captioned:
         dataset = open_dataset(output.storage, prepared.head.kind)
         output = order_retry(output, dataset, pictures.files, options)
-    # Also what a run that was interrupted here has left.
+    # A run that was interrupted here may have left superseded rows that are not taken down.
     rows = (superseded(output.index) | BitMap64(changes.gone_rows if changed else ())) - taken_down
     if rows and write:
         tombstones.add(output.storage, [Takedown("row", str(row)) for row in rows])

@@ -213,7 +213,8 @@ def require_reachable() -> None:
 
 def _unreachable(what: str) -> SdpError:
     """Return the error of a cluster that cannot be joined; a job that it has run before waits for its return."""
-    return (SdpError if RESTARTED in os.environ else UserError)(f"RAY_ADDRESS: {what}; unset it or start one")
+    kind = SdpError if RESTARTED in os.environ else UserError
+    return kind(f"RAY_ADDRESS: {what}; unset it or start one")
 
 
 def _is_refusal(stderr: str) -> bool:
@@ -310,7 +311,7 @@ def holders(
         # A RayJob's name and a suffix make its submission.
         name = str(job.get("submission_id") or "").rpartition("-")[0] or f"Ray's job {number}"
         began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
-        lines.append(f"{name} holds {count} {kind} GPU{'s' * (count != 1)} (job begun {began:%Y-%m-%d %H:%MZ})")
+        lines.append(f"{name} holds {count} {kind} GPU{'s' if count != 1 else ''} (job begun {began:%Y-%m-%d %H:%MZ})")
     return lines
 
 

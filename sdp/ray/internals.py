@@ -1,6 +1,6 @@
 """Every use of Ray that is private or for its developers, which any version of Ray may change.
 
-Each function says why no public call does and, after "if it goes", what to do when Ray drops what it uses. What is
+Each function says why no public call does and, after "if removed", what to do when Ray drops what it uses. What is
 inside `_comfort` only saves time, memory or noise: where Ray has changed, the job runs without.
 `tests/contract/test_ray_private.py` fails on that day, and for any other such use in sdp/.
 """
@@ -31,7 +31,7 @@ def _comfort(what: str) -> Iterator[None]:
 
 
 def resources() -> dict[str, float]:
-    """Return the sums of the cluster's resources. If it goes: the nodes' `Resources`, added up."""
+    """Return the sums of the cluster's resources. If removed: the nodes' `Resources`, added up."""
     import ray
 
     sums: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
@@ -39,7 +39,7 @@ def resources() -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the cluster's nodes. The public `list_nodes` needs the dashboard. If it goes: use that."""
+    """Return the cluster's nodes. The public `list_nodes` needs the dashboard. If removed: use that."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
@@ -47,7 +47,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def placement_groups() -> dict[str, str]:
-    """Return the states of all placement groups by id. The public list needs the dashboard. If it goes: use that."""
+    """Return the states of all placement groups by id. The public list needs the dashboard. If removed: use that."""
     from ray.util.placement_group import placement_group_table
 
     return {number: group["state"] for number, group in placement_group_table().items()}
@@ -77,14 +77,14 @@ def crashed_workers(since: float) -> Iterator[tuple[str, bytes]]:
 
 
 def live_workers() -> set[str]:
-    """Return the ids of the living processes; the public `list_workers` needs the dashboard. If it goes: use that."""
+    """Return the ids of the living processes; the public `list_workers` needs the dashboard. If removed: use that."""
     from ray._private.state import workers
 
     return set(workers())  # type: ignore[no-untyped-call]  # Ray's
 
 
 def job_name() -> str:
-    """Return the name of this process's submitted job, or ""; nothing public does. If it goes: use a variable.
+    """Return the name of this process's submitted job, or ""; nothing public does. If removed: use a variable.
 
     KubeRay's names begin with the RayJob's. Every process of the job has it.
     """
@@ -102,7 +102,7 @@ def job_name() -> str:
 def adopt_token() -> bool:
     """Let this process authenticate by the token that Ray finds; return True if that changed anything.
 
-    `ray.init` does this only where it starts a cluster. If it goes: users set RAY_AUTH_MODE=token.
+    `ray.init` does this only where it starts a cluster. If removed: users set RAY_AUTH_MODE=token.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return False
@@ -114,7 +114,7 @@ def adopt_token() -> bool:
 
 
 def quieten() -> None:
-    """Raise the level of Ray's loggers whose warnings are false alarms here. If they are renamed: see what Ray says."""
+    """Raise the level of Ray's loggers whose warnings are false alarms here. If removed: see what Ray says."""
     for name in ("ray._private.authentication", "ray.data._internal.progress"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -125,7 +125,7 @@ def quieten() -> None:
 def spare_processes() -> None:
     """Have a local Ray start no servers for the dashboard, autoscaler and terminal, nor collect what they would report.
 
-    They take 2.2 CPU seconds and 0.28 GB, and no option leaves the servers out. If they go: drop this.
+    They take 2.2 CPU seconds and 0.28 GB, and no option leaves the servers out. If removed: drop this.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _comfort("the node's processes"):
@@ -137,7 +137,7 @@ def spare_processes() -> None:
 
 
 def delete_spilled() -> None:
-    """Delete the objects that a local Ray, which is about to be killed, has spilled. If it goes: call ray.shutdown."""
+    """Delete the objects that a local Ray, which is about to be killed, has spilled. If removed: call ray.shutdown."""
     with _comfort("the node's spilled objects"):
         from ray._private import worker
 
@@ -147,7 +147,7 @@ def delete_spilled() -> None:
 
 
 def hush() -> None:
-    """Log the raylets' notices, which Ray prints even where log_to_driver is False. If it goes: look for an option."""
+    """Log the raylets' notices, which Ray prints even where log_to_driver is False. If removed: look for an option."""
     with _comfort("the raylets' notices"):
         from ray._private import worker
 
@@ -179,7 +179,7 @@ def data_context(settings: Mapping[str, Any], *, on_cluster: Callable[[], bool])
 
 
 def _forget_blocks() -> type:
-    """Return a callback that drops the statistics of blocks, 5 kB of the driver's memory each. If it goes: drop it."""
+    """Return a callback that drops the statistics of blocks, 5 kB of the driver's memory each. If removed: drop it."""
     from ray.data._internal.execution.execution_callback import ExecutionCallback
 
     class ForgetBlocks(ExecutionCallback):
@@ -194,7 +194,7 @@ def _forget_blocks() -> type:
 def _spare_actors(on_cluster: Callable[[], bool]) -> None:
     """Have Ray Data's actors for statistics and autoscaling started on clusters only.
 
-    They take 1.7 CPU seconds and 0.27 GB, and no option leaves them out. If they go: drop this.
+    They take 1.7 CPU seconds and 0.27 GB, and no option leaves them out. If removed: drop this.
     """
     with _comfort("Ray Data's actors"):
         from ray.data._internal.cluster_autoscaler import ClusterAutoscaler
@@ -213,7 +213,11 @@ def _spare_actors(on_cluster: Callable[[], bool]) -> None:
 
         def spare(where: Any, name: str, otherwise: Callable[..., Any]) -> None:
             original = getattr(where, name)
-            setattr(where, name, lambda *args, **more: (original if on_cluster() else otherwise)(*args, **more))
+
+            def chosen(*args: Any, **more: Any) -> Any:
+                return original(*args, **more) if on_cluster() else otherwise(*args, **more)
+
+            setattr(where, name, chosen)
 
         spare(streaming_executor, "create_cluster_autoscaler", lambda *_, **__: FixedSize())
         spare(_StatsManager, "gen_dataset_id_from_stats_actor", lambda: secrets.token_hex(16))
@@ -224,7 +228,7 @@ def _spare_actors(on_cluster: Callable[[], bool]) -> None:
 def blocks(dataset: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the schema of each block, and a reference that the driver owns; public calls would fetch the block.
 
-    If it goes: put the rows from the encoders and hand references to the desk. Ray then loses them with their encoder,
+    If removed: put the rows from the encoders and hand references to the desk. Ray then loses them with their encoder,
     also where a pool shrinks, and they are encoded again.
     """
     for bundle in dataset.iter_internal_ref_bundles():
@@ -239,12 +243,12 @@ _LEAVE_S = 30.0
 """The longest time that workers have to leave their process group."""
 
 
-def trainer() -> Any:
-    """Return Ray Train's class of trainers without torch, which leaves Ctrl-C and the workers' places to the driver.
+def trainer_class() -> Any:
+    """Return Ray Train's trainer class, changed to leave Ctrl-C and the workers' places to the driver.
 
-    Ray's own Ctrl-C aborts without a checkpoint, with exit code 0. Its cleaner looks for the controller in whichever
-    Ray of this machine it finds, and takes the places away if that is another one. Its datasets, which are none here,
-    take 0.7 CPU seconds. If they go: TorchTrainer, with the driver's handlers set after Ray's.
+    Ray's own handler of Ctrl-C aborts without a checkpoint, with exit code 0. Its cleaner looks for the controller in
+    any Ray on this machine, and takes the places away if it finds another one. Its callback for datasets, which we do
+    not use, takes 0.7 CPU seconds. If removed: use TorchTrainer, and set the driver's handlers after Ray's.
     """
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -261,7 +265,7 @@ def trainer() -> Any:
 def process_group(functions: Any, *, gpu: bool) -> Any:
     """Return Ray Train's configuration of a process group, made by the functions of `sdp.train.group`.
 
-    Ray's controller imports their module. If it goes: TorchConfig.
+    Ray's controller imports their module. If removed: TorchConfig.
     """
     import ray
     from ray.train.backend import Backend, BackendConfig
@@ -290,7 +294,8 @@ def process_group(functions: Any, *, gpu: bool) -> Any:
 
 
 def metric(kind: str, name: str, text: str, tags: tuple[str, ...]) -> Any:
-    """Return a metric that Ray's agents expose, by its kind: counter or gauge. If it goes: OpenTelemetry."""
+    """Return a metric that Ray's agents expose, by its kind: counter or gauge. If removed: OpenTelemetry."""
     from ray.util import metrics
 
-    return (metrics.Counter if kind == "counter" else metrics.Gauge)(name, text, tags)
+    metric = metrics.Counter if kind == "counter" else metrics.Gauge
+    return metric(name, text, tags)

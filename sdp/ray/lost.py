@@ -55,7 +55,7 @@ class _Watch:
             f"{duration(START_S)} (see {self._logs}); {_REMEDY}"
         )
         standard_input, self._pipe = os.pipe()
-        # In a session of its own, so that Ctrl-C reaches the driver alone.
+        # Its own session, since Ctrl-C must reach only the driver.
         self._printer = subprocess.Popen(
             ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", line],
             stdin=standard_input,

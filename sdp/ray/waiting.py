@@ -156,7 +156,8 @@ def wait_for(
             missing = [number for number, (ready, _) in enumerate(state) if not ready]
             if not missing:
                 return counts
-            held_s += (now - looked) * bool(others)
+            if others:
+                held_s += now - looked
             looked = now
             if now - began - held_s > wait_s:
                 needed = " and ".join(places[number].progress(places[number].least) for number in missing)
@@ -234,7 +235,7 @@ class Stall:
         needed = " and ".join(place.progress(1) for place in missing or self.places)
         line = f"{self.job}: no progress for {duration(waited_s)}"
         if not works and waited_s > self.wait_s:
-            # Not the user's fault: there was room before. So the supervisor may run the job again.
+            # There was room before, so it is not the user's fault, and the supervisor may run the job again.
             if missing:
                 raise SdpError(str(no_place(missing, needed, self.wait_s)))
             raise SdpError(f"{line}; needs {needed}; run the job again")
@@ -274,7 +275,7 @@ def no_place(places: Sequence[Place], needed: str, wait_s: float, key: str | Non
 
 
 def _offer(places: Sequence[Place]) -> str:
-    """Return the resources of the existing nodes, free or in use, and what may explain that they hold no such place."""
+    """Return the nodes' resources in words, free or in use, with their labels and likely misspellings of selectors."""
     from ray.util.accelerators import accelerators
 
     amounts: Counter[tuple[str, str]] = Counter()
@@ -295,4 +296,5 @@ def _offer(places: Sequence[Place]) -> str:
 
 
 def _amount(amount: float, resource: str, kind: str | None = None) -> str:
-    return f"{amount:g} {f'{kind} ' if kind else ''}{resource}{'s' if amount != 1 else ''}"
+    words = f"{kind} {resource}" if kind else resource
+    return f"{amount:g} {words}{'s' if amount != 1 else ''}"

@@ -77,11 +77,11 @@ def dataset_section(
     else:
         others = [f", {n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
         written = f"{counts.written:,} of {counted(counts.input, 'row')} written{''.join(others)}"
-        verdict = f"Complete: {written}{'; every byte verified' * verify}."
+        verdict = f"Complete: {written}{'; every byte verified' if verify else ''}."
     figures = [
         ("rows" if complete else "rows done so far", f"{counts.input:,}"),
         ("written", f"{counts.written:,}"),
-        ("takedowns", f"{taken_down:,}" * bool(taken_down)),
+        ("takedowns", f"{taken_down:,}" if taken_down else ""),
         ("bytes per row", f"{stored / counts.written:,.0f}" if counts.written else ""),
         ("size", size(stored)),
         ("parts", f"{len(dataset.parts):,}"),
@@ -110,7 +110,8 @@ def _reasons(dataset: Description, parts: Iterable[PartInfo]) -> Block:
             account = resolve([read_account(dataset.output.storage, path) for _, path in attempts])
             for row in account.filter(pc.is_valid(account["reason"])).slice(0, 1000).to_pylist():
                 if len(shown := examples.setdefault(row["reason"], [])) < _EXAMPLES:
-                    (name,), address = names(np.array([row["row"]])), f"row {row['row']}"
+                    (name,) = names(np.array([row["row"]]))
+                    address = f"row {row['row']}"
                     text = f"{name} ({address})" if name else address
                     shown.append(f"{text} {row['detail'] or ''}".strip())
     counts, meaning = dataset.counts, {**FILTER_REASONS, **FAILURE_REASONS}

@@ -49,7 +49,7 @@ class Opened:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The description that `sdp inspect --json` prints; of a run of two phases, that of the last one."""
+        """The description that `sdp inspect --json` prints; for a run of two phases, the second one's."""
         return describe(self.storage)[-1].to_json()
 
     def __str__(self) -> str:

@@ -147,9 +147,13 @@ def text_of(section: PageSection) -> str:
 
 
 def _plain(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
 
 
 def _data_uri(picture: bytes) -> str:
-    kind = "jpeg" if picture[:3] == b"\xff\xd8\xff" else "webp" if picture[8:12] == b"WEBP" else "png"
+    kind = "webp" if picture[8:12] == b"WEBP" else "png"
+    if picture[:3] == b"\xff\xd8\xff":
+        kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

@@ -151,7 +151,7 @@ def checkpoint_section(folder: Storage, prices: Mapping[str, float] | None = Non
         ]
         figures = [
             ("step", f"{state.step:,}"),
-            ("skipped steps", f"{state.skipped:,}" * bool(state.skipped)),
+            ("skipped steps", f"{state.skipped:,}" if state.skipped else ""),
             ("samples", f"{state.samples:,}"),
             ("epoch", f"{state.epoch}{done}"),
             ("in the ledger", f"{counted(sum(consumed.values()), 'row')} of {counted(len(consumed), 'epoch')}"),
@@ -212,7 +212,8 @@ def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
 
 def _ending(event: Mapping[str, Any]) -> str:
     """Return the end of a run in words."""
-    (limit, _, words), step = event["reason"].partition(": "), _worded(event.get("step", "unknown"))
+    limit, _, words = event["reason"].partition(": ")
+    step = _worded(event.get("step", "unknown"))
     if limit not in _LIMITS:
         return f"Ended at step {step}: {event['reason']}"
     return f"Finished: {step} of {words}" if limit == "max_steps" else f"Finished: {words}, at step {step}"

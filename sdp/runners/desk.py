@@ -83,7 +83,7 @@ class Desk:
         self._deaths_of: dict[int, list[str]] = {}
         """The reasons for deaths of workers, by the first number of the piece that they held."""
         self._workers: dict[str, WorkerId] = {}
-        """By actor, which outlives its processes."""
+        """The present worker of each actor, which outlives its processes."""
         self._loading: dict[str, WorkerId] = {}
         self._ready: set[int] = set()
         self._figures: dict[str, Any] = {}

@@ -133,7 +133,7 @@ class OnRay:
         check_state(state, placement, self._most_preparing, now - self._began, fed=self._fed and self._prepares)
         has_begun = state.started and (state.any_prepared or not self._prepares)
         self._stall.wait_s = placement.wait_s if has_begun else math.inf
-        preparing = f"{counted(state.preparing, 'transform')} under way, " * self._prepares
+        preparing = f"{counted(state.preparing, 'transform')} under way, " if self._prepares else ""
         self._stall.check(
             state.events if self._sent else now,
             now,

@@ -59,7 +59,8 @@ class Placement:
 
     def places(self, *, prepares: bool) -> list[Place]:
         """Return the places that must exist before a job begins."""
-        return [place for place in (self.workers, *([self.preparation] * prepares)) if place.bundle]
+        places = [self.workers, self.preparation] if prepares else [self.workers]
+        return [place for place in places if place.bundle]
 
 
 def join(job: str, role: str, workers: WorkersConfig, output: str, items: int) -> Placement:

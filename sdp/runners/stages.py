@@ -37,7 +37,7 @@ class Stages(Protocol):
 
 @runtime_checkable
 class Preparing(Stages, Protocol):
-    """Stages of which the first makes an item ready for a worker; without it, `work` gets the items themselves."""
+    """Stages with a `prepare` that makes items ready for workers; without it, `work` gets the items themselves."""
 
     def prepare(self, item: Any) -> tuple[Any, PrepareStats]:
         """Make an item ready for a worker, on any CPU."""
@@ -45,7 +45,7 @@ class Preparing(Stages, Protocol):
 
 @dataclass(slots=True)
 class Occupancy:
-    """Time for which something was in use, by uses of which the end of one may overlap the next."""
+    """The time for which something was in use; a use may begin before the one before it has ended."""
 
     _ended: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

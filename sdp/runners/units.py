@@ -33,7 +33,7 @@ class Job(Protocol):
         """Return what the stages get for a piece."""
 
     def crashed(self, piece: Piece, detail: str) -> Any:
-        """Return the rows in place of those of a piece of one row that kills its workers."""
+        """Return the result of a piece whose only row kills its workers."""
 
     def retried(self, work: Work) -> Mapping[str, int]:
         """Return the earlier failures that a part supersedes, by reason."""
@@ -76,7 +76,8 @@ def run_units(
                 writing[runner.task(job.write, pieces, work, job.retried(work))] = work
             done, _ = wait([*writing], 0 if feed.under_way else _WAIT_S, FIRST_COMPLETED)
             for part in done:
-                if (info := _written(part, work := writing.pop(part))) is None:
+                work = writing.pop(part)
+                if (info := _written(part, work)) is None:
                     units.restart(work)
                     continue
                 del units.open[work]

@@ -53,7 +53,7 @@ def masks(rows: int, distance: int, bits: int = 2**64 - 1) -> list[int]:
     if distance == 0:
         return [bits]
     places = [place for place in range(64) if bits >> place & 1]
-    # As few searches as leave about as many keys as there are rows.
+    # The fewest blocks, and so searches, with at least about as many possible keys as rows.
     blocks = next(
         (b for b in range(distance + 1, 9) if len(places) * (b - distance) / b >= np.log2(max(rows, 2))), distance + 5
     )

@@ -48,7 +48,7 @@ class Scorer(BatchEncoder):
         self._mean, self._deviation = (torch.tensor(each, device=self.device) for each in (view.mean, view.deviation))
 
     def __call__(self, chunk: Chunk) -> Scores:
-        """Score a chunk."""
+        """Return the scores of a chunk."""
         if not len(chunk):
             return Scores(np.zeros(0, np.float32), np.zeros(0, np.float32), np.ones(0, np.bool_))
         captioned, texts = np.flatnonzero(chunk.tokens.any(axis=1)), None
@@ -58,16 +58,17 @@ class Scorer(BatchEncoder):
             if len(captioned):
                 tokens = chunk.tokens[captioned].astype(np.int64)
                 texts = self._in_batches(TEXT, tokens, captioned, self._caption)
-        values, good = pictures[0].numpy(), pictures[1].numpy().copy()
-        width = values.shape[1] - bool(self._layers)
+        embeddings, good, aesthetics = pictures[0].numpy(), pictures[1].numpy().copy(), None
+        if self._layers:
+            embeddings, aesthetics = embeddings[:, :-1], embeddings[:, -1]
         similarity = np.zeros(len(chunk), np.float32)
         if texts is not None:
-            similarity[captioned] = (values[captioned, :width] * texts[0].numpy()).sum(axis=1)
+            similarity[captioned] = (embeddings[captioned] * texts[0].numpy()).sum(axis=1)
             good[captioned] &= texts[1].numpy()
-        return Scores(values[:, width] if self._layers else None, similarity, good)
+        return Scores(aesthetics, similarity, good)
 
     def _picture(self, pixels: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return normalised embeddings of uint8 pixels, each with its aesthetics behind it."""
+        """Return normalised embeddings of uint8 pixels, each followed by its aesthetics if there are layers."""
         planes = (pixels.float() * self._view.scale - self._mean) / self._deviation
         planes = planes.permute(0, 3, 1, 2).to(DTYPES[self._settings.dtype])
         values = score = functional.normalize(self._pictures(planes).float(), dim=1)

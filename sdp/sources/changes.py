@@ -20,7 +20,7 @@ from sdp.storage.moved import root_of, unchanged
 _NAMED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Changes:
     """Pictures by URI, those that are taken down left out."""
 
@@ -50,7 +50,9 @@ class Changes:
         parts = []
         for uris, what, how in kinds:
             if uris:
-                names = ", ".join(uri.rpartition("/")[2] for uri in uris[:_NAMED]) + ", …" * (len(uris) > _NAMED)
+                names = ", ".join(uri.rpartition("/")[2] for uri in uris[:_NAMED])
+                if len(uris) > _NAMED:
+                    names += ", …"
                 parts.append(f"{counted(len(uris), what)} {how} ({names})")
         return ", ".join(parts)
 
@@ -64,20 +66,26 @@ def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64, options
     known, rows = known_files(index), _rows(index)
     changed = {uri for uri, file in present.items() if uri in known and not unchanged(file, *known[uri], options)}
     live = sorted(uri for uri, row in rows.items() if row not in taken_down)
-    texts = sorted(changed - rows.keys())
-    stems = {text.rpartition(".")[0] for text in texts}
     gone = [uri for uri in live if uri not in present]
-    fresh = {file.uri.rpartition(".")[0] for file in pictures.texts if file.uri not in known and file.size}
-    waiting = [uri for uri in live if uri.rpartition(".")[0] in fresh]
-    failed = _without_caption(output.storage) if waiting and output.storage.exists(MANIFEST) else BitMap64()
+    edited_texts = sorted(changed - rows.keys())
+    edited = set(map(_stem, edited_texts))
+    unedited = [uri for uri in live if uri in present and uri not in changed]
+    added = {_stem(file.uri) for file in pictures.texts if file.uri not in known and file.size}
+    with_added = [uri for uri in live if _stem(uri) in added]
+    failed = _without_caption(output.storage) if with_added and output.storage.exists(MANIFEST) else BitMap64()
     return Changes(
-        [uri for uri in live if uri in changed],
-        [uri for uri in live if uri in present and uri not in changed and uri.rpartition(".")[0] in stems],
-        [uri for uri in waiting if rows[uri] in failed],
-        gone,
-        texts,
-        [rows[uri] for uri in gone],
+        replaced=[uri for uri in live if uri in changed],
+        recaptioned=[uri for uri in unedited if _stem(uri) in edited],
+        captioned=[uri for uri in with_added if rows[uri] in failed],
+        gone=gone,
+        texts=edited_texts,
+        gone_rows=[rows[uri] for uri in gone],
     )
+
+
+def _stem(uri: str) -> str:
+    """Return what a picture and the text beside it share."""
+    return uri.rpartition(".")[0]
 
 
 def superseded(index: Index) -> BitMap64:

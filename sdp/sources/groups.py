@@ -40,7 +40,7 @@ Each holds the group's bytes in the file, and threads that read one group, one f
 def read_rows(
     span: GroupRows, columns: Sequence[str], options: StorageOptions | None, image: str | None = None
 ) -> Iterator[pa.Table]:
-    """Yield those of the columns that exist, with text cut; go on where the last part of the row group has ended."""
+    """Yield the columns that exist, with text cut; reuse the reader of an earlier part of the row group."""
     group, start, stop = span
     key = (group, tuple(columns), options, image)
     passed = [at for of, at in list(_unfinished) if of == key and at <= start]

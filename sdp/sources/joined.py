@@ -99,7 +99,7 @@ class Joined:
 def open_tables(
     key: str, sections: Sequence[JoinedTable], texts: Collection[str], scores: Collection[str], options: StorageOptions
 ) -> tuple[Joined, ...]:
-    """Open the tables of a configuration, of which these columns are used; errors name it by `key`. Reads footers."""
+    """Open a configuration's tables for columns of texts and scores, by their footers; errors begin with `key`."""
     return tuple(_open(f"{key}.{number}", section, texts, scores, options) for number, section in enumerate(sections))
 
 

@@ -112,7 +112,7 @@ class Selection:
         texts, numbers = plain.captions if self.text is None else (), [score.column for score in self.scores]
         columns = replace(plain, tables=open_tables(f"{key}.tables", self.tables, texts, numbers, options))
         own = [name for name in columns.captions if name not in columns.joined]
-        # What is beside a picture or in a tar is one caption, whatever its name.
+        # A text beside a picture or in a tar is the one caption, whatever the column's name.
         return replace(columns, caption=(own or columns.captions)[0])
 
 
@@ -207,7 +207,7 @@ def _check_columns(
     key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Refuse a misspelt column before anything is written; return the first file's columns of captions, and others."""
-    footer = (read_new_footer if plain else footer_of)(uri, options)
+    footer = read_new_footer(uri, options) if plain else footer_of(uri, options)
     if plain and _PART_MARK in (footer.metadata or {}):
         raise DatasetError(
             f"{key}.uri: {uri} is a part of a dataset of sdp; name the dataset's folder, with its _dataset.json, so "
@@ -225,7 +225,8 @@ def _check_columns(
     checks += [(f"{key}.caption_column", name, "text") for name in texts]
     checks += [(f"{key}.tables", name, "text") for name in columns.keys]
     checks += [(f"filters.{name}", name, "numbers") for name in others]
-    checks += [(f"{key}.uri", "key", "text")] * (schema.names.count("key") > 1)  # read where there is one
+    if schema.names.count("key") > 1:  # one is read; several are refused
+        checks.append((f"{key}.uri", "key", "text"))
     for path, name, content in checks:
         check_column(path, name, content, schema, uri)
     return texts, (*columns.keys, *others)

@@ -33,7 +33,7 @@ class Piece:
     order: int
     """Position in the unit."""
     groups: tuple[RowGroup, ...]
-    """None of rows that are made rather than read."""
+    """Empty if the rows are made rather than read."""
     skip: int
     take: int
 
@@ -44,7 +44,7 @@ class Piece:
 
     def narrow(self) -> "list[Piece]":
         """Return the same rows in smaller pieces, to find the one that kills its worker."""
-        # By the square root rather than in halves: each level costs two more workers.
+        # Each level costs two more workers, so the square root is cheaper than halves.
         return self.cut(self.take if self.take <= _FEW else math.isqrt(self.take))
 
 

@@ -88,7 +88,7 @@ def read_samples(uri: str, caption: str, start: int, stop: int, options: Storage
 
 
 def _samples(files: Iterator[_File]) -> Iterator[tuple[str, dict[str, _File]]]:
-    """Yield the key of each sample, and those of its files that are used, by suffix."""
+    """Yield the key of each sample with a picture, and its used files by suffix."""
 
     def key(file: _File) -> str:
         folder, _, name = file.name.rpartition("/")

@@ -91,7 +91,7 @@ class LocalStorage(Storage):
     def open(self, path: str) -> "pa.NativeFile":
         import pyarrow as pa
 
-        # Not memory-mapped: a failing disk or a truncated file would be a SIGBUS instead of an error.
+        # With a memory map, a failing disk or a truncated file would be a SIGBUS instead of an error.
         with _explained(self.uri_of(path)), self._file(path).open("rb"):  # which says what is wrong with a folder
             return pa.OSFile(str(self._file(path)), mode="r")
 

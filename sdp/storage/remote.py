@@ -244,8 +244,10 @@ class ObjectStorage(Storage):
 
 def _is_marker(file: FileInfo, names: Sequence[str]) -> bool:
     """Return whether an object only stands for a folder: "folder/", whose slash obstore drops."""
-    if file.size or not file.path:
-        return not file.size
+    if file.size:
+        return False
+    if not file.path:
+        return True
     below = f"{file.path}/"
     at = bisect_left(names, below)
     return at < len(names) and names[at].startswith(below)

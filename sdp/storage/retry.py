@@ -111,7 +111,7 @@ async def persist(call: Callable[[Attempt], Awaitable[T]], options: StorageOptio
         # Instance metadata may throttle, so it gets one retry; more would take long if there is none.
         may_help = failure.kind == "transient" or (failure.kind == "credentials" and retry == 0)
         if not may_help or retry >= most or time.monotonic() + pause_s >= deadline:
-            # Not chained: the dump in obstore's message may hold signatures.
+            # `from None`, since the dump in obstore's message may hold signatures.
             raise explain(failure, tried) from None
         if time.monotonic() - max(start, _announced) > _SILENT_S:
             _announced = time.monotonic()

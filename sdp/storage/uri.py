@@ -96,7 +96,7 @@ def join(uri: str, *parts: str) -> str:
 
 
 def below(uri: str, root: str) -> str:
-    """Return a URI's path below a root, which `join` undoes; elsewhere, or without a root, the URI itself."""
+    """Return a URI relative to a root, or as it is if it is not below the root; `join` does the reverse."""
     return uri.removeprefix(f"{root.rstrip('/')}/") if root else uri
 
 

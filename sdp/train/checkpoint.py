@@ -41,7 +41,7 @@ class SavedCheckpoint:
     state: TrainState
     """The state at its step."""
     ledger: bytes
-    """On the main worker, the ledger of all epochs and workers."""
+    """The ledger of all epochs and workers, on the main worker."""
     ledger_rows: int
     bad: list[Outcome]
     etags: Mapping[str, str | None]

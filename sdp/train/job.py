@@ -60,7 +60,7 @@ def _refuse_missing_library(config: TrainConfig) -> None:
 
 
 def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
-    """Run one phase."""
+    """Run one phase; in a dry run, only the first unfinished phase has `begun`."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder.of(config)
     head = {

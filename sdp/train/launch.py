@@ -117,7 +117,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
-        trainer = internals.trainer()(
+        trainer = internals.trainer_class()(
             train_worker,
             train_loop_config=loop_config,
             scaling_config=scaling(

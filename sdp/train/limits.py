@@ -22,7 +22,7 @@ def is_due(config: TrainConfig, state: TrainState, every_steps: int) -> bool:
 
 
 def used_up_budget(config: TrainConfig, state: TrainState) -> str | None:
-    """Return that the run has reached its budget, and the remedy, if it has. When a job begins, money becomes hours."""
+    """Return that the run's budget is reached, with the remedy; None if not. `with_hours` turns max_cost into hours."""
     if config.max_hours is None or state.seconds < config.max_hours * 3600:
         return None
     budgets = " or ".join(name for name in ("max_hours", "max_cost") if getattr(config, name) is not None)

@@ -58,7 +58,8 @@ def forecast_line(config: TrainConfig, plan: "TrainPlan") -> str:
     hours = (plan.last_step - state.step) * plan.batch / speed / 3600
     prices = config.prices.hourly
     per_hour = workers * prices.get("trainer_hour", 0.0)
-    per_hour += config.encode.most * prices.get("encoder_hour", 0.0) * (config.data.mode == "online")
+    if config.data.mode == "online":
+        per_hour += config.encode.most * prices.get("encoder_hour", 0.0)
     return f"train: about {spent(hours * 3600, 0.0, hours * per_hour)} more, at {rate(speed)} img/s ({source})"
 
 

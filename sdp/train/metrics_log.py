@@ -52,6 +52,7 @@ class MetricsLog:
         self._thread.shutdown()
 
     def _write(self) -> None:
+        """Write the newest file with all its lines; begin another one when it is full."""
         try:
             while len(lines := self._lines[:FILE_LINES]) > self._written:
                 content = b"".join(line for _, line in lines)
@@ -65,7 +66,8 @@ class MetricsLog:
                     self._run.publish_held(self._name, content, self._check)
                 self._written = len(lines)
                 if len(lines) == FILE_LINES:
-                    (self._after, _), self._name, self._written = lines[-1], None, 0
+                    self._after = lines[-1][0]
+                    self._name, self._written = None, 0
                     del self._lines[:FILE_LINES]
         except SdpError as error:
             log.warning("could not write metrics, will try again: %s", error)

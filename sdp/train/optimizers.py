@@ -91,7 +91,7 @@ class Library:
         self._optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state by parameter name: the tensors in use, of which quantised ones are several."""
+        """Return the state by parameter name, without copying; a quantised tensor is stored as its parts."""
         tensors = dict[str, Tensor]()
         for name, weights in self._weights.items():
             for kind, value in self._optimizer.state[weights].items():

@@ -81,18 +81,23 @@ class TrainPlan:
         """Return the plan as lines for the terminal."""
         if self.finished is not None:
             limit, _, words = self.finished.partition(": ")
-            course = f"done at step {self.state.step:,}" + f", since {limit} is {words}" * bool(words)
+            steps = f"done at step {self.state.step:,}"
+            if words:
+                steps += f", since {limit} is {words}"
         else:
-            course = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
-            course += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
-        rows = f"{counted(self.rows, 'row')}{' before filters' * (self.columns or Columns()).leave_out}"
-        rows += f" ({self.taken_down:,} taken down)" * bool(self.taken_down)
+            steps = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
+            steps += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
+        rows = counted(self.rows, "row")
+        if self.columns is not None and self.columns.leave_out:
+            rows += " before filters"
+        if self.taken_down:
+            rows += f" ({self.taken_down:,} taken down)"
         if self.used is not None:
-            (_, first), *others = self.used.items()
-            rows = ", ".join([f"{counted(first, 'row')} to train on", *(f"{n:,} {why}" for why, n in others if n)])
+            trained, *others = self.used.items()
+            rows = ", ".join([f"{counted(trained[1], 'row')} to train on", *(f"{n:,} {why}" for why, n in others if n)])
         return [
             f"train: {rows}, {self.batch:,} per step, {counted(-(-self.positions // self.batch), 'step')} per epoch",
-            f"train: {self.run}, {course}",
+            f"train: {self.run}, {steps}",
             *([f"train: {self.tight}"] if self.tight else []),
             *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),
         ]
@@ -117,7 +122,8 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     checkpoint = run.newest()
     state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
     newest = state.position == 0
-    source, rows, positions, embedded, columns = (_latents if offline else _images)(config, model, newest=newest)
+    examine = _latents if offline else _images
+    source, rows, positions, embedded, columns = examine(config, model, newest=newest)
     _check_validation(config, model)
     tight = fit(config, sources.known(model, storage=options), embedded=embedded)
     batch = config.data.batch_of(config.scaling.most)

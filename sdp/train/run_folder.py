@@ -241,7 +241,10 @@ class RunFolder:
             lines_are = "line is" if len(damaged) == 1 else "lines are"
             what = f"{len(damaged):,} {lines_are} damaged and left out, the first at line {damaged[0]:,}"
             problem = f"{self.storage.uri_of(path)}: {what}"
-            log.warning("%s", problem) if problems is None else problems.append(problem)
+            if problems is None:
+                log.warning("%s", problem)
+            else:
+                problems.append(problem)
         return good
 
 
@@ -289,7 +292,7 @@ def _parsed(text: bytes) -> Any:
 
 def _is_metric(line: LogLine) -> bool:
     groups = [line.get(name) or {} for name in _GROUPS]
-    needed = [*_NUMBERS, *["validation_step"] * bool(line.get("validation"))]
+    needed = [*_NUMBERS, "validation_step"] if line.get("validation") else _NUMBERS
     if not all(isinstance(group, dict) for group in groups) or not all(_is_number(line.get(name)) for name in needed):
         return False
     values = [value for name, value in line.items() if name not in _GROUPS]

@@ -31,7 +31,8 @@ def with_hours(phase: TrainConfig, earlier: TrainState) -> TrainConfig:
     hours = [] if phase.max_hours is None else [phase.max_hours - earlier.seconds / 3600]
     prices = phase.prices.hourly
     per_hour = phase.scaling.most * prices.get("trainer_hour", 0.0)
-    per_hour += phase.encode.most * prices.get("encoder_hour", 0.0) * (phase.data.mode == "online")
+    if phase.data.mode == "online":
+        per_hour += phase.encode.most * prices.get("encoder_hour", 0.0)
     if phase.max_cost is not None and per_hour:
         state = RunFolder.of(phase).state()
         left = phase.max_cost - sum(each.cost(prices) for each in (earlier, state))

@@ -262,7 +262,7 @@ class Trainer:
         with self.stopwatch.measure("copy"):
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
-        # Not measured: on CPUs it waits for the slowest worker.
+        # The sum counts as no activity, since on CPUs it waits for the slowest worker.
         total = self.world.sum_of(weight.clone())
         loss = self._accumulate(micro_batches, total.clamp(min=1.0))
         if self._unfinished is not None:
@@ -337,11 +337,14 @@ class Trainer:
         """Account for the step whose figures the host has not read, if any, and run the callbacks."""
         if self._unfinished is None:
             return
-        (batch, rate, copied), self._unfinished = self._unfinished, None
+        batch, rate, copied = self._unfinished
+        self._unfinished = None
         state, epoch, position = self.state, self.state.epoch, self.state.position
         copied.wait()
         loss, norm, stoppers, writers, samples, skipped = self._figures.tolist()
-        verdict: Verdict = "good" if not skipped else "not_finite" if samples else "empty"
+        verdict: Verdict = "good"
+        if skipped:
+            verdict = "not_finite" if samples else "empty"
         if verdict == "good":
             self._bad_in_a_row = 0
             state.taken += 1

@@ -119,7 +119,7 @@ def test_each_private_use_still_works() -> None:
 
 
 def test_ray_train_has_a_cleaner_of_places_and_datasets_which_are_left_out() -> None:
-    trainer = internals.trainer()(print)
+    trainer = internals.trainer_class()(print)
     rays, own = (
         {type(each).__name__ for each in each_of._create_default_callbacks()}
         for each_of in (super(type(trainer), trainer), trainer)

@@ -97,7 +97,9 @@ def sdp(kube: Kube, *words: str, timeout_s: float = 120, **env: str) -> "subproc
 
 def submit(kube: Kube, job: str, *settings: str, own_cluster: bool = False) -> str:
     """`sdp submit`, without following; returns the RayJob's name."""
-    words = [word for setting in settings for word in ("--set", setting)] + ["--own-cluster"] * own_cluster
+    words = [word for setting in settings for word in ("--set", setting)]
+    if own_cluster:
+        words.append("--own-cluster")
     done = sdp(kube, "submit", job, "--no-follow", *words)
     assert done.returncode == 0, done.stderr
     words = done.stderr.split()

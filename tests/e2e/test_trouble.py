@@ -159,7 +159,9 @@ def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(
     if own:
         idle = "the idle a100 group has shrunk to nothing"
         cluster.until(lambda: not cluster.find("pods", "sdp/group=a100"), READY_S, idle)
-    settings = [f"output.uri={jobs.OUTPUT}/{run}", *LONG, *["scaling.can_grow=false"] * (kind == "static")]
+    settings = [f"output.uri={jobs.OUTPUT}/{run}", *LONG]
+    if kind == "static":
+        settings.append("scaling.can_grow=false")
     job = jobs.submit(cluster, "train", *settings, own_cluster=own)
     at_work(cluster, run)
     name = cluster.get("rayjob", job)["status"]["rayClusterName"]

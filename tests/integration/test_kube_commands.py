@@ -712,7 +712,8 @@ def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
     lab: Lab, tmp_path: Path, capfd: Capture, sent: bool
 ) -> None:
     text = TRAIN.replace("s3://b/run", str(tmp_path / "elsewhere" if sent else tmp_path / "run"))
-    rayjob = make_rayjob("train", text if sent else None, name="x", overrides=[f"output.uri={tmp_path}/run"] * sent)
+    overrides = [f"output.uri={tmp_path}/run"] if sent else []
+    rayjob = make_rayjob("train", text if sent else None, name="x", overrides=overrides)
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": text}})
     lab.kube.put(f"{RAY}/rayjobs/x", rayjob)
     submission = lab.begin("x")

@@ -115,7 +115,7 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
 def test_ray_train_has_the_figures_of_each_checkpoint_and_says_how_to_watch_them(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer_class, notes = internals.trainer(), root / "reported"
+    trainer_class, notes = internals.trainer_class(), root / "reported"
 
     def watched(*arguments: Any, run_config: Any, **options: Any) -> Any:
         run_config.callbacks = [NoteReports(notes)]

@@ -171,8 +171,11 @@ def png(colours: int, bits: int, interlaced: int, keyed: bool) -> tuple[bytes, N
     key = bytes([*[255] * first[0], 0]) if colours == 3 else first.astype(">u2").tobytes()
     parts = [samples[top::down, left::across] for left, top, across, down in PASSES] if interlaced else [samples]
     header = struct.pack(">IIBBBBB", 11, 13, bits, colours, 0, 0, interlaced)
-    chunks = [chunk(b"IHDR", header), *[chunk(b"PLTE", palette.tobytes())] * (colours == 3)]
-    chunks += [chunk(b"tRNS", key)] * keyed
+    chunks = [chunk(b"IHDR", header)]
+    if colours == 3:
+        chunks.append(chunk(b"PLTE", palette.tobytes()))
+    if keyed:
+        chunks.append(chunk(b"tRNS", key))
     pixels = zlib.compress(b"".join(packed(part, bits) for part in parts if part.size))
     data = b"\x89PNG\r\n\x1a\n" + b"".join([*chunks, chunk(b"IDAT", pixels), chunk(b"IEND", b"")])
     opaque = samples[..., -1:] / most if colours >= 4 else np.ones((13, 11, 1))

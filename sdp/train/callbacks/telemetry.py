@@ -61,7 +61,7 @@ class EmitMetrics(Callback):
         self.telemetry.count("sdp_train_bad_rows_total", report.bad, rank=trainer.world.rank)
         if trainer.world.is_main:
             self.telemetry.count("sdp_train_steps_total", 1)
-            self.telemetry.count("sdp_train_samples_total", report.samples * (report.verdict == "good"))
+            self.telemetry.count("sdp_train_samples_total", report.samples if report.verdict == "good" else 0)
         if time.monotonic() - self._reported_at > _EVERY_S:
             self._report(trainer, report.epoch + report.epoch_done)
 

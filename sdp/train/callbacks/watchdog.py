@@ -90,7 +90,7 @@ class Watchdog(Callback):
             moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             try:
                 run.publish(f"stacks/{moment}-worker-{rank:05d}.txt", stacks())
-                # In a thread, since a hanging CUDA driver may never return.
+                # A hanging CUDA driver may never return, so a thread waits for it.
                 name = f"stacks/{moment}-worker-{rank:05d}-collectives.json"
                 save = threading.Thread(target=save_flight_record, args=(run, name), name="sdp-flight", daemon=True)
                 save.start()

@@ -124,10 +124,12 @@ def batch_of_shapes(
 ) -> Batch:
     """Join micro-batches of one shape each, all padded to `size`, into a batch that `Batch.split` takes apart again."""
     widest, text = max((columns for columns, _ in parts), key=lambda columns: columns[0].numbers)
-    columns = replace(widest, shape=(widest.numbers,)), text
-    filled = [rows for _, part in parts for rows in (*part, blank_rows(size - sum(map(len, part)), columns))]
+    flat = replace(widest, shape=(widest.numbers,)), text
+    filled: list[Rows] = []
+    for _, rows in parts:
+        filled += [*rows, blank_rows(size - sum(map(len, rows)), flat)]
     shapes = tuple(latents.shape for (latents, _), _ in parts)
-    return replace(batch_of(columns, size * len(parts), filled, space=space, pin=pin), shapes=shapes)
+    return replace(batch_of(flat, size * len(parts), filled, space=space, pin=pin), shapes=shapes)
 
 
 def _torch_dtype(column: Column) -> torch.dtype:

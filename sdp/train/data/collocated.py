@@ -31,7 +31,7 @@ class Collocated:
 
     def __call__(self, slices: Iterator[Slice]) -> Generator[Rows]:
         """Yield the rows of each slice, in order."""
-        # No fork: this process has threads, and perhaps CUDA.
+        # A fork would be unsafe: this process has threads, and perhaps CUDA.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
         with warnings.catch_warnings():

@@ -118,7 +118,7 @@ class ImagesDataset:
         return result
 
     def unused(self, rows: NDArray[np.int64], outcomes: Sequence[Outcome]) -> Rows:
-        """Return rows none of which counts, with the bad ones of their outcomes."""
+        """Return these rows with weight 0, and the outcomes that failed as their bad ones."""
         bad = {outcome.row: outcome for outcome in outcomes if outcome.outcome == FAILED}
         return replace(blank_rows(len(rows), self.columns), rows=rows, bad=bad)
 
@@ -189,7 +189,7 @@ def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> Rows
 
 
 def slices_ahead(config: TrainConfig, images: ImagesDataset, world: int) -> int:
-    """Return the slices that one of `world` trainers has in flight: a window, and its share of the encoders' queue."""
+    """Return how many slices each of `world` trainers has in flight: a window, and a share of the encoders' queue."""
     groups = images.row_groups.rows[: Shuffle().row_groups]
     window = int(sum(-(-rows // images.slice_rows) for rows in groups.tolist()))
     return window + -(-_PER_ENCODER * config.encode.most // world)

@@ -125,7 +125,7 @@ class Reader:
 
 
 def in_flight(begun: Iterable[Callable[[], Item]], ahead: int) -> Generator[Item]:
-    """Yield the results of what an iterable begins; it begins up to `ahead` more before a result is waited for."""
+    """Yield the results of calls that an iterable begins; up to `ahead` more are begun before one is waited for."""
     waiting: deque[Callable[[], Item]] = deque()
     for result in begun:
         waiting.append(result)
